@@ -1,0 +1,285 @@
+//! The consistency check: every invariant of the metadata, over the raw rows, and of the objects it refers to.
+//!
+//! The volume must be at rest. Tables are walked in key order; what must be kept in memory meanwhile is small: about one
+//! bit an inode, 16 bytes a directory and a chunked file, some 40 bytes a hard-linked file, and 20 bytes an object within a
+//! window of [`Options::window_objects`] objects (more objects: more passes).
+//!
+//! Order: entries, the `link` table, the tree, the tables that follow from them, sums of objects, the store, and last (if
+//! asked) every stored byte.
+
+mod data;
+mod inodes;
+mod objects;
+mod shares;
+mod side;
+mod tree;
+
+use std::collections::HashMap;
+use std::fmt;
+
+use kestrel_data::store::BlockStore;
+use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_types::entry::Entry;
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::Kind;
+use kestrel_types::key::{Key, Table};
+use kestrel_types::range::Range;
+
+use crate::finding::{Finding, FindingKind, Severity};
+use crate::idset::IdSet;
+use crate::rows::{DirId, Rows, get, readable};
+
+/// Deepest tree that paths are printed for; deeper ones are printed from some directory's number on.
+const PATH_DEPTH_MAX: usize = 2048;
+
+/// Inodes whose records are looked for by a second walk, at most: findings beyond wait for the next check.
+const LOCATE_MAX: usize = 100_000;
+
+/// Reads a stored range whole and verifies its checksums.
+pub type Verify<'a> = &'a mut dyn FnMut(Range) -> kestrel_data::Result<()>;
+
+/// What to check beyond the metadata, and how.
+pub struct Options<'a> {
+    /// The block store: objects must be there and long enough. Without it, objects are not looked at.
+    pub store: Option<&'a dyn BlockStore>,
+    /// Read every referenced byte with this.
+    pub verify: Option<Verify<'a>>,
+    /// Objects looked at in one pass; 20 bytes of memory each.
+    pub window_objects: usize,
+}
+
+impl Default for Options<'_> {
+    fn default() -> Self {
+        Self { store: None, verify: None, window_objects: 4 << 20 }
+    }
+}
+
+/// What was looked at, and how often each kind was found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Entries that are not directories.
+    pub files: u64,
+    /// Directories, the root included.
+    pub dirs: u64,
+    /// Bytes: sizes of all files.
+    pub bytes: u64,
+    /// Rows read.
+    pub rows: u64,
+    /// Objects that files refer to.
+    pub objects: u64,
+    /// Bytes of objects that files refer to.
+    pub referenced_bytes: u64,
+    /// Objects in the store.
+    pub stored_objects: u64,
+    /// Bytes in the store.
+    pub stored_bytes: u64,
+    /// Objects that nothing refers to and that are scheduled for deletion.
+    pub scheduled_objects: u64,
+    /// Objects that nothing refers to and that nobody will delete but `gc`.
+    pub leaked_objects: u64,
+    /// Bytes of them.
+    pub leaked_bytes: u64,
+    /// Stored bytes read and verified.
+    pub verified_bytes: u64,
+    /// Findings by kind.
+    pub findings: HashMap<FindingKind, u64>,
+}
+
+impl Totals {
+    /// Findings that mean damage.
+    pub fn errors(&self) -> u64 {
+        let errors = self.findings.iter().filter(|(kind, _)| kind.severity() == Severity::Error);
+        errors.map(|(_, count)| count).sum()
+    }
+}
+
+/// Why a check could not be carried out.
+#[derive(Debug)]
+pub enum CheckError {
+    /// The engine failed.
+    Engine(EngineError),
+    /// The store could not be listed.
+    Store(kestrel_data::error::Error),
+}
+
+impl fmt::Display for CheckError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CheckError::Engine(error) => write!(f, "reading the metadata: {error}"),
+            CheckError::Store(error) => write!(f, "listing the block store: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for CheckError {}
+
+impl From<EngineError> for CheckError {
+    fn from(error: EngineError) -> Self {
+        CheckError::Engine(error)
+    }
+}
+
+impl From<kestrel_data::error::Error> for CheckError {
+    fn from(error: kestrel_data::error::Error) -> Self {
+        CheckError::Store(error)
+    }
+}
+
+/// Called now and then with what is being done and how many rows (or bytes, when data is read) were looked at.
+pub type Progress<'a> = &'a mut dyn FnMut(&'static str, u64);
+
+/// Checks a volume at rest. `report` gets every finding; nothing is changed.
+///
+/// # Errors
+/// If the engine fails or the store cannot be listed; findings reported until then are true.
+pub fn check(
+    engine: &dyn Engine,
+    options: &mut Options<'_>,
+    report: &mut dyn FnMut(Finding),
+    progress: Progress<'_>,
+) -> Result<Totals, CheckError> {
+    let mut check = Check { engine, report, progress, totals: Totals::default() };
+    let mut world = inodes::walk(&mut check)?;
+    inodes::links(&mut check, &mut world)?;
+    inodes::locate(&mut check, &world)?;
+    tree::check(&mut check, &world)?;
+    shares::check(&mut check, &world)?;
+    side::check(&mut check, &world)?;
+    drop(world);
+    objects::check(&mut check, options.store, options.window_objects)?;
+    if let Some(verify) = &mut options.verify {
+        data::check(&mut check, verify)?;
+    }
+    Ok(check.totals)
+}
+
+/// A check under way.
+struct Check<'a> {
+    engine: &'a dyn Engine,
+    report: &'a mut dyn FnMut(Finding),
+    progress: Progress<'a>,
+    totals: Totals,
+}
+
+/// What the first walk learned.
+#[derive(Default)]
+struct World {
+    /// Numbers of all inodes that have a record.
+    inodes: IdSet,
+    /// Of these, with extended attributes.
+    marked: IdSet,
+    /// Directories but the root with their parents, by number.
+    dirs: Vec<(InodeId, InodeId)>,
+    /// Directories that have entries, ascending.
+    parents: Vec<InodeId>,
+    /// Chunked files with their sizes, by number.
+    chunked: Vec<(InodeId, u64)>,
+    /// Hard-link references: how many, and of what kind.
+    references: HashMap<InodeId, (u32, Kind)>,
+    /// Directories whose sums differ from their entries, with what they should be.
+    sums: Vec<(InodeId, shares::Sums)>,
+    /// Inodes with more than one record.
+    duplicates: IdSet,
+    /// References to inodes without a record.
+    dangling: IdSet,
+    /// Inodes whose records are damaged: nothing can be said about what belongs to them.
+    unjudged: IdSet,
+    /// Files that wrongly deny having extended attributes.
+    unmarked: IdSet,
+}
+
+impl World {
+    fn is_dir(&self, ino: InodeId) -> bool {
+        ino == ROOT || self.parent_of(ino).is_some()
+    }
+
+    /// The directory above, by the entry.
+    fn parent_of(&self, ino: InodeId) -> Option<InodeId> {
+        self.index_of(ino).map(|index| self.dirs[index].1)
+    }
+
+    fn index_of(&self, ino: InodeId) -> Option<usize> {
+        self.dirs.binary_search_by_key(&ino, |dir| dir.0).ok()
+    }
+
+    fn size_of_chunked(&self, ino: InodeId) -> Option<u64> {
+        let index = self.chunked.binary_search_by_key(&ino, |file| file.0).ok()?;
+        Some(self.chunked[index].1)
+    }
+}
+
+impl<'a> Check<'a> {
+    fn found(&mut self, finding: Finding) {
+        *self.totals.findings.entry(finding.kind).or_default() += 1;
+        (self.report)(finding);
+    }
+
+    /// Counts a row, and tells about it now and then.
+    fn row(&mut self, what: &'static str) {
+        self.totals.rows += 1;
+        if self.totals.rows.is_multiple_of(8192) {
+            (self.progress)(what, self.totals.rows);
+        }
+    }
+
+    fn rows(&self, table: Table) -> Rows<'a> {
+        Rows::new(self.engine, table)
+    }
+
+    /// Path of an entry, for people.
+    fn path(&self, parent: InodeId, name: &[u8]) -> String {
+        path(self.engine, parent, name)
+    }
+
+    /// Path of a directory, for people.
+    fn dir_path(&self, dir: InodeId) -> String {
+        if dir == ROOT { "/".to_string() } else { path(self.engine, dir, b"") }
+    }
+}
+
+/// Path of an entry as the directories' places give it; from `#number` on where they break off.
+pub fn path(engine: &dyn Engine, parent: InodeId, name: &[u8]) -> String {
+    let mut parts = vec![readable(name)];
+    let mut dir = parent;
+    for _ in 0..PATH_DEPTH_MAX {
+        if dir == ROOT {
+            parts.push(String::new());
+            break;
+        }
+        let place = get(engine, Key::new(Table::DirId, dir, &[])).ok().flatten();
+        match place.and_then(|bytes| DirId::decode(&bytes).ok()) {
+            Some(place) => {
+                parts.push(readable(&place.name));
+                dir = place.parent;
+            }
+            None => {
+                parts.push(format!("#{dir}"));
+                break;
+            }
+        }
+    }
+    parts.reverse();
+    let joined = parts.join("/");
+    joined.strip_suffix('/').map_or(joined.clone(), str::to_string)
+}
+
+/// Walks the entries once more for the records of some inodes.
+fn find_records(
+    check: &mut Check<'_>,
+    wanted: &dyn Fn(InodeId) -> bool,
+) -> Result<HashMap<InodeId, Vec<(Key, Entry)>>, EngineError> {
+    let mut found: HashMap<InodeId, Vec<(Key, Entry)>> = HashMap::new();
+    for row in check.rows(Table::Entry) {
+        let (key, value) = row?;
+        check.row("looking for records");
+        if !Entry::peek(&value).is_ok_and(|(ino, _)| wanted(ino)) {
+            continue;
+        }
+        if let Ok(entry) = Entry::decode(&value)
+            && (found.len() < LOCATE_MAX || found.contains_key(&entry.ino()))
+        {
+            found.entry(entry.ino()).or_default().push((key, entry));
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,267 @@
+//! Objects: what layouts refer to, against the accounts in `objstat` and against the store.
+//!
+//! Goes over windows of object numbers, so that memory is bounded whatever their number; a volume with fewer objects than
+//! one window holds, which is nearly every one, takes one pass.
+
+use kestrel_data::store::{BlockStore, list_all};
+use kestrel_types::ids::ObjectId;
+use kestrel_types::key::{Key, Table};
+use kestrel_types::stat::ObjStat;
+
+use super::{Check, CheckError};
+use crate::finding::{Act, Finding, FindingKind, Stage};
+use crate::idset::IdSet;
+use crate::references::{Reference, Seen, for_each};
+use crate::rows::{Rows, delete, put};
+
+/// Files named for each missing or short object, at most, in all.
+const FILES_NAMED_MAX: usize = 100_000;
+
+/// No such object in the store.
+const ABSENT: u64 = u64::MAX;
+
+/// What is known of the objects of one window.
+struct Window {
+    first: ObjectId,
+    /// Most objects; the vectors grow as far as needed.
+    len_max: usize,
+    referenced: Vec<u64>,
+    needed: Vec<u32>,
+    stored: Vec<u64>,
+    /// Smallest number seen beyond the window.
+    next: Option<ObjectId>,
+}
+
+impl Window {
+    fn new(first: ObjectId, len_max: usize) -> Self {
+        let (referenced, needed, stored) = (Vec::new(), Vec::new(), Vec::new());
+        Self { first, len_max, referenced, needed, stored, next: None }
+    }
+
+    /// Index of an object in the window; notes those beyond.
+    fn index(&mut self, object: ObjectId) -> Option<usize> {
+        let index = usize::try_from(object.checked_sub(self.first)?).unwrap_or(usize::MAX);
+        if index < self.len_max {
+            if index >= self.referenced.len() {
+                self.referenced.resize(index + 1, 0);
+                self.needed.resize(index + 1, 0);
+                self.stored.resize(index + 1, ABSENT);
+            }
+            return Some(index);
+        }
+        self.next = Some(self.next.map_or(object, |next| next.min(object)));
+        None
+    }
+}
+
+pub fn check(
+    check: &mut Check<'_>,
+    store: Option<&dyn BlockStore>,
+    window_objects: usize,
+) -> Result<(), CheckError> {
+    let scheduled = scheduled(check)?;
+    let mut highest = 0;
+    let mut damaged = false;
+    let mut bad = IdSet::default();
+    let mut first = Some(0);
+    let mut pass = 0;
+    while let Some(from) = first {
+        let mut window = Window::new(from, window_objects.max(1));
+        let engine = check.engine;
+        let mut rows = 0u64;
+        for_each(engine, &mut |seen| match seen {
+            Seen::Reference(Reference { range, bytes, .. }) => {
+                rows += 1;
+                highest = highest.max(range.object);
+                if let Some(index) = window.index(range.object) {
+                    window.referenced[index] += u64::from(bytes);
+                    let end = range.offset.saturating_add(range.stored_len());
+                    window.needed[index] = window.needed[index].max(end);
+                }
+            }
+            Seen::Damaged(_) => damaged = true,
+        })?;
+        (check.progress)("adding up references to objects", rows);
+        accounts(check, &mut window, damaged)?;
+        if let Some(store) = store {
+            stored(check, store, &mut window, pass == 0)?;
+        }
+        judge(check, &window, store.is_some(), &scheduled, &mut bad);
+        first = window.next;
+        pass += 1;
+    }
+    super::inodes::ceiling(check, crate::rows::OBJECTS, highest)?;
+    leaked(check);
+    name_files(check, &bad, store)?;
+    Ok(())
+}
+
+/// Objects in table `reap`.
+fn scheduled(check: &mut Check<'_>) -> Result<IdSet, CheckError> {
+    let mut objects = IdSet::default();
+    for row in check.rows(Table::Reap) {
+        let (key, _) = row?;
+        check.row("checking the deletion schedule");
+        match <[u8; 8]>::try_from(&*key.suffix) {
+            Ok(number) => {
+                objects.insert(u64::from_be_bytes(number));
+            }
+            Err(_) => {
+                let finding =
+                    Finding::new(FindingKind::RowUnknown, format!("reap #{}", key.id), "not an object");
+                check.found(finding.with(Stage::Derived, "removed", Act::Rows(vec![delete(&key)])));
+            }
+        }
+    }
+    Ok(objects)
+}
+
+/// Compares the shares in `objstat` with the references found. With damaged rows there may be more references than were
+/// found, so accounts are then left as they are.
+fn accounts(check: &mut Check<'_>, window: &mut Window, damaged: bool) -> Result<(), CheckError> {
+    let mut rows = Rows::from(check.engine, Table::ObjStat, window.first, &[]);
+    let mut expected = 0;
+    loop {
+        let id = rows.peek()?.map(|(key, _)| key.id);
+        let index = id.and_then(|id| window.index(id));
+        let stop = index.unwrap_or(window.referenced.len());
+        // Objects that are referred to and have no shares at all.
+        for index in expected..stop {
+            if window.referenced[index] > 0 {
+                account(check, window, index, 0, &[], damaged);
+            }
+        }
+        let (Some(id), Some(index)) = (id, index) else { return Ok(()) };
+        expected = index + 1;
+        let (mut sum, mut keys, mut broken) = (0i64, Vec::new(), false);
+        while rows.peek()?.is_some_and(|(key, _)| key.id == id) {
+            let Some(row) = rows.next() else { break };
+            let (key, value) = row?;
+            check.row("checking accounts of objects");
+            match ObjStat::decode(&value) {
+                Ok(stat) if key.suffix.len() == 2 => sum = sum.saturating_add(stat.referenced),
+                _ => broken = true,
+            }
+            keys.push(key);
+        }
+        if broken || i128::from(sum) != i128::from(window.referenced[index]) {
+            account(check, window, index, sum, &keys, damaged);
+        }
+    }
+}
+
+fn account(check: &mut Check<'_>, window: &Window, index: usize, sum: i64, keys: &[Key], damaged: bool) {
+    let object = window.first + index as u64;
+    let referenced = window.referenced[index];
+    let detail = format!("the account says {sum} bytes are referred to; {referenced} are");
+    let mut finding = Finding::new(FindingKind::ObjStatWrong, format!("object {object}"), detail);
+    if !damaged {
+        let mut rows: Vec<_> = keys.iter().map(delete).collect();
+        if referenced > 0 {
+            let stat = ObjStat { referenced: i64::try_from(referenced).unwrap_or(i64::MAX) };
+            rows.push(put(Table::ObjStat, object, &[0, 0], stat.encode()));
+        }
+        finding = finding.with(Stage::Sums, "counted anew", Act::Rows(rows));
+    }
+    check.found(finding);
+}
+
+/// Lists the store.
+fn stored(
+    check: &mut Check<'_>,
+    store: &dyn BlockStore,
+    window: &mut Window,
+    first_pass: bool,
+) -> Result<(), CheckError> {
+    for page in list_all(store) {
+        let page = page?;
+        for object in page.objects {
+            if first_pass {
+                check.totals.stored_objects += 1;
+                check.totals.stored_bytes += object.size;
+                (check.progress)("listing objects", check.totals.stored_objects);
+            }
+            if let Some(index) = window.index(object.object) {
+                window.stored[index] = object.size;
+            }
+        }
+        if first_pass {
+            for name in page.unknown {
+                check.found(Finding::new(FindingKind::ObjectUnknown, name, "not an object; left alone"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn judge(check: &mut Check<'_>, window: &Window, listed: bool, scheduled: &IdSet, bad: &mut IdSet) {
+    for index in 0..window.referenced.len() {
+        let object = window.first + index as u64;
+        let (referenced, size) = (window.referenced[index], window.stored[index]);
+        if referenced > 0 {
+            check.totals.objects += 1;
+            check.totals.referenced_bytes += referenced;
+            if listed && (size == ABSENT || size < u64::from(window.needed[index])) {
+                bad.insert(object);
+            }
+        } else if size != ABSENT {
+            if scheduled.contains(object) {
+                check.totals.scheduled_objects += 1;
+            } else {
+                check.totals.leaked_objects += 1;
+                check.totals.leaked_bytes += size;
+            }
+        }
+    }
+}
+
+fn leaked(check: &mut Check<'_>) {
+    let (objects, bytes) = (check.totals.leaked_objects, check.totals.leaked_bytes);
+    if objects > 0 {
+        let detail =
+            format!("nothing refers to {objects} objects with {bytes} bytes; `kestrel gc` removes them");
+        check.found(Finding::new(FindingKind::ObjectsLeaked, "store", detail));
+    }
+}
+
+/// Says which files suffer from missing and short objects.
+fn name_files(check: &mut Check<'_>, bad: &IdSet, store: Option<&dyn BlockStore>) -> Result<(), CheckError> {
+    let Some(store) = store.filter(|_| !bad.is_empty()) else { return Ok(()) };
+    let engine = check.engine;
+    let mut found: Vec<Finding> = Vec::new();
+    let mut last = None;
+    for_each(engine, &mut |seen| {
+        let Seen::Reference(Reference { row, range, .. }) = seen else { return };
+        if !bad.contains(range.object) || found.len() >= FILES_NAMED_MAX || last == Some((row.clone(), range))
+        {
+            return;
+        }
+        last = Some((row.clone(), range));
+        let needed = u64::from(range.offset) + u64::from(range.stored_len());
+        let (kind, detail) = match store.size(range.object) {
+            Ok(size) if size >= needed => return,
+            Ok(size) => (
+                FindingKind::ObjectShort,
+                format!("object {} has {size} bytes, {needed} are needed", range.object),
+            ),
+            Err(why) => (FindingKind::ObjectMissing, format!("object {}: {why}", range.object)),
+        };
+        found.push(Finding::new(kind, file_of(engine, row), detail));
+    })?;
+    for finding in found {
+        check.found(finding);
+    }
+    Ok(())
+}
+
+/// The file a reference belongs to, for people.
+pub fn file_of(engine: &dyn kestrel_meta::engine::Engine, row: &Key) -> String {
+    match row.table {
+        Table::Entry => super::path(engine, row.id, &row.suffix),
+        Table::Chunk => {
+            let number = <[u8; 8]>::try_from(&*row.suffix).map_or(0, u64::from_be_bytes);
+            format!("#{} chunk {number}", row.id)
+        }
+        _ => format!("#{}", row.id),
+    }
+}

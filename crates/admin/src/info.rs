@@ -1,0 +1,258 @@
+//! What is behind a path: a file's layout, a directory's sums. Reads a handful of rows, also on a volume in use.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+
+use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_types::codec::{DecodeError, Reader};
+use kestrel_types::entry::Entry;
+use kestrel_types::extent::{CHUNK_BYTES, ExtentList, Source};
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::{Data, Inode};
+use kestrel_types::key::{Key, Table};
+use kestrel_types::range::Range;
+use kestrel_types::stat::{DirStat, ObjStat};
+use serde_json::{Value, json};
+
+use crate::rows::{DirId, Rows, get};
+
+/// Extents listed; files may have more, which are counted.
+pub const EXTENTS_LISTED_MAX: usize = 4096;
+
+/// Why nothing can be said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InfoError {
+    /// The engine failed.
+    Engine(EngineError),
+    /// A row is damaged.
+    Damaged(DecodeError),
+    /// There is nothing of this name.
+    NotFound,
+}
+
+impl std::fmt::Display for InfoError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            InfoError::Engine(error) => write!(f, "metadata engine: {error}"),
+            InfoError::Damaged(error) => write!(f, "its record is damaged: {error}; run `kestrel fsck`"),
+            InfoError::NotFound => f.write_str("no such entry"),
+        }
+    }
+}
+
+impl std::error::Error for InfoError {}
+
+impl From<EngineError> for InfoError {
+    fn from(error: EngineError) -> Self {
+        InfoError::Engine(error)
+    }
+}
+
+impl From<DecodeError> for InfoError {
+    fn from(error: DecodeError) -> Self {
+        InfoError::Damaged(error)
+    }
+}
+
+/// The inode behind a name.
+///
+/// # Errors
+/// If there is none or it cannot be read.
+pub fn find(engine: &dyn Engine, parent: InodeId, name: &[u8]) -> Result<Inode, InfoError> {
+    let bytes = get(engine, Key::new(Table::Entry, parent, name))?.ok_or(InfoError::NotFound)?;
+    match Entry::decode(&bytes)? {
+        Entry::Inode(inode) => Ok(inode),
+        Entry::Link { ino, .. } => {
+            let bytes = get(engine, Key::new(Table::Link, ino, &[]))?.ok_or(InfoError::NotFound)?;
+            Ok(Inode::decode(&mut Reader::new(&bytes))?)
+        }
+    }
+}
+
+/// The inode of a directory.
+///
+/// # Errors
+/// If there is none or it cannot be read.
+pub fn find_dir(engine: &dyn Engine, dir: InodeId) -> Result<Inode, InfoError> {
+    if dir == ROOT {
+        return find(engine, 0, b"");
+    }
+    let bytes = get(engine, Key::new(Table::DirId, dir, &[]))?.ok_or(InfoError::NotFound)?;
+    let place = DirId::decode(&bytes)?;
+    find(engine, place.parent, &place.name)
+}
+
+/// The inode at a path below the root, `/` between names; symbolic links are not followed.
+///
+/// # Errors
+/// If there is none or it cannot be read.
+pub fn find_path(engine: &dyn Engine, path: &[u8]) -> Result<Inode, InfoError> {
+    let mut inode = find_dir(engine, ROOT)?;
+    for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty() && *name != b".") {
+        inode = find(engine, inode.ino, name)?;
+    }
+    Ok(inode)
+}
+
+/// Sums of a tree.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TreeSums {
+    /// Entries that are not directories, in the whole tree.
+    pub files: u64,
+    /// Directories below, the top left out.
+    pub dirs: u64,
+    /// Sizes of the files that have one name.
+    pub bytes: u64,
+    /// Entries of the top itself.
+    pub children: u64,
+}
+
+/// Adds a directory's tree up from the shares of its directories: reads a few rows a directory and none of a file.
+///
+/// # Errors
+/// Those of the engine; damaged shares.
+pub fn tree_sums(engine: &dyn Engine, top: InodeId) -> Result<TreeSums, InfoError> {
+    let mut sums = TreeSums::default();
+    let mut todo = vec![top];
+    while let Some(dir) = todo.pop() {
+        let mut total = DirStat::default();
+        let mut damaged = None;
+        engine.scan(Table::DirStat, dir, None, &mut |_, value, _| match DirStat::decode(value) {
+            Ok(share) => {
+                total.merge(&share);
+                ControlFlow::Continue(())
+            }
+            Err(error) => {
+                damaged = Some(error);
+                ControlFlow::Break(())
+            }
+        })?;
+        if let Some(error) = damaged {
+            return Err(error.into());
+        }
+        let positive = |value: i64| u64::try_from(value).unwrap_or(0);
+        sums.files += positive(total.children - total.subdirs);
+        sums.dirs += positive(total.subdirs);
+        sums.bytes += positive(total.bytes);
+        if dir == top {
+            sums.children = positive(total.children);
+        }
+        engine.scan(Table::Subdir, dir, None, &mut |suffix, _, _| {
+            if let Ok(child) = <[u8; 8]>::try_from(suffix) {
+                todo.push(u64::from_be_bytes(child));
+            }
+            ControlFlow::Continue(())
+        })?;
+    }
+    Ok(sums)
+}
+
+/// What metadata refers to in the block store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ObjectSums {
+    /// Objects referred to.
+    pub objects: u64,
+    /// Bytes of them that are referred to; what several files share counts for each.
+    pub referenced_bytes: u64,
+}
+
+/// Adds the accounts of all objects up.
+///
+/// # Errors
+/// Those of the engine; damaged accounts.
+pub fn object_sums(engine: &dyn Engine) -> Result<ObjectSums, InfoError> {
+    let mut sums = ObjectSums::default();
+    let mut rows = Rows::new(engine, Table::ObjStat);
+    while let Some(object) = rows.peek()?.map(|(key, _)| key.id) {
+        let mut referenced = 0;
+        while rows.peek()?.is_some_and(|(key, _)| key.id == object) {
+            let Some(row) = rows.next() else { break };
+            referenced += ObjStat::decode(&row?.1)?.referenced;
+        }
+        sums.objects += u64::from(referenced > 0);
+        sums.referenced_bytes += u64::try_from(referenced).unwrap_or(0);
+    }
+    Ok(sums)
+}
+
+/// Everything about an inode, as JSON.
+///
+/// # Errors
+/// Those of the engine; damaged rows.
+pub fn describe(engine: &dyn Engine, inode: &Inode) -> Result<Value, InfoError> {
+    let mut out = json!({
+        "ino": inode.ino,
+        "kind": format!("{:?}", inode.kind).to_lowercase(),
+        "size": inode.size,
+        "change": inode.change,
+        "data_change": inode.data_change,
+    });
+    if inode.kind == kestrel_types::inode::Kind::Dir {
+        let sums = tree_sums(engine, inode.ino)?;
+        out["tree"] = json!({
+            "files": sums.files, "directories": sums.dirs, "bytes": sums.bytes, "entries_here": sums.children,
+        });
+        return Ok(out);
+    }
+    match &inode.data {
+        Data::None => out["layout"] = "none".into(),
+        Data::Inline(bytes) => {
+            out["layout"] = "inline".into();
+            out["inline_bytes"] = bytes.len().into();
+        }
+        Data::Packed { range, visible } => {
+            out["layout"] = "packed".into();
+            out["extents"] = json!([extent(0, *visible, range, 0)]);
+            out["extents_total"] = 1.into();
+            out["objects"] = 1.into();
+            out["stored_bytes"] = (*visible).into();
+        }
+        Data::Chunked => chunked(engine, inode.ino, &mut out)?,
+    }
+    Ok(out)
+}
+
+fn chunked(engine: &dyn Engine, ino: InodeId, out: &mut Value) -> Result<(), InfoError> {
+    let (mut extents, mut total, mut stored, mut chunks) = (Vec::new(), 0u64, 0u64, 0u64);
+    let mut objects = BTreeSet::new();
+    let mut damaged = None;
+    engine.scan(Table::Chunk, ino, None, &mut |suffix, value, _| {
+        let number = <[u8; 8]>::try_from(suffix).map_or(0, u64::from_be_bytes);
+        let list = match ExtentList::decode(&mut Reader::new(value)) {
+            Ok(list) => list,
+            Err(error) => {
+                damaged = Some(error);
+                return ControlFlow::Break(());
+            }
+        };
+        chunks += 1;
+        for found in list.extents() {
+            total += 1;
+            stored += u64::from(found.len);
+            let Source::Stored { range, skip } = found.source else { continue };
+            objects.insert(range.object);
+            if extents.len() < EXTENTS_LISTED_MAX {
+                let at = number.saturating_mul(u64::from(CHUNK_BYTES)) + u64::from(found.pos);
+                extents.push(extent(at, found.len, &range, skip));
+            }
+        }
+        ControlFlow::Continue(())
+    })?;
+    if let Some(error) = damaged {
+        return Err(error.into());
+    }
+    out["layout"] = "chunked".into();
+    out["chunks"] = chunks.into();
+    out["extents"] = extents.into();
+    out["extents_total"] = total.into();
+    out["objects"] = objects.len().into();
+    out["stored_bytes"] = stored.into();
+    Ok(())
+}
+
+fn extent(at: u64, len: u32, range: &Range, skip: u32) -> Value {
+    json!({
+        "file_offset": at, "len": len, "object": range.object, "object_offset": range.offset, "range_len": range.len,
+        "skip": skip,
+    })
+}

@@ -1,0 +1,82 @@
+//! Everything that refers to stored bytes.
+
+use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_types::codec::Reader;
+use kestrel_types::entry::Entry;
+use kestrel_types::extent::{ExtentList, Source};
+use kestrel_types::inode::{Data, Inode};
+use kestrel_types::key::{Key, Table};
+use kestrel_types::range::Range;
+
+use crate::rows::Rows;
+
+/// One reference.
+#[derive(Debug, Clone, Copy)]
+pub struct Reference<'a> {
+    /// The row it stands in: of table `entry`, `link` or `chunk`.
+    pub row: &'a Key,
+    /// Stored bytes.
+    pub range: Range,
+    /// Bytes it counts for in `objstat` (`kestrel_types::extent`, "Accounting").
+    pub bytes: u32,
+}
+
+/// A reference, or a row that cannot be decoded and so may hide some.
+pub enum Seen<'a> {
+    /// A reference.
+    Reference(Reference<'a>),
+    /// A row that cannot be decoded.
+    Damaged(&'a Key),
+}
+
+/// Walks all references in the order of their rows.
+///
+/// # Errors
+/// Those of the engine.
+pub fn for_each(engine: &dyn Engine, visit: &mut dyn FnMut(Seen<'_>)) -> Result<(), EngineError> {
+    for table in [Table::Entry, Table::Link, Table::Chunk] {
+        for row in Rows::new(engine, table) {
+            let (key, value) = row?;
+            match table {
+                Table::Chunk => match decode_all(&value, ExtentList::decode) {
+                    Some(list) => {
+                        for extent in list.extents() {
+                            if let Source::Stored { range, .. } = extent.source {
+                                visit(Seen::Reference(Reference { row: &key, range, bytes: extent.len }));
+                            }
+                        }
+                    }
+                    None => visit(Seen::Damaged(&key)),
+                },
+                _ => {
+                    let inode = if table == Table::Link {
+                        decode_all(&value, Inode::decode)
+                    } else {
+                        match Entry::decode(&value) {
+                            Ok(Entry::Inode(inode)) => Some(inode),
+                            Ok(Entry::Link { .. }) => continue,
+                            Err(_) => None,
+                        }
+                    };
+                    match inode.map(|inode| inode.data) {
+                        Some(Data::Packed { range, .. }) => {
+                            visit(Seen::Reference(Reference { row: &key, range, bytes: range.len }));
+                        }
+                        Some(_) => {}
+                        None => visit(Seen::Damaged(&key)),
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn decode_all<T>(
+    bytes: &[u8],
+    decode: impl FnOnce(&mut Reader<'_>) -> Result<T, kestrel_types::codec::DecodeError>,
+) -> Option<T> {
+    let mut reader = Reader::new(bytes);
+    let value = decode(&mut reader).ok()?;
+    reader.end().ok().map(|()| value)
+}

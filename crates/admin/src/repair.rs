@@ -1,0 +1,312 @@
+//! Puts right what a check found, where that needs no guessing.
+//!
+//! Works in rounds: a check collects repairs, those of the earliest stage are applied, each as one atomic batch, and the
+//! next round begins with a new check. It ends when a check finds nothing more to repair. Nothing is thrown away that may
+//! hold somebody's data: what cannot be put back goes to `/lost+found`, under its inode number.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use kestrel_meta::engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_types::clock::Nanos;
+use kestrel_types::entry::Entry;
+use kestrel_types::ids::{FIRST_INODE, InodeId, ROOT};
+use kestrel_types::inode::{Data, INLINE_MAX, Inode, Kind};
+use kestrel_types::key::{Key, Table};
+use kestrel_types::name::Name;
+
+use crate::check::{self, CheckError, Options, Progress, Totals};
+use crate::finding::{Act, Finding, Fix, Stage};
+use crate::rows::{DirId, INODES, USAGE, decode_ceiling, delete, encode_ceiling, get, get_all, put};
+
+/// Rounds after which it gives up: every kind of damage needs a few, and each is checked to make progress.
+const ROUNDS_MAX: u32 = 1000;
+
+/// Repairs of one round; more are found again in the next.
+const FIXES_MAX: usize = 100_000;
+
+/// Findings kept to be reported at the end; the totals count all.
+const KEPT_MAX: usize = 100_000;
+
+/// Name of the directory for what was found.
+const LOST_FOUND: &[u8] = b"lost+found";
+
+/// Why a repair could not be finished. What it did until then is consistent, and another run continues.
+#[derive(Debug)]
+pub enum RepairError {
+    /// The check failed.
+    Check(CheckError),
+    /// The engine did not take a change.
+    Engine(EngineError),
+    /// Damage that comes back: a mistake of this program.
+    NoProgress(Box<Finding>),
+}
+
+impl fmt::Display for RepairError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RepairError::Check(error) => error.fmt(f),
+            RepairError::Engine(error) => write!(f, "writing the metadata: {error}"),
+            RepairError::NoProgress(finding) => write!(
+                f,
+                "{}: {} comes back after its repair; dump the volume and report this",
+                finding.path,
+                finding.kind.name()
+            ),
+        }
+    }
+}
+
+impl std::error::Error for RepairError {}
+
+impl From<CheckError> for RepairError {
+    fn from(error: CheckError) -> Self {
+        RepairError::Check(error)
+    }
+}
+
+impl From<EngineError> for RepairError {
+    fn from(error: EngineError) -> Self {
+        RepairError::Engine(error)
+    }
+}
+
+/// Checks and repairs a volume at rest. `did` gets every finding that was repaired; `left` those that remain.
+/// Returns the totals of the last check and the number of repairs.
+///
+/// # Errors
+/// See [`RepairError`].
+pub fn repair(
+    engine: &dyn Engine,
+    options: &mut Options<'_>,
+    now: Nanos,
+    did: &mut dyn FnMut(&Finding, &Fix),
+    left: &mut dyn FnMut(Finding),
+    progress: Progress<'_>,
+) -> Result<(Totals, u64), RepairError> {
+    let mut done = 0;
+    // Reading all data takes long and no repair depends on it: the last round alone does it.
+    let mut verify = options.verify.take();
+    for _ in 0..ROUNDS_MAX {
+        let mut fixes: Vec<Finding> = Vec::new();
+        let mut stage = Stage::Sums;
+        let mut kept: Vec<Finding> = Vec::new();
+        let mut collect = |finding: Finding| match &finding.fix {
+            Some(fix) if fix.stage <= stage => {
+                if fix.stage < stage {
+                    stage = fix.stage;
+                    fixes.clear();
+                }
+                if fixes.len() < FIXES_MAX {
+                    fixes.push(finding);
+                }
+            }
+            Some(_) => {}
+            None if kept.len() < KEPT_MAX => kept.push(finding),
+            None => {}
+        };
+        let totals = check::check(engine, options, &mut collect, progress)?;
+        if fixes.is_empty() {
+            if verify.is_some() {
+                options.verify = verify.take();
+                continue;
+            }
+            kept.into_iter().for_each(left);
+            return Ok((totals, done));
+        }
+        let mut workshop = Workshop { engine, now, touched: HashSet::new() };
+        let mut applied = 0;
+        for finding in &fixes {
+            if let Some(fix) = &finding.fix
+                && workshop.apply(&fix.act)?
+            {
+                did(finding, fix);
+                applied += 1;
+            }
+        }
+        if applied == 0 {
+            return Err(RepairError::NoProgress(Box::new(fixes.swap_remove(0))));
+        }
+        done += applied;
+        engine.commit(BatchKind::Freeing, vec![delete(&Key::new(Table::System, 0, USAGE))])?;
+        engine.sync()?;
+    }
+    Err(RepairError::NoProgress(Box::new(Finding::new(
+        crate::finding::FindingKind::InodeInvalid,
+        "/",
+        "rounds exhausted",
+    ))))
+}
+
+/// One round's repairs.
+struct Workshop<'a> {
+    engine: &'a dyn Engine,
+    now: Nanos,
+    /// Rows that this round changed: a finding that concerns one of them again may be out of date.
+    touched: HashSet<Key>,
+}
+
+impl Workshop<'_> {
+    /// Carries a repair out; false if it has to wait for the next round.
+    fn apply(&mut self, act: &Act) -> Result<bool, EngineError> {
+        if let Act::AdoptEntry(key, _) | Act::AdoptBytes(key, _) | Act::Renumber(key, _) = act
+            && self.touched.contains(key)
+        {
+            return Ok(false);
+        }
+        let mutations = match act {
+            Act::Rows(mutations) => mutations.clone(),
+            Act::NewRoot => {
+                let root = Entry::Inode(Inode { mode: 0o755, ..self.inode(ROOT, Kind::Dir) });
+                vec![put(Table::Entry, 0, &[], root.encode())]
+            }
+            Act::AdoptDirectory(ino) => self.adopt_directory(*ino)?,
+            Act::AdoptEntry(key, entry) => {
+                let (parent, name) = self.found_name(&format!("#{}", entry.ino()))?;
+                let mut rows = vec![delete(key)];
+                if entry.kind() == Kind::Dir {
+                    rows.push(delete(&Key::new(Table::Subdir, key.id, &entry.ino().to_be_bytes())));
+                    rows.extend(directory_rows(entry.ino(), parent, &name));
+                }
+                rows.push(put(Table::Entry, parent, &name, entry.encode()));
+                rows
+            }
+            Act::AdoptLink(ino, kind) => {
+                let (parent, name) = self.found_name(&format!("#{ino}"))?;
+                vec![put(Table::Entry, parent, &name, Entry::Link { ino: *ino, kind: *kind }.encode())]
+            }
+            Act::AdoptExtents(ino, size) => {
+                let (parent, name) = self.found_name(&format!("#{ino}"))?;
+                let file = Inode { size: *size, data: Data::Chunked, ..self.inode(*ino, Kind::File) };
+                vec![put(Table::Entry, parent, &name, Entry::Inode(file).encode())]
+            }
+            Act::AdoptBytes(key, bytes) => {
+                let ino = self.new_number()?;
+                let (parent, name) = self.found_name(&format!("#{ino}.damaged-record"))?;
+                let bytes = &bytes[..bytes.len().min(INLINE_MAX)];
+                let data = if bytes.is_empty() { Data::None } else { Data::Inline(bytes.into()) };
+                let file = Inode { size: bytes.len() as u64, data, ..self.inode(ino, Kind::File) };
+                vec![delete(key), put(Table::Entry, parent, &name, Entry::Inode(file).encode())]
+            }
+            Act::Renumber(key, inode) => {
+                let ino = self.new_number()?;
+                let fresh = Entry::Inode(Inode { ino, xattrs: false, ..inode.clone() });
+                vec![put(key.table, key.id, &key.suffix, fresh.encode())]
+            }
+        };
+        if mutations.iter().any(|mutation| self.touched.contains(&mutation.key)) {
+            return Ok(false);
+        }
+        self.touched.extend(mutations.iter().map(|mutation| mutation.key.clone()));
+        self.commit(mutations)?;
+        Ok(true)
+    }
+
+    fn commit(&self, mutations: Vec<Mutation>) -> Result<(), EngineError> {
+        self.engine.commit(BatchKind::Freeing, mutations).map(drop)
+    }
+
+    fn inode(&self, ino: InodeId, kind: Kind) -> Inode {
+        let now = self.now;
+        Inode {
+            ino,
+            kind,
+            mode: if kind == Kind::Dir { 0o700 } else { 0o600 },
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            rdev: 0,
+            size: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            change: now.max(0) as u64,
+            data_change: now.max(0) as u64,
+            xattrs: false,
+            data: Data::None,
+        }
+    }
+
+    /// A directory's record: at the place that is still recorded for it, if that is free, else in `lost+found`.
+    fn adopt_directory(&self, ino: InodeId) -> Result<Vec<Mutation>, EngineError> {
+        let (parent, name) = match self.old_place(ino)? {
+            Some(place) => (place.parent, place.name.to_vec()),
+            None => self.found_name(&format!("#{ino}"))?,
+        };
+        let record = Entry::Inode(self.inode(ino, Kind::Dir)).encode();
+        let mut rows = directory_rows(ino, parent, &name);
+        rows.push(put(Table::Entry, parent, &name, record));
+        Ok(rows)
+    }
+
+    fn old_place(&self, ino: InodeId) -> Result<Option<DirId>, EngineError> {
+        let stored = get(self.engine, Key::new(Table::DirId, ino, &[]))?;
+        let Some(place) = stored.and_then(|bytes| DirId::decode(&bytes).ok()) else { return Ok(None) };
+        let usable = Name::check(&place.name).is_ok()
+            && self.is_directory(place.parent)?
+            && get(self.engine, Key::new(Table::Entry, place.parent, &place.name))?.is_none();
+        Ok(usable.then_some(place))
+    }
+
+    /// Whether a directory with this number exists where its place says.
+    fn is_directory(&self, ino: InodeId) -> Result<bool, EngineError> {
+        if ino == ROOT {
+            return Ok(true);
+        }
+        let stored = get(self.engine, Key::new(Table::DirId, ino, &[]))?;
+        let Some(place) = stored.and_then(|bytes| DirId::decode(&bytes).ok()) else { return Ok(false) };
+        let record = get(self.engine, Key::new(Table::Entry, place.parent, &place.name))?;
+        Ok(record.is_some_and(|bytes| Entry::peek(&bytes) == Ok((ino, Kind::Dir))))
+    }
+
+    /// A free name in `lost+found`, which is created if need be.
+    fn found_name(&self, wanted: &str) -> Result<(InodeId, Vec<u8>), EngineError> {
+        let parent = self.lost_found()?;
+        let mut name = wanted.as_bytes().to_vec();
+        for i in 1u32.. {
+            if get(self.engine, Key::new(Table::Entry, parent, &name))?.is_none() {
+                break;
+            }
+            name = format!("{wanted}.{i}").into_bytes();
+        }
+        Ok((parent, name))
+    }
+
+    fn lost_found(&self) -> Result<InodeId, EngineError> {
+        let mut name = LOST_FOUND.to_vec();
+        for i in 1u32.. {
+            match get(self.engine, Key::new(Table::Entry, ROOT, &name))? {
+                None => break,
+                Some(bytes) => match Entry::decode(&bytes) {
+                    Ok(Entry::Inode(inode)) if inode.kind == Kind::Dir => return Ok(inode.ino),
+                    _ => name = [LOST_FOUND, format!(".{i}").as_bytes()].concat(),
+                },
+            }
+        }
+        let ino = self.new_number()?;
+        let mut rows = directory_rows(ino, ROOT, &name);
+        rows.push(put(Table::Entry, ROOT, &name, Entry::Inode(self.inode(ino, Kind::Dir)).encode()));
+        self.commit(rows)?;
+        Ok(ino)
+    }
+
+    /// An inode number that was never used. The check has made sure before that the counter is above all others.
+    fn new_number(&self) -> Result<InodeId, EngineError> {
+        let keys = [Key::new(Table::System, 0, INODES)];
+        let stored = get_all(self.engine, &keys)?.pop().flatten();
+        let ceiling = stored.and_then(|bytes| decode_ceiling(&bytes).ok()).unwrap_or(FIRST_INODE);
+        let ino = ceiling.max(FIRST_INODE);
+        self.commit(vec![put(Table::System, 0, INODES, encode_ceiling(ino.saturating_add(1)))])?;
+        Ok(ino)
+    }
+}
+
+/// What goes with a directory's entry.
+fn directory_rows(ino: InodeId, parent: InodeId, name: &[u8]) -> Vec<Mutation> {
+    let place = DirId { parent, name: name.into() };
+    vec![
+        put(Table::DirId, ino, &[], place.encode()),
+        put(Table::Subdir, parent, &ino.to_be_bytes(), Box::new([])),
+    ]
+}

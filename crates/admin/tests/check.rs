@@ -1,0 +1,364 @@
+//! Plants damage of every kind in a volume, and expects the check to find it and the repair to mend it.
+
+mod common;
+
+use common::*;
+use kestrel_admin::check::Options;
+use kestrel_admin::finding::{FindingKind as K, Severity};
+use kestrel_admin::rows::{DirId, INODES, encode_ceiling, encode_xattr, put};
+use kestrel_data::store::BlockStore;
+use kestrel_types::entry::Entry;
+use kestrel_types::extent::Extent;
+use kestrel_types::ids::ROOT;
+use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::key::Table;
+
+/// Plants damage, expects exactly these kinds of errors, repairs, and expects no errors.
+fn mends(name: &str, plant: impl Fn(&Volume), expected: &[K]) -> Volume {
+    let volume = Volume::new();
+    plant(&volume);
+    let before = volume.all();
+    let mut found = volume.kinds();
+    found.retain(|kind| kind.severity() == Severity::Error);
+    let mut wanted = expected.to_vec();
+    wanted.sort_unstable();
+    assert_eq!(found, wanted, "{name}: {:#?}", volume.check().0);
+    assert_eq!(volume.all(), before, "{name}: a check changes nothing");
+    let (left, done) = volume.repair();
+    assert!(left.iter().all(|finding| finding.kind.severity() == Severity::Info), "{name}: {left:#?}");
+    assert!(done > 0, "{name}");
+    assert_eq!(volume.check().1.errors(), 0, "{name}");
+    assert_eq!(volume.repair().1, 0, "{name}: a second repair has nothing to do");
+    volume
+}
+
+/// Number of the directory at `/lost+found`.
+fn lost_found(volume: &Volume) -> u64 {
+    Entry::decode(&volume.value(Table::Entry, ROOT, b"lost+found").expect("lost+found")).unwrap().ino()
+}
+
+#[test]
+fn a_healthy_volume_has_no_findings() {
+    let volume = Volume::new();
+    let (findings, totals) = volume.check();
+    assert_eq!(findings, []);
+    assert_eq!((totals.files, totals.dirs, totals.bytes), (7, 4, 5 + 90 + 200_000 + 30 + 3));
+    assert_eq!((totals.objects, totals.referenced_bytes), (3, 130 + 100_000 + 30));
+    assert_eq!((totals.stored_objects, totals.leaked_objects), (3, 0));
+    assert_eq!(volume.repair(), (vec![], 0));
+}
+
+#[test]
+fn small_windows_of_objects_find_the_same() {
+    let volume = Volume::new();
+    volume.apply(vec![obj_stat(3, 0, 1), obj_stat(1 << 60, 0, 5)]);
+    volume.store.delete(2).unwrap();
+    let whole = volume.check();
+    for window_objects in [1, 2, 3] {
+        let mut options = Options { store: Some(&volume.store), window_objects, ..Options::default() };
+        assert_eq!(volume.check_with(&mut options), whole);
+    }
+}
+
+#[test]
+fn a_missing_root_is_written_anew() {
+    mends("missing", |v| v.delete(Table::Entry, 0, b""), &[K::RootMissing]);
+    mends("damaged", |v| v.apply(vec![put(Table::Entry, 0, b"", Box::new([9]))]), &[K::RootMissing]);
+}
+
+#[test]
+fn a_damaged_entry_of_a_file_is_kept_as_bytes() {
+    let garbage: Box<[u8]> = Box::new(*b"\x01garbage");
+    let volume =
+        mends("file", |v| v.apply(vec![put(Table::Entry, C, b"empty", garbage.clone())]), &[K::EntryDamaged]);
+    let kept = volume.value(Table::Entry, lost_found(&volume), b"#100.damaged-record").expect("kept");
+    let Entry::Inode(inode) = Entry::decode(&kept).unwrap() else { panic!() };
+    assert_eq!(inode.data, Data::Inline(garbage.clone()));
+}
+
+#[test]
+fn a_damaged_entry_of_a_directory_is_put_back_in_its_place() {
+    let volume = mends(
+        "directory",
+        |v| v.apply(vec![put(Table::Entry, A, b"b", Box::new([77; 9]))]),
+        &[K::EntryDamaged, K::DirStatWrong, K::SubdirDangling, K::DirectoryMissing],
+    );
+    assert_eq!(Entry::peek(&volume.value(Table::Entry, A, b"b").unwrap()), Ok((B, Kind::Dir)));
+}
+
+#[test]
+fn a_lost_directory_is_found_again() {
+    let lose = |v: &Volume| {
+        v.delete(Table::Entry, A, b"b");
+        v.delete(Table::DirId, B, b"");
+        v.delete(Table::Subdir, A, &B.to_be_bytes());
+        v.apply(vec![dir_stat(A, 3, -2, -2, 0)]);
+    };
+    let volume = mends("lost", lose, &[K::DirectoryMissing]);
+    let record = volume.value(Table::Entry, lost_found(&volume), b"#17").expect("in lost+found");
+    assert_eq!(Entry::peek(&record), Ok((B, Kind::Dir)));
+}
+
+#[test]
+fn names_that_cannot_be_are_moved() {
+    for name in [&b"x/y"[..], b"..", b"nul\0", &[b'n'; 256]] {
+        let plant = |v: &Volume| {
+            v.delete(Table::Entry, C, b"empty");
+            v.apply(vec![put(
+                Table::Entry,
+                C,
+                name,
+                Entry::Inode(inode(EMPTY, Kind::File, 0, Data::None)).encode(),
+            )]);
+        };
+        let volume = mends("name", plant, &[K::NameInvalid]);
+        assert!(volume.value(Table::Entry, lost_found(&volume), b"#25").is_some());
+    }
+}
+
+#[test]
+fn two_records_of_one_file_get_numbers_of_their_own() {
+    let older = Inode { change: 1, ..inode(PACKED, Kind::File, 4, Data::Inline((*b"same").into())) };
+    let plant = |v: &Volume| v.apply(vec![entry(C, "twin", older.clone()), dir_stat(C, 1, 2, 0, 4)]);
+    let volume = mends("twins", plant, &[K::InodeDuplicate]);
+    assert_eq!(Entry::peek(&volume.value(Table::Entry, A, b"packed").unwrap()).unwrap().0, PACKED);
+    assert_eq!(Entry::peek(&volume.value(Table::Entry, C, b"twin").unwrap()).unwrap().0, 100);
+}
+
+#[test]
+fn two_chunked_records_of_one_file_are_reported_and_left() {
+    let volume = Volume::new();
+    volume.apply(vec![entry(C, "twin", inode(BIG, Kind::File, 0, Data::Chunked)), dir_stat(C, 1, 2, 0, 0)]);
+    let (left, _) = volume.repair();
+    assert_eq!(left.iter().map(|finding| finding.kind).collect::<Vec<_>>(), [K::InodeDuplicate]);
+}
+
+#[test]
+fn a_directory_with_two_names_keeps_the_recorded_one() {
+    let plant = |v: &Volume| {
+        v.apply(vec![entry(ROOT, "b2", Inode { change: 99, ..dir(B) }), dir_stat(ROOT, 1, 2, 1, 0)]);
+    };
+    let volume = mends("names", plant, &[K::DirectoryDuplicate, K::DirIdWrong, K::SubdirMissing]);
+    assert!(volume.value(Table::Entry, ROOT, b"b2").is_none());
+    assert!(volume.value(Table::Entry, A, b"b").is_some());
+}
+
+#[test]
+fn hard_links() {
+    let plant = |v: &Volume| v.apply(vec![link(C, "gone", 77), dir_stat(C, 1, 2, 0, 0)]);
+    mends("dangling", plant, &[K::LinkDangling]);
+
+    let recount = |nlink: u32| {
+        let data = Data::Packed { range: range(3, 0, 30), visible: 30 };
+        put(Table::Link, LINKED, &[], encode_inode(&Inode { nlink, ..inode(LINKED, Kind::File, 30, data) }))
+    };
+    mends("count", |v| v.apply(vec![recount(5)]), &[K::LinkCountWrong]);
+
+    let unnamed = |v: &Volume| {
+        v.delete(Table::Entry, A, b"h1");
+        v.delete(Table::Entry, ROOT, b"h2");
+        v.apply(vec![dir_stat(A, 3, -2, -1, 0), dir_stat(ROOT, 1, 0, 0, 0)]);
+    };
+    let volume = mends("unreachable", unnamed, &[K::InodeUnreachable]);
+    assert!(volume.value(Table::Entry, lost_found(&volume), b"#23").is_some());
+
+    let volume = Volume::new();
+    unnamed(&volume);
+    volume.apply(vec![recount(0)]);
+    assert_eq!(volume.kinds(), [K::OpenUnlinked]);
+    assert_eq!(volume.check().1.errors(), 0);
+
+    let wrong = Inode { nlink: 3, ..inode(EMPTY, Kind::File, 0, Data::None) };
+    mends("only name", |v| v.apply(vec![entry(C, "empty", wrong.clone())]), &[K::LinkCountWrong]);
+}
+
+#[test]
+fn a_damaged_link_record_is_reported_and_touches_nothing_else() {
+    let volume = Volume::new();
+    volume.apply(vec![put(Table::Link, LINKED, &[], Box::new([1, 2]))]);
+    let before = volume.all();
+    let kinds = volume.kinds();
+    assert!(kinds.contains(&K::LinkDamaged) && !kinds.contains(&K::LinkDangling), "{kinds:?}");
+    volume.repair();
+    assert_eq!(volume.all(), before, "accounts are left alone while a reference may be hidden");
+}
+
+#[test]
+fn cycles_are_cut() {
+    let plant = |v: &Volume| {
+        v.delete(Table::Entry, A, b"b");
+        v.delete(Table::Subdir, A, &B.to_be_bytes());
+        v.apply(dir_rows(C, "loop", B));
+        v.apply(vec![dir_stat(A, 3, -2, -2, 0), dir_stat(C, 1, 2, 1, 0)]);
+    };
+    let volume = mends("cycle", plant, &[K::DirectoryCycle]);
+    assert!(volume.value(Table::Entry, lost_found(&volume), b"#17").is_some());
+    let own = |v: &Volume| {
+        v.delete(Table::Entry, B, b"c");
+        v.delete(Table::Subdir, B, &C.to_be_bytes());
+        v.apply(dir_rows(C, "self", C));
+        v.apply(vec![dir_stat(B, 1, 1, 0, 200_000), dir_stat(C, 1, 2, 1, 0)]);
+    };
+    mends("self", own, &[K::DirectoryCycle]);
+}
+
+#[test]
+fn entries_below_a_file_are_moved() {
+    let plant = |v: &Volume| {
+        v.apply(vec![entry(PACKED, "below", inode(40, Kind::File, 0, Data::None))]);
+        v.apply(dir_rows(PACKED, "deep", 41));
+        v.apply(vec![entry(41, "x", inode(42, Kind::File, 0, Data::None)), dir_stat(41, 0, 1, 0, 0)]);
+    };
+    let volume = mends("below a file", plant, &[K::DirectoryMissing, K::DirectoryMissing]);
+    assert!(volume.value(Table::Entry, lost_found(&volume), b"#40").is_some());
+    assert!(volume.value(Table::Entry, 41, b"x").is_some());
+}
+
+#[test]
+fn rows_that_follow_from_entries_are_derived_again() {
+    mends("no place", |v| v.delete(Table::DirId, B, b""), &[K::DirIdWrong]);
+    mends("damaged place", |v| v.apply(vec![put(Table::DirId, B, &[], Box::new([7]))]), &[K::DirIdWrong]);
+    let elsewhere = DirId { parent: ROOT, name: (*b"x").into() }.encode();
+    mends("wrong place", |v| v.apply(vec![put(Table::DirId, B, &[], elsewhere.clone())]), &[K::DirIdWrong]);
+    mends(
+        "place of nothing",
+        |v| v.apply(vec![put(Table::DirId, 66, &[], elsewhere.clone())]),
+        &[K::DirIdDangling],
+    );
+    mends("not listed", |v| v.delete(Table::Subdir, A, &B.to_be_bytes()), &[K::SubdirMissing]);
+    let listed = |id: u64, child: u64| put(Table::Subdir, id, &child.to_be_bytes(), Box::new([]));
+    mends("listed twice", |v| v.apply(vec![listed(ROOT, B)]), &[K::SubdirDangling]);
+    mends("listed in nothing", |v| v.apply(vec![listed(66, 67)]), &[K::SubdirDangling]);
+}
+
+#[test]
+fn sums_of_directories() {
+    mends("wrong", |v| v.apply(vec![dir_stat(A, 0, 6, 2, 95)]), &[K::DirStatWrong]);
+    mends("missing", |v| v.delete(Table::DirStat, C, &[0, 1]), &[K::DirStatWrong]);
+    mends("damaged", |v| v.apply(vec![put(Table::DirStat, C, &[0, 1], Box::new([1]))]), &[K::DirStatWrong]);
+    mends("of nothing", |v| v.apply(vec![dir_stat(66, 0, 0, 0, 0)]), &[K::DirStatDangling]);
+    let empty = |v: &Volume| {
+        v.apply(dir_rows(ROOT, "e", 50));
+        v.apply(vec![dir_stat(50, 0, 1, 0, 0), dir_stat(ROOT, 1, 2, 1, 0)]);
+    };
+    mends("of an empty directory", empty, &[K::DirStatWrong]);
+}
+
+#[test]
+fn extents() {
+    let chunk = |ino: u64, number: u64| {
+        put(Table::Chunk, ino, &number.to_be_bytes(), encode_list(&[Extent::of_range(0, range(2, 0, 10))]))
+    };
+    let account = || obj_stat(2, 0, 100_010);
+    let volume = mends("of no file", |v| v.apply(vec![chunk(66, 1), account()]), &[K::ChunkDangling]);
+    let adopted = volume.value(Table::Entry, lost_found(&volume), b"#66").expect("adopted");
+    let Entry::Inode(adopted) = Entry::decode(&adopted).unwrap() else { panic!() };
+    assert_eq!((adopted.size, adopted.data), ((64 << 20) + 10, Data::Chunked));
+    mends("of a packed file", |v| v.apply(vec![chunk(PACKED, 0), account()]), &[K::ChunkDangling]);
+    mends("beyond the end", |v| v.apply(vec![chunk(BIG, 1), account()]), &[K::ChunkBeyondEnd]);
+
+    let volume = Volume::new();
+    volume.apply(vec![put(Table::Chunk, BIG, &0u64.to_be_bytes(), Box::new([1, 200]))]);
+    let before = volume.all();
+    let (left, done) = volume.repair();
+    assert!(left.iter().any(|finding| finding.kind == K::ChunkDamaged) && done == 0);
+    assert_eq!(volume.all(), before);
+}
+
+#[test]
+fn extended_attributes() {
+    mends(
+        "of nothing",
+        |v| v.apply(vec![put(Table::Xattr, 66, b"user.x", encode_xattr(b"v"))]),
+        &[K::XattrDangling],
+    );
+    for ino in [PACKED, LINKED] {
+        let plant = |v: &Volume| v.apply(vec![put(Table::Xattr, ino, b"user.x", encode_xattr(b"v"))]);
+        mends("unmarked", plant, &[K::XattrUnmarked]);
+    }
+    let volume = Volume::new();
+    volume.apply(vec![put(Table::Xattr, INLINE, b"user.x", Box::new([9]))]);
+    assert_eq!(volume.kinds(), [K::XattrDamaged]);
+}
+
+#[test]
+fn accounts_of_objects() {
+    mends("wrong", |v| v.apply(vec![obj_stat(1, 0, 1)]), &[K::ObjStatWrong]);
+    mends("missing", |v| v.delete(Table::ObjStat, 3, &[0, 1]), &[K::ObjStatWrong]);
+    mends("of nothing", |v| v.apply(vec![obj_stat(9, 0, 4)]), &[K::ObjStatWrong]);
+    mends("damaged", |v| v.apply(vec![put(Table::ObjStat, 3, &[0, 1], Box::new([]))]), &[K::ObjStatWrong]);
+}
+
+#[test]
+fn counters() {
+    mends("inodes", |v| v.apply(vec![put(Table::System, 0, INODES, encode_ceiling(20))]), &[K::SystemWrong]);
+    mends("objects", |v| v.delete(Table::System, 0, b"objects"), &[K::SystemWrong]);
+    let both = |v: &Volume| {
+        v.delete(Table::System, 0, INODES);
+        v.apply(vec![put(Table::Entry, C, b"empty", Box::new([]))]);
+    };
+    mends("before numbers are taken", both, &[K::SystemWrong, K::EntryDamaged]);
+}
+
+#[test]
+fn objects_in_the_store() {
+    let volume = Volume::new();
+    volume.store.delete(3).unwrap();
+    let (findings, _) = volume.check();
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert_eq!((findings[0].kind, findings[0].path.as_str()), (K::ObjectMissing, "#23"));
+
+    let volume = Volume::new();
+    volume.store.tamper(1, |bytes| bytes.truncate(100));
+    let (findings, _) = volume.check();
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert_eq!((findings[0].kind, findings[0].path.as_str()), (K::ObjectShort, "#22 chunk 0"));
+
+    let volume = Volume::new();
+    volume.store.put(40, &[std::io::IoSlice::new(b"leaked")]).unwrap();
+    volume.store.put(41, &[std::io::IoSlice::new(b"scheduled")]).unwrap();
+    volume.apply(vec![put(Table::Reap, 5, &41u64.to_be_bytes(), Box::new([]))]);
+    let (findings, totals) = volume.check();
+    assert_eq!(findings.iter().map(|finding| finding.kind).collect::<Vec<_>>(), [K::ObjectsLeaked]);
+    assert_eq!((totals.leaked_objects, totals.leaked_bytes, totals.scheduled_objects), (1, 6, 1));
+    assert_eq!(totals.errors(), 0);
+}
+
+#[test]
+fn data_is_verified_when_asked() {
+    let volume = Volume::new();
+    let mut seen = Vec::new();
+    let mut verify = |range: kestrel_types::range::Range| {
+        seen.push(range);
+        if range.object == 2 {
+            return Err(kestrel_data::Error::Corrupt { object: 2, offset: 0, what: "checksum" });
+        }
+        Ok(())
+    };
+    let mut options = Options { store: Some(&volume.store), verify: Some(&mut verify), ..Options::default() };
+    let (findings, totals) = volume.check_with(&mut options);
+    assert_eq!(findings.len(), 1);
+    assert_eq!((findings[0].kind, findings[0].path.as_str()), (K::DataCorrupt, "#22 chunk 0"));
+    assert_eq!(totals.verified_bytes, 90 + 50 + 30);
+    assert_eq!(seen.len(), 4);
+}
+
+#[test]
+fn everything_at_once_is_mended() {
+    let volume = Volume::new();
+    volume.delete(Table::Entry, 0, b"");
+    volume.delete(Table::Entry, ROOT, b"a");
+    volume.delete(Table::System, 0, INODES);
+    volume.apply(vec![
+        put(Table::Entry, A, b"b", Box::new([77; 9])),
+        put(Table::DirStat, A, &[0, 0], Box::new([])),
+        put(Table::DirId, C, &[], Box::new([])),
+        link(B, "gone", 78),
+        put(Table::Xattr, 79, b"user.y", encode_xattr(b"")),
+        obj_stat(1, 5, 17),
+    ]);
+    let (left, done) = volume.repair();
+    assert!(done > 5 && left.is_empty(), "{left:#?}");
+    assert_eq!(volume.check().1.errors(), 0);
+    assert_eq!(Entry::peek(&volume.value(Table::Entry, ROOT, b"a").unwrap()), Ok((A, Kind::Dir)));
+}

@@ -1,0 +1,103 @@
+//! The one binary, `kestrel`: verbs first. Every verb is a module below `verbs`; this file only dispatches.
+
+mod bench;
+#[cfg(test)]
+mod docs;
+mod failure;
+mod logger;
+mod metrics;
+mod progress;
+mod serve;
+mod signals;
+mod units;
+mod verbs;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use log::LevelFilter;
+
+use failure::{Failure, Verdict};
+use verbs::{dump, format, fsck, gc, info, load, mount, null_fs, stats, status, umount};
+
+/// A file system for many small, versioned files.
+#[derive(Debug, Parser)]
+#[command(
+    name = "kestrel",
+    version,
+    disable_help_subcommand = true,
+    after_help = "Exit codes: 0 done; 1 it could not be done, or what was found is not as it should be; 2 wrong usage."
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Format(format::FormatArgs),
+    Mount(mount::MountArgs),
+    Umount(umount::UmountArgs),
+    Status(status::StatusArgs),
+    Info(info::InfoArgs),
+    Stats(stats::StatsArgs),
+    Fsck(fsck::FsckArgs),
+    Gc(gc::GcArgs),
+    Dump(dump::DumpArgs),
+    Load(load::LoadArgs),
+    Bench(bench::BenchArgs),
+    #[command(hide = true)]
+    NullFs(null_fs::NullFsArgs),
+    /// List the points where KESTREL_CRASH_AT=NAME:COUNT kills the process.
+    #[command(hide = true)]
+    CrashPoints,
+    /// The child processes of bench.
+    #[command(hide = true)]
+    BenchWorker,
+}
+
+fn run(verb: &Verb) -> Result<Verdict, Failure> {
+    kestrel_types::crash::arm_from_environment().map_err(Failure::usage)?;
+    if !matches!(verb, Verb::Mount(_)) {
+        logger::install(LevelFilter::Warn);
+    }
+    match verb {
+        Verb::Format(args) => format::run(args),
+        Verb::Mount(args) => mount::run(args),
+        Verb::Umount(args) => umount::run(args),
+        Verb::Status(args) => status::run(args),
+        Verb::Info(args) => info::run(args),
+        Verb::Stats(args) => stats::run(args),
+        Verb::Fsck(args) => fsck::run(args),
+        Verb::Gc(args) => gc::run(args),
+        Verb::Dump(args) => dump::run(args),
+        Verb::Load(args) => load::run(args),
+        Verb::Bench(args) => bench::run(args),
+        Verb::NullFs(args) => null_fs::run(args),
+        Verb::CrashPoints => {
+            kestrel_types::crash::POINTS.iter().for_each(|point| println!("{point}"));
+            Ok(Verdict::Good)
+        }
+        Verb::BenchWorker => {
+            bench::work().map(|()| Verdict::Good).map_err(|why| Failure::new("bench-worker", why))
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let verb = Cli::parse().verb;
+    if !matches!(verb, Verb::Mount(_) | Verb::NullFs(_)) {
+        // A reader that goes away (`kestrel fsck | head`) ends this program as it ends any other. A server must not end
+        // because somebody who asked it something went away.
+        // SAFETY: called before other threads exist; SIG_DFL is a valid disposition.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    }
+    match run(&verb) {
+        Ok(Verdict::Good) => ExitCode::SUCCESS,
+        Ok(Verdict::Bad) => ExitCode::from(1),
+        Err(failure) => {
+            eprintln!("kestrel {failure}");
+            ExitCode::from(failure.code())
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Every figure that `kestrel stats` and the Prometheus port give, declared in one place: name, unit, stability, meaning.
+//! `docs/metrics.md` is made from this file.
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use kestrel_client::fs::Fs;
+use kestrel_meta::engine::EngineStats;
+use kestrel_meta::stats::{KindStats, NodeStats};
+use serde_json::{Map, Value, json};
+
+/// Whether a figure only grows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// It only grows, from zero at the start of the process.
+    Counter,
+    /// It goes up and down.
+    Gauge,
+}
+
+/// What users may rely on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stability {
+    /// Name and meaning stay.
+    Stable,
+    /// May change with the implementation it describes.
+    Internal,
+}
+
+/// One figure.
+pub struct Metric {
+    /// Name in JSON; in Prometheus `kestrel_` stands before it.
+    pub name: &'static str,
+    /// Counter or gauge.
+    pub shape: Shape,
+    /// Unit.
+    pub unit: &'static str,
+    /// What users may rely on.
+    pub stability: Stability,
+    /// What it counts.
+    pub help: &'static str,
+    read: fn(&Snapshot) -> u64,
+}
+
+/// All figures at one moment.
+pub struct Snapshot {
+    uptime: Duration,
+    node: NodeStats,
+    engine: EngineStats,
+    read_bytes: u64,
+    written_bytes: u64,
+    cold_reads: u64,
+    bad_reads: u64,
+    commits: u64,
+    compactions: u64,
+    reaped_objects: u64,
+    known_inodes: u64,
+    dirty_bytes: u64,
+}
+
+impl Snapshot {
+    /// The figures of a file system that has been served for `uptime`.
+    pub fn take(fs: &Fs, engine: EngineStats, uptime: Duration) -> Self {
+        let counters = fs.counters();
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        Self {
+            uptime,
+            node: fs.node().stats(),
+            engine,
+            read_bytes: load(&counters.read_bytes),
+            written_bytes: load(&counters.written_bytes),
+            cold_reads: load(&counters.cold_reads),
+            bad_reads: load(&counters.bad_reads),
+            commits: load(&counters.commits),
+            compactions: load(&counters.compactions),
+            reaped_objects: load(&counters.reaped_objects),
+            known_inodes: fs.known_inodes() as u64,
+            dirty_bytes: fs.dirty_bytes(),
+        }
+    }
+}
+
+macro_rules! metrics {
+    ($($name:literal $shape:ident $unit:literal $stability:ident $help:literal $read:expr;)+) => {
+        /// The plain figures.
+        pub const METRICS: &[Metric] = &[$(Metric {
+            name: $name, shape: Shape::$shape, unit: $unit, stability: Stability::$stability, help: $help, read: $read,
+        },)+];
+    };
+}
+
+metrics! {
+    "uptime_seconds" Gauge "seconds" Stable "time since the volume was opened" |s| s.uptime.as_secs();
+    "metadata_requests_total" Counter "requests" Stable
+        "operations sent to a metadata node and answered, errors included; counted the same way whether the node is in the process or remote"
+        |s| s.node.requests_total();
+    "metadata_exclusive_batches_total" Counter "batches" Internal
+        "batches that needed all workers (renames, links, changes of directories)" |s| s.node.exclusive_batches;
+    "metadata_open_files" Gauge "files" Stable "files open" |s| s.node.open_files;
+    "metadata_dentries" Gauge "directories" Internal "directories in the namespace replica" |s| s.node.dentries;
+    "read_bytes_total" Counter "bytes" Stable "file data given to applications" |s| s.read_bytes;
+    "written_bytes_total" Counter "bytes" Stable "file data taken from applications" |s| s.written_bytes;
+    "dirty_bytes" Gauge "bytes" Stable "file data written and not yet stored" |s| s.dirty_bytes;
+    "cold_reads_total" Counter "reads" Stable "reads that had to wait for the block store" |s| s.cold_reads;
+    "bad_reads_total" Counter "reads" Stable "stored bytes that failed their checksum or were missing: more than 0 needs attention"
+        |s| s.bad_reads;
+    "file_commits_total" Counter "files" Stable "contents of files committed to metadata" |s| s.commits;
+    "compactions_total" Counter "windows" Stable "parts of files rewritten to join their extents" |s| s.compactions;
+    "reaped_objects_total" Counter "objects" Stable "objects deleted after their grace period" |s| s.reaped_objects;
+    "known_inodes" Gauge "inodes" Internal "inodes that the kernel refers to" |s| s.known_inodes;
+    "engine_commits_total" Counter "batches" Stable "batches committed to the metadata engine" |s| s.engine.commits;
+    "engine_mutations_total" Counter "rows" Stable "rows changed" |s| s.engine.mutations;
+    "engine_log_bytes_total" Counter "bytes" Stable "bytes appended to the metadata log" |s| s.engine.log_bytes;
+    "engine_log_syncs_total" Counter "syncs" Stable "syncs of the metadata log" |s| s.engine.syncs;
+    "engine_memory_hits_total" Counter "reads" Internal "rows read from memory" |s| s.engine.memory_hits;
+    "engine_run_reads_total" Counter "reads" Internal "rows looked for in the sorted runs on disk" |s| s.engine.run_reads;
+    "engine_rows_in_memory" Gauge "rows" Internal "rows in memory" |s| s.engine.rows_in_memory;
+    "engine_memory_bytes" Gauge "bytes" Stable "memory of metadata rows" |s| s.engine.memory_bytes;
+    "engine_dirty_bytes" Gauge "bytes" Internal "of these, not yet in sorted runs" |s| s.engine.dirty_bytes;
+    "engine_log_disk_bytes" Gauge "bytes" Stable "metadata log on disk" |s| s.engine.log_disk_bytes;
+    "engine_run_disk_bytes" Gauge "bytes" Stable "sorted runs on disk" |s| s.engine.run_disk_bytes;
+    "engine_flushes_total" Counter "flushes" Internal "flushes from memory to sorted runs" |s| s.engine.flushes;
+}
+
+/// Figures with a label: name, shape, unit, stability, label, meaning.
+pub const LABELLED: &[(&str, Shape, &str, Stability, &str, &str)] = &[
+    (
+        "metadata_requests_by_kind_total",
+        Shape::Counter,
+        "requests",
+        Stability::Stable,
+        "kind",
+        "requests answered, by kind",
+    ),
+    (
+        "metadata_errors_by_kind_total",
+        Shape::Counter,
+        "requests",
+        Stability::Stable,
+        "kind",
+        "of these, with an error",
+    ),
+    (
+        "metadata_latency_seconds",
+        Shape::Counter,
+        "seconds",
+        Stability::Stable,
+        "kind, le",
+        "histogram of the time from request to answer",
+    ),
+    (
+        "metadata_batches_total",
+        Shape::Counter,
+        "batches",
+        Stability::Stable,
+        "size",
+        "batches by number of requests, lower bound",
+    ),
+];
+
+/// The text a Prometheus server scrapes (exposition format 0.0.4).
+pub fn prometheus(snapshot: &Snapshot) -> String {
+    let mut out = String::new();
+    for metric in METRICS {
+        let shape = if metric.shape == Shape::Counter { "counter" } else { "gauge" };
+        let (name, value) = (metric.name, (metric.read)(snapshot));
+        let _ = writeln!(
+            out,
+            "# HELP kestrel_{name} {}\n# TYPE kestrel_{name} {shape}\nkestrel_{name} {value}",
+            metric.help
+        );
+    }
+    for (name, _, _, _, _, help) in LABELLED {
+        let kind = if *name == "metadata_latency_seconds" { "histogram" } else { "counter" };
+        let _ = writeln!(out, "# HELP kestrel_{name} {help}\n# TYPE kestrel_{name} {kind}");
+        match *name {
+            "metadata_batches_total" => {
+                for (bucket, count) in snapshot.node.batches.iter().enumerate() {
+                    let _ = writeln!(out, "kestrel_{name}{{size=\"{}\"}} {count}", 1u64 << bucket);
+                }
+            }
+            "metadata_latency_seconds" => {
+                snapshot.node.kinds.iter().for_each(|kind| histogram(&mut out, kind))
+            }
+            _ => {
+                for kind in &snapshot.node.kinds {
+                    let value = if name.contains("errors") { kind.errors } else { kind.requests };
+                    let _ = writeln!(out, "kestrel_{name}{{kind=\"{}\"}} {value}", kind.kind);
+                }
+            }
+        }
+    }
+    out
+}
+
+fn histogram(out: &mut String, kind: &KindStats) {
+    let (name, label) = ("kestrel_metadata_latency_seconds", kind.kind);
+    let mut below = 0;
+    for (bucket, count) in kind.latency.iter().enumerate() {
+        below += count;
+        // Below a microsecond nobody looks, and every bucket costs a line of each scrape.
+        if bucket >= 9 && bucket + 1 < kind.latency.len() {
+            let upper = (2u64 << bucket) as f64 / 1e9;
+            let _ = writeln!(out, "{name}_bucket{{kind=\"{label}\",le=\"{upper}\"}} {below}");
+        }
+    }
+    let _ = writeln!(out, "{name}_bucket{{kind=\"{label}\",le=\"+Inf\"}} {below}");
+    let _ = writeln!(out, "{name}_sum{{kind=\"{label}\"}} {}", kind.nanos as f64 / 1e9);
+    let _ = writeln!(out, "{name}_count{{kind=\"{label}\"}} {below}");
+}
+
+/// The same for `kestrel stats`: plain figures by name, and the requests by kind.
+pub fn to_json(snapshot: &Snapshot) -> Value {
+    let mut out = Map::new();
+    for metric in METRICS {
+        out.insert(metric.name.into(), (metric.read)(snapshot).into());
+    }
+    let kinds = snapshot.node.kinds.iter().map(|kind| {
+        json!({
+            "kind": kind.kind, "requests": kind.requests, "errors": kind.errors, "nanoseconds": kind.nanos,
+            "latency_log2_ns": kind.latency,
+        })
+    });
+    out.insert("metadata_requests".into(), kinds.collect());
+    out.insert("metadata_batches_log2".into(), json!(snapshot.node.batches));
+    Value::Object(out)
+}
+
+/// Percentile of a histogram over powers of two, nanoseconds: the middle of the bucket it falls into.
+pub fn percentile_ns(buckets: &[u64], part: f64) -> u64 {
+    let total: u64 = buckets.iter().sum();
+    let wanted = (total as f64 * part).ceil().max(1.0) as u64;
+    let mut seen = 0;
+    for (bucket, count) in buckets.iter().enumerate() {
+        seen += count;
+        if seen >= wanted {
+            return (1u64 << bucket) + (1u64 << bucket) / 2;
+        }
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn markdown() -> String {
+        let mut out = String::from(
+            "# Metrics\n\nWhat `kestrel stats --json` prints and what `kestrel mount --metrics ADDR` serves at \
+             `http://ADDR/metrics`,\nthere with `kestrel_` before each name. Made from `crates/cli/src/metrics.rs`; a test keeps \
+             the two equal. Stable: name\nand meaning stay. Internal: may change with the implementation it describes. \
+             Counters begin at zero with each mount.\n\n| name | shape | unit | labels | stability | meaning |\n| --- | --- | --- | --- | --- | --- |\n",
+        );
+        for metric in METRICS {
+            let _ = writeln!(
+                out,
+                "| `{}` | {:?} | {} | | {:?} | {} |",
+                metric.name, metric.shape, metric.unit, metric.stability, metric.help
+            );
+        }
+        for (name, shape, unit, stability, label, help) in LABELLED {
+            let _ = writeln!(out, "| `{name}` | {shape:?} | {unit} | {label} | {stability:?} | {help} |");
+        }
+        out.push_str(
+            "\nThe JSON has the labelled figures as `metadata_requests` (by kind: requests, errors, nanoseconds, and \
+             latencies in\npowers of two of a nanosecond) and `metadata_batches_log2`.\n",
+        );
+        out
+    }
+
+    #[test]
+    fn the_documentation_lists_every_metric() {
+        crate::docs::assert_document("docs/metrics.md", &markdown());
+    }
+
+    #[test]
+    fn names_follow_prometheus() {
+        for metric in METRICS {
+            assert_eq!(metric.name.ends_with("_total"), metric.shape == Shape::Counter, "{}", metric.name);
+            assert!(metric.name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'));
+        }
+    }
+
+    #[test]
+    fn percentiles_of_powers_of_two() {
+        let mut buckets = [0; 32];
+        (buckets[10], buckets[20]) = (98, 2);
+        assert_eq!(percentile_ns(&buckets, 0.5), 1536);
+        assert_eq!(percentile_ns(&buckets, 0.99), 3 << 19);
+        assert_eq!(percentile_ns(&[0; 32], 0.5), 0);
+    }
+}

@@ -1,0 +1,75 @@
+//! Going to the background: this program starts itself again, detached from the terminal, and waits until the copy says
+//! that it serves. The copy says so on its standard output, one line of JSON; standard error is the log file.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+/// Option, unknown to users, that tells the copy to report.
+pub const REPORT_OPTION: &str = "--report-readiness";
+
+/// Starts this program again with the same arguments and `--foreground`, and returns what it reports: its process number.
+///
+/// # Errors
+/// What the copy says went wrong, or that it ended without a word.
+pub fn start(log: &Path) -> Result<u32, String> {
+    let describe = |why: std::io::Error| {
+        format!("cannot open the log {}: {why}; name another with --log", log.display())
+    };
+    let log_file = OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(describe)?;
+    let program = std::env::current_exe().map_err(|why| format!("cannot find this program: {why}"))?;
+    let mut command = Command::new(program);
+    command
+        .args(std::env::args_os().skip(1))
+        .args(["--foreground", REPORT_OPTION])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log_file);
+    // SAFETY: setsid is async-signal-safe and takes nothing.
+    unsafe {
+        command.pre_exec(|| {
+            libc::setsid();
+            Ok(())
+        });
+    }
+    let mut child = command.spawn().map_err(|why| format!("cannot start in the background: {why}"))?;
+    let mut line = String::new();
+    if let Some(output) = child.stdout.take() {
+        let _ = BufReader::new(output).read_line(&mut line);
+    }
+    let report: Value = serde_json::from_str(&line).unwrap_or_default();
+    if report["ready"] == true {
+        return Ok(child.id());
+    }
+    let _ = child.wait();
+    Err(match report["error"].as_str() {
+        Some(why) => why.to_string(),
+        None => format!("the process ended before it served; its log is {}", log.display()),
+    })
+}
+
+/// Tells the waiting parent that this process serves, and lets go of its output.
+pub fn report_ready() {
+    report(&json!({ "ready": true }));
+    if let Ok(nothing) = File::options().write(true).open("/dev/null") {
+        // SAFETY: both descriptors are open; 1 is ours to replace.
+        unsafe { libc::dup2(nothing.as_raw_fd(), 1) };
+    }
+}
+
+/// Tells the waiting parent what went wrong.
+pub fn report_error(why: &str) {
+    report(&json!({ "error": why }));
+}
+
+fn report(value: &Value) {
+    let mut out = std::io::stdout();
+    // Nobody may be listening any more; then nobody needs to know.
+    let _ = writeln!(out, "{value}").and_then(|()| out.flush());
+}

@@ -1,0 +1,71 @@
+//! One module a verb: its arguments, what it does, what it prints.
+
+pub mod dump;
+pub mod format;
+pub mod fsck;
+pub mod gc;
+pub mod info;
+pub mod load;
+pub mod mount;
+pub mod null_fs;
+pub mod stats;
+pub mod status;
+pub mod umount;
+
+use std::path::{Path, PathBuf};
+
+use kestrel_client::descriptor::volume_dir;
+use kestrel_client::volume::{Resources, Volume, VolumeLock};
+use kestrel_fuse::mount::{MountEntry, mounts};
+use serde_json::Value;
+
+use crate::failure::Failure;
+
+/// Directory of the volume that `url` names, absolute.
+fn locate(verb: &str, url: &str) -> Result<PathBuf, Failure> {
+    let dir = volume_dir(url).map_err(|why| Failure::usage(format!("{verb}: {why}")))?;
+    Ok(std::fs::canonicalize(&dir).unwrap_or(dir))
+}
+
+/// Opens a volume that nobody serves.
+fn open(verb: &str, url: &str) -> Result<Volume, Failure> {
+    let role = format!("kestrel {verb}");
+    Volume::open(url, &role, &Resources::default()).map_err(|why| Failure::new(verb, why))
+}
+
+/// Asks the process that serves the volume at `dir`; `None` if nobody has it open.
+fn ask(verb: &str, dir: &Path, question: &Value) -> Result<Option<Value>, Failure> {
+    if VolumeLock::holder(dir).is_none() {
+        return Ok(None);
+    }
+    kestrel_client::control::ask(dir, question).map(Some).map_err(|why| Failure::new(verb, why))
+}
+
+/// The KestrelFS mount a path lies in: the longest mount point above it, and the last one there.
+fn mount_above(verb: &str, path: &Path) -> Result<MountEntry, Failure> {
+    let mut best: Option<MountEntry> = None;
+    for entry in mounts().map_err(|why| Failure::new(verb, why))? {
+        let depth = |entry: &MountEntry| entry.mount_point.components().count();
+        if path.starts_with(&entry.mount_point)
+            && best.as_ref().is_none_or(|best| depth(best) <= depth(&entry))
+        {
+            best = Some(entry);
+        }
+    }
+    best.filter(MountEntry::is_kestrel).ok_or_else(|| {
+        Failure::new(
+            verb,
+            format!("{}: not in a KestrelFS mount; mount a volume with `kestrel mount`", path.display()),
+        )
+    })
+}
+
+/// Directory of the volume that is mounted there: the mount's source.
+fn volume_of(entry: &MountEntry) -> PathBuf {
+    PathBuf::from(&entry.source)
+}
+
+/// Prints a JSON document.
+fn print_json(value: &Value) {
+    println!("{value:#}");
+}

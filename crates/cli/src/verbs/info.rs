@@ -1,0 +1,118 @@
+//! `kestrel info`.
+
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use clap::Args;
+use kestrel_admin::info;
+use serde_json::{Value, json};
+
+use super::{ask, locate, mount_above, open, print_json, volume_of};
+use crate::failure::{Failure, Verdict};
+use crate::units::{bytes, count};
+
+/// Extents printed for people; --json prints all that are known.
+const EXTENTS_SHOWN: usize = 20;
+
+/// Show how a file is stored, or what a directory holds.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel info /mnt/data/model.bin
+  kestrel info /mnt/data --json
+  kestrel info --volume /data/vol /models/model.bin
+
+The sums of a directory are kept up to date by every change: they come at once, however large the tree is.")]
+pub struct InfoArgs {
+    /// A path in a mounted volume
+    pub path: PathBuf,
+    /// Look into this volume, which is not mounted; PATH begins at its root
+    #[arg(long)]
+    pub volume: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Shows it.
+pub fn run(args: &InfoArgs) -> Result<Verdict, Failure> {
+    let found = match &args.volume {
+        Some(url) => in_volume(args, url)?,
+        None => in_mount(args)?,
+    };
+    if args.json {
+        print_json(&found);
+    } else {
+        show(args, &found);
+    }
+    Ok(Verdict::Good)
+}
+
+fn in_volume(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
+    let dir = locate("info", url)?;
+    kestrel_client::descriptor::Descriptor::read(&dir).map_err(|why| Failure::new("info", why))?;
+    let volume = open("info", url)?;
+    info::find_path(&*volume.engine, args.path.as_os_str().as_bytes())
+        .and_then(|inode| info::describe(&*volume.engine, &inode))
+        .map_err(|why| Failure::new("info", format!("{}: {why}", args.path.display())))
+}
+
+fn in_mount(args: &InfoArgs) -> Result<Value, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("info", format!("{}: {why}", args.path.display()));
+    // The last component is not followed: a symbolic link is looked at itself.
+    let (parent, name) = match (args.path.parent(), args.path.file_name()) {
+        (Some(parent), Some(name)) => (parent.to_path_buf(), Some(name.to_os_string())),
+        _ => (args.path.clone(), None),
+    };
+    let parent = if parent.as_os_str().is_empty() { PathBuf::from(".") } else { parent };
+    let parent = std::fs::canonicalize(&parent).map_err(|why| fail(&why))?;
+    let path = name.as_ref().map_or(parent.clone(), |name| parent.join(name));
+    let meta = std::fs::symlink_metadata(&path).map_err(|why| fail(&why))?;
+    let entry = mount_above("info", &path)?;
+    let question = if meta.is_dir() {
+        json!({ "verb": "info", "dir": meta.ino() })
+    } else {
+        let above = std::fs::symlink_metadata(&parent).map_err(|why| fail(&why))?;
+        let name = name.unwrap_or_default();
+        json!({ "verb": "info", "parent": above.ino(), "name": name.as_bytes() })
+    };
+    let dir = volume_of(&entry);
+    ask("info", &dir, &question)?
+        .ok_or_else(|| fail(&format!("nobody serves the volume {}; mount it again", dir.display())))
+}
+
+fn show(args: &InfoArgs, found: &Value) {
+    let number = |name: &str| found[name].as_u64().unwrap_or(0);
+    println!("{}: {} {}", args.path.display(), found["kind"].as_str().unwrap_or("?"), number("ino"));
+    let tree = &found["tree"];
+    if tree.is_object() {
+        let sum = |name: &str| tree[name].as_u64().unwrap_or(0);
+        println!("entries      {}", count(sum("entries_here")));
+        println!("in the tree  {} files, {} directories", count(sum("files")), count(sum("directories")));
+        println!("bytes        {} ({})", count(sum("bytes")), bytes(sum("bytes")));
+        return;
+    }
+    println!("size         {} ({})", count(number("size")), bytes(number("size")));
+    println!("layout       {}", found["layout"].as_str().unwrap_or("?"));
+    let Some(extents) = found["extents"].as_array() else { return };
+    println!(
+        "stored       {} in {} extents of {} objects",
+        bytes(number("stored_bytes")),
+        count(number("extents_total")),
+        count(number("objects"))
+    );
+    println!("{:>16} {:>12}   {:<16} {:>12}", "file offset", "bytes", "object", "at");
+    for extent in extents.iter().take(EXTENTS_SHOWN) {
+        let field = |name: &str| extent[name].as_u64().unwrap_or(0);
+        println!(
+            "{:>16} {:>12}   {:016x} {:>12}",
+            field("file_offset"),
+            field("len"),
+            field("object"),
+            field("object_offset")
+        );
+    }
+    if extents.len() > EXTENTS_SHOWN {
+        println!("… {} more; --json lists them", count(number("extents_total") - EXTENTS_SHOWN as u64));
+    }
+}

@@ -1,0 +1,192 @@
+//! `kestrel load`.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use kestrel_admin::check::{Options, check};
+use kestrel_admin::dump::Counts;
+use kestrel_admin::dump::load::{Header, load, verify};
+use kestrel_admin::finding::FindingKind;
+use kestrel_admin::references::{Seen, for_each};
+use kestrel_client::descriptor::{Descriptor, Settings};
+use kestrel_client::volume::Volume;
+use kestrel_data::store::local::LocalConfig;
+use kestrel_data::store::{BlockStore, LocalStore};
+use kestrel_types::ids::ObjectId;
+use serde_json::json;
+
+use super::{locate, open, print_json};
+use crate::failure::{Failure, Verdict};
+use crate::progress::Progress;
+use crate::units::{bytes, count};
+
+/// Largest object that is copied: packs and blocks are smaller.
+const OBJECT_BYTES_MAX: u64 = 256 << 20;
+
+/// Create a volume from a dump.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel load /backup/vol.dump /data/restored --objects /data/vol/objects
+  kestrel load /backup/vol.dump /data/restored --name restored
+
+The dump is verified as a whole before anything is created. It holds no file data beyond small files: --objects copies
+the objects that it refers to from the block store of the volume that was dumped.")]
+pub struct LoadArgs {
+    /// The dump
+    pub file: PathBuf,
+    /// Volume to create: a path or file:///path; missing or empty
+    pub volume: String,
+    /// Block store to copy objects from: the directory `objects` of the volume that was dumped, or a copy of it
+    #[arg(long, value_name = "DIR")]
+    pub objects: Option<PathBuf>,
+    /// Name of the new volume; that of the dumped one by default
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Where the new volume keeps file data: file:///path; inside the volume by default
+    #[arg(long, value_name = "URL")]
+    pub storage: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Loads.
+pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("load", why);
+    let (header, counts) = read_dump(args)?;
+    let dumped: Descriptor = serde_json::from_value(header.volume)
+        .map_err(|why| fail(&format!("{}: it describes no volume: {why}", args.file.display())))?;
+    let from = match &args.objects {
+        Some(dir) => {
+            // The store's own directory is what its keys begin with, so a volume's directory is what to open as well.
+            Some(
+                LocalStore::open(dir, LocalConfig::default())
+                    .map_err(|why| fail(&format!("{}: {why}", dir.display())))?,
+            )
+        }
+        None => None,
+    };
+    let settings = Settings {
+        name: args.name.clone().unwrap_or(dumped.settings.name.clone()),
+        storage: args.storage.clone(),
+        ..dumped.settings
+    };
+    let dir = locate("load", &args.volume)?;
+    let made = kestrel_client::volume::format(&args.volume, settings, false).map_err(|why| fail(&why))?;
+    let filled = open("load", &args.volume).and_then(|volume| fill(args, &volume, from.as_ref()));
+    let missing = match filled {
+        Ok(missing) => missing,
+        Err(failure) => {
+            // Half a volume must not be taken for a whole one.
+            discard(&dir);
+            return Err(failure);
+        }
+    };
+    if args.json {
+        print_json(&json!({
+            "volume": dir, "name": made.settings.name, "uuid": made.uuid, "rows": counts.rows, "changes": counts.changes,
+            "files_without_objects": missing,
+        }));
+    } else {
+        println!("{}: {} rows loaded and verified", dir.display(), count(counts.rows + counts.changes));
+        if missing > 0 {
+            println!(
+                "{} files need objects that are not in {}; repeat with --objects, or `kestrel fsck` lists them",
+                count(missing),
+                dir.display()
+            );
+        }
+    }
+    Ok(if missing == 0 { Verdict::Good } else { Verdict::Bad })
+}
+
+fn reader(file: &Path) -> Result<BufReader<File>, Failure> {
+    let opened =
+        File::open(file).map_err(|why| Failure::new("load", format!("{}: {why}", file.display())))?;
+    Ok(BufReader::with_capacity(1 << 20, opened))
+}
+
+fn read_dump(args: &LoadArgs) -> Result<(Header, Counts), Failure> {
+    let mut progress = Progress::new();
+    verify(reader(&args.file)?, &mut |rows| progress.tick("verifying rows", rows))
+        .map_err(|why| Failure::new("load", format!("{}: {why}", args.file.display())))
+}
+
+/// Loads rows and copies objects; returns how many files need objects that are not there.
+fn fill(args: &LoadArgs, volume: &Volume, from: Option<&LocalStore>) -> Result<u64, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("load", format!("{}: {why}", args.file.display()));
+    let mut progress = Progress::new();
+    load(reader(&args.file)?, &*volume.engine, &mut |rows| progress.tick("loading rows", rows))
+        .map_err(|why| fail(&why))?;
+    if let Some(from) = from {
+        copy_objects(volume, from, &mut progress)?;
+    }
+    let (mut missing, mut other) = (0, None);
+    let mut options = Options { store: Some(&*volume.store), ..Options::default() };
+    let mut report = |finding: kestrel_admin::finding::Finding| match finding.kind {
+        FindingKind::ObjectMissing | FindingKind::ObjectShort => missing += 1,
+        kind if kind.severity() == kestrel_admin::finding::Severity::Error => {
+            other.get_or_insert_with(|| format!("{}: {}", kind.name(), finding.path));
+        }
+        _ => {}
+    };
+    check(&*volume.engine, &mut options, &mut report, &mut |what, rows| progress.tick(what, rows))
+        .map_err(|why| fail(&why))?;
+    if let Some(other) = other {
+        // The dump is a faithful copy: the damage was there before, and can be repaired here as well as there.
+        log::warn!("the dumped volume was damaged ({other}); run `kestrel fsck --repair`");
+        eprintln!(
+            "kestrel load: the dumped volume was damaged ({other}); run `kestrel fsck --repair` on the new one"
+        );
+    }
+    Ok(missing)
+}
+
+/// Copies every object that the metadata refers to.
+fn copy_objects(volume: &Volume, from: &LocalStore, progress: &mut Progress) -> Result<(), Failure> {
+    let mut wanted: Vec<ObjectId> = Vec::new();
+    for_each(&*volume.engine, &mut |seen| {
+        if let Seen::Reference(reference) = seen
+            && wanted.last() != Some(&reference.range.object)
+        {
+            wanted.push(reference.range.object);
+        }
+    })
+    .map_err(|why| Failure::new("load", why))?;
+    wanted.sort_unstable();
+    wanted.dedup();
+    let mut copied = 0;
+    for (index, object) in wanted.iter().enumerate() {
+        let fail = |why: kestrel_data::Error| Failure::new("load", format!("copying objects: {why}"));
+        let size = match from.size(*object) {
+            Ok(size) => size,
+            // Counted by the check that follows.
+            Err(why) if why.kind() == kestrel_data::ErrorKind::NotFound => continue,
+            Err(why) => return Err(fail(why)),
+        };
+        if size > OBJECT_BYTES_MAX {
+            let limit = bytes(OBJECT_BYTES_MAX);
+            return Err(Failure::new(
+                "load",
+                format!("object {object:016x} has {}: more than {limit}", bytes(size)),
+            ));
+        }
+        let mut content = vec![0; usize::try_from(size).unwrap_or(0)];
+        from.read(*object, 0, &mut [std::io::IoSliceMut::new(&mut content)]).map_err(fail)?;
+        volume.store.put(*object, &[std::io::IoSlice::new(&content)]).map_err(fail)?;
+        copied += size;
+        progress.tick("copying objects", index as u64);
+    }
+    log::info!("{} objects with {} copied", wanted.len(), bytes(copied));
+    volume.store.sync().map_err(|why| Failure::new("load", why))
+}
+
+/// Removes what this process created.
+fn discard(dir: &Path) {
+    let _ = std::fs::remove_file(dir.join(kestrel_client::descriptor::FILE_NAME));
+    let _ = std::fs::remove_dir_all(dir.join("meta"));
+    let _ = std::fs::remove_dir_all(dir.join("objects"));
+    let _ = std::fs::remove_file(dir.join("lock"));
+}

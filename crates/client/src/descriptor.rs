@@ -1,0 +1,259 @@
+//! `kestrel.json`: what a volume is, readable by people, checksummed against accidents (`docs/format.md`).
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::VolumeError;
+
+/// Name of the descriptor within the volume's directory.
+pub const FILE_NAME: &str = "kestrel.json";
+
+/// Newest format version this program reads and writes.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Largest descriptor, bytes; anything longer is not ours.
+const FILE_BYTES_MAX: u64 = 64 * 1024;
+
+/// When an acknowledged change survives power loss (`metadata.md` §7.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// Before it is acknowledged.
+    Commit,
+    /// After fsync, fdatasync, sync, or one second. It survives the death of the process at once.
+    Fsync,
+}
+
+/// Settings of a volume, chosen when it is formatted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Name shown to people.
+    pub name: String,
+    /// Where file data is: URL of the block store, or `None` for `objects/` within the volume's directory.
+    pub storage: Option<String>,
+    /// Largest stored range, bytes: files up to this size are packed, larger ones cut in blocks of it.
+    pub block_bytes: u32,
+    /// Largest file kept in its metadata record, bytes.
+    pub inline_max: u32,
+    /// When changes survive power loss.
+    pub durability: Durability,
+    /// How long data stays after nothing refers to it, seconds.
+    pub grace_seconds: u32,
+}
+
+impl Settings {
+    /// Smallest block size, bytes; blocks are powers of two, so that none crosses a chunk.
+    pub const BLOCK_BYTES_MIN: u32 = 64 * 1024;
+
+    /// Checks the bounds of every setting.
+    ///
+    /// # Errors
+    /// Names the setting, its bounds, and what was given.
+    pub fn check(&self) -> Result<(), VolumeError> {
+        let bad = |what: String| Err(VolumeError::Invalid(what));
+        if self.name.is_empty() || self.name.len() > 255 || self.name.chars().any(|c| c.is_control() || c == '/') {
+            return bad("the volume's name must have 1 to 255 bytes and neither '/' nor control characters".into());
+        }
+        let blocks = Self::BLOCK_BYTES_MIN..=kestrel_types::range::RANGE_BYTES_MAX;
+        if !blocks.contains(&self.block_bytes) || !self.block_bytes.is_power_of_two() {
+            return bad(format!("block size {}: must be a power of two from 64K to 16M", self.block_bytes));
+        }
+        if self.inline_max as usize > kestrel_types::inode::INLINE_MAX {
+            return bad(format!("inline size {}: must be at most 16K", self.inline_max));
+        }
+        if let Some(url) = &self.storage
+            && !url.starts_with("file:///")
+        {
+            return bad(format!("storage {url}: this version stores data below file:///PATH only"));
+        }
+        Ok(())
+    }
+}
+
+/// The descriptor of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Descriptor {
+    /// Always `kestrelfs`.
+    pub magic: String,
+    /// Version of everything on disk.
+    pub format_version: u32,
+    /// Identity, 32 hexadecimal digits; every file of the volume carries it.
+    pub uuid: String,
+    /// When it was formatted, nanoseconds since the epoch.
+    pub created: i64,
+    /// Its settings.
+    pub settings: Settings,
+    /// CRC-32C, hexadecimal, of this document with this field empty, written as compact JSON.
+    pub checksum: String,
+}
+
+impl Descriptor {
+    /// A descriptor for a new volume.
+    ///
+    /// # Errors
+    /// If the settings are out of bounds or the system has no randomness.
+    pub fn new(settings: Settings, created: i64) -> Result<Self, VolumeError> {
+        settings.check()?;
+        let mut bytes = [0u8; 16];
+        File::open("/dev/urandom")
+            .and_then(|mut random| std::io::Read::read_exact(&mut random, &mut bytes))
+            .map_err(|error| VolumeError::io("read", Path::new("/dev/urandom"), &error))?;
+        let uuid = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let magic = "kestrelfs".to_string();
+        let mut new =
+            Self { magic, format_version: FORMAT_VERSION, uuid, created, settings, checksum: String::new() };
+        new.checksum = new.expected_checksum()?;
+        Ok(new)
+    }
+
+    /// The volume's identity as bytes.
+    pub fn uuid_bytes(&self) -> [u8; 16] {
+        let mut out = [0; 16];
+        for (byte, digits) in out.iter_mut().zip(self.uuid.as_bytes().chunks(2)) {
+            let text = std::str::from_utf8(digits).unwrap_or("00");
+            *byte = u8::from_str_radix(text, 16).unwrap_or(0);
+        }
+        out
+    }
+
+    fn expected_checksum(&self) -> Result<String, VolumeError> {
+        let bare = Self { checksum: String::new(), ..self.clone() };
+        let text = serde_json::to_vec(&bare).map_err(|error| VolumeError::Invalid(error.to_string()))?;
+        Ok(format!("{:08x}", crc32c::crc32c(&text)))
+    }
+
+    /// Reads the descriptor of the volume at `dir`.
+    ///
+    /// # Errors
+    /// Says whether there is no volume, a newer one, or a damaged one, and names the file.
+    pub fn read(dir: &Path) -> Result<Self, VolumeError> {
+        let path = dir.join(FILE_NAME);
+        let size = match fs::metadata(&path) {
+            Ok(meta) => meta.len(),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                return Err(VolumeError::NotAVolume(dir.to_path_buf()));
+            }
+            Err(error) => return Err(VolumeError::io("read", &path, &error)),
+        };
+        let corrupt = |why: &str| VolumeError::Corrupt(path.clone(), why.to_string());
+        if size > FILE_BYTES_MAX {
+            return Err(corrupt("it is too large to be a volume descriptor"));
+        }
+        let text = fs::read(&path).map_err(|error| VolumeError::io("read", &path, &error))?;
+        // The version first: a newer descriptor may have fields this program cannot judge.
+        let loose: serde_json::Value =
+            serde_json::from_slice(&text).map_err(|error| corrupt(&format!("it is not valid JSON ({error})")))?;
+        if loose.get("magic").and_then(|magic| magic.as_str()) != Some("kestrelfs") {
+            return Err(corrupt("it does not describe a KestrelFS volume"));
+        }
+        match loose.get("format_version").and_then(|version| version.as_u64()) {
+            Some(version) if version > u64::from(FORMAT_VERSION) => return Err(VolumeError::Newer(path, version)),
+            Some(version) if version == u64::from(FORMAT_VERSION) => {}
+            _ => return Err(corrupt("its format version is missing or invalid")),
+        }
+        let descriptor: Self = serde_json::from_value(loose).map_err(|error| corrupt(&error.to_string()))?;
+        let hex = descriptor.uuid.len() == 32 && descriptor.uuid.bytes().all(|digit| digit.is_ascii_hexdigit());
+        if descriptor.checksum != descriptor.expected_checksum()? || !hex {
+            return Err(corrupt("its checksum does not match its content; restore the file from a backup"));
+        }
+        descriptor.settings.check()?;
+        Ok(descriptor)
+    }
+
+    /// Writes the descriptor durably.
+    ///
+    /// # Errors
+    /// If the disk does not take it; the directory then has no descriptor, or the old one.
+    pub fn write(&self, dir: &Path) -> Result<(), VolumeError> {
+        let path = dir.join(FILE_NAME);
+        let partial = dir.join(format!("{FILE_NAME}.new"));
+        let mut text = serde_json::to_vec_pretty(self).map_err(|error| VolumeError::Invalid(error.to_string()))?;
+        text.push(b'\n');
+        let write = || -> std::io::Result<()> {
+            let mut file = File::create(&partial)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            fs::rename(&partial, &path)?;
+            File::open(dir)?.sync_all()
+        };
+        write().map_err(|error| VolumeError::io("write", &path, &error))
+    }
+}
+
+/// Directory that a volume URL names: a path or `file:///path`.
+///
+/// # Errors
+/// If the URL has a scheme this version does not serve.
+pub fn volume_dir(url: &str) -> Result<PathBuf, VolumeError> {
+    if let Some(path) = url.strip_prefix("file://") {
+        if !path.starts_with('/') {
+            return Err(VolumeError::Invalid(format!("{url}: a file URL names an absolute path, as file:///data/vol")));
+        }
+        return Ok(path.into());
+    }
+    match url.split_once("://") {
+        Some((scheme, _)) => Err(VolumeError::Invalid(format!(
+            "{url}: volumes at {scheme}:// are not served by this version; use a path or file:///PATH"
+        ))),
+        None if url.is_empty() => Err(VolumeError::Invalid("the volume's path is empty".into())),
+        None => Ok(url.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings {
+            name: "demo".into(),
+            storage: None,
+            block_bytes: 4 << 20,
+            inline_max: 4096,
+            durability: Durability::Fsync,
+            grace_seconds: 60,
+        }
+    }
+
+    #[test]
+    fn a_descriptor_comes_back_as_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let written = Descriptor::new(settings(), 5).unwrap();
+        written.write(dir.path()).unwrap();
+        assert_eq!(Descriptor::read(dir.path()).unwrap(), written);
+    }
+
+    #[test]
+    fn damage_newer_formats_and_strangers_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(Descriptor::read(dir.path()), Err(VolumeError::NotAVolume(_))));
+        Descriptor::new(settings(), 5).unwrap().write(dir.path()).unwrap();
+        let path = dir.path().join(FILE_NAME);
+        let good = fs::read_to_string(&path).unwrap();
+        fs::write(&path, good.replace("\"demo\"", "\"memo\"")).unwrap();
+        assert!(matches!(Descriptor::read(dir.path()), Err(VolumeError::Corrupt(..))));
+        fs::write(&path, good.replace("\"format_version\": 1", "\"format_version\": 9")).unwrap();
+        assert!(matches!(Descriptor::read(dir.path()), Err(VolumeError::Newer(_, 9))));
+        for len in 0..good.len() - 1 {
+            fs::write(&path, &good[..len]).unwrap();
+            assert!(Descriptor::read(dir.path()).is_err());
+        }
+    }
+
+    #[test]
+    fn absurd_settings_are_refused() {
+        for broken in [
+            Settings { name: "a/b".into(), ..settings() },
+            Settings { block_bytes: 0, ..settings() },
+            Settings { block_bytes: 100_000, ..settings() },
+            Settings { block_bytes: 1 << 30, ..settings() },
+            Settings { inline_max: 1 << 20, ..settings() },
+            Settings { storage: Some("ftp://x".into()), ..settings() },
+        ] {
+            assert!(Descriptor::new(broken, 0).is_err());
+        }
+    }
+}

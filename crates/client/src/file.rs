@@ -1,0 +1,240 @@
+//! A file that is open at this client: what the node last said of it, and what has been written since.
+//!
+//! All handles of an inode share one [`OpenFile`], so every process of this client sees every write at once. Three layers
+//! make up the content, the newer hiding the older: **committed** (the inode's layout), **in flight** (pieces being stored
+//! or stored but not committed), **buffer** (written, not yet on the way).
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
+
+use kestrel_data::Grant;
+use kestrel_data::packer::Placed;
+use kestrel_types::clock::Nanos;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::extent::ExtentList;
+use kestrel_types::ids::InodeId;
+use kestrel_types::inode::Inode;
+
+use crate::fs::{Done, Flush};
+use crate::write_buffer::WriteBuffer;
+
+/// A piece that left the buffer: immutable, on its way to the block store or there.
+pub(crate) struct Piece {
+    /// First byte within the file.
+    pub offset: u64,
+    /// Its bytes, kept until the commit is acknowledged so that reads need not wait for the store.
+    pub bytes: Arc<Vec<u8>>,
+    /// Where it was stored; `None` until then. Holding it keeps the object from being reaped.
+    pub placed: Option<Placed>,
+    /// Whether somebody is storing it.
+    pub storing: bool,
+    /// Share of the client's budget for unstored bytes.
+    pub grant: Option<Grant>,
+}
+
+/// Chunk lists of a large file as the node last gave them.
+pub(crate) type Chunks = FxHashMap<u64, Arc<ExtentList>>;
+
+/// The changing part of an [`OpenFile`].
+pub(crate) struct FileState {
+    /// As last acknowledged by the node.
+    pub inode: Inode,
+    /// Present size, with what was written.
+    pub size: u64,
+    /// When it was last written, if that is not committed.
+    pub mtime: Option<Nanos>,
+    /// A write that is not committed must drop set-id bits.
+    pub kill_suid: bool,
+    /// Written, not on the way.
+    pub buffer: WriteBuffer,
+    /// Budget held by the buffer.
+    pub grants: Vec<Grant>,
+    /// On the way, oldest first.
+    pub inflight: Vec<Piece>,
+    /// Known chunk lists, valid for `inode.data_change`.
+    pub chunks: Chunks,
+    /// Small writes committed since the chunk lists were last looked at for compaction.
+    pub patches_since_compaction: u32,
+    /// A compaction is running.
+    pub compacting: bool,
+    /// A flush is running.
+    pub flushing: bool,
+    /// What it is doing.
+    pub flush: Option<Flush>,
+    /// Its commit is at the node.
+    pub committing: bool,
+    /// The `data_change` of the inline content that was put in flight as a piece.
+    pub inline_placed: Option<u64>,
+    /// Who waits for what was written before now to be committed.
+    pub waiters: Vec<Done<()>>,
+    /// When the oldest uncommitted write happened.
+    pub dirty_since: Option<Nanos>,
+    /// A write that could not be stored in the background, for the next flush or fsync to report.
+    pub error: Option<FsError>,
+    /// Handles.
+    pub opens: u32,
+}
+
+impl FileState {
+    /// Whether anything is not committed.
+    pub fn is_dirty(&self) -> bool {
+        self.mtime.is_some() || !self.buffer.is_empty() || !self.inflight.is_empty()
+    }
+
+    /// Forgets everything that is not committed. Not while a flush runs.
+    pub fn discard(&mut self) {
+        self.buffer.take();
+        self.grants.clear();
+        self.inflight.clear();
+        (self.mtime, self.kill_suid, self.dirty_since, self.error) = (None, false, None, None);
+        self.size = self.inode.size;
+    }
+
+    /// Takes in a newer inode from the node. Sizes that are not committed stay.
+    pub fn refresh(&mut self, inode: Inode) {
+        if inode.data_change != self.inode.data_change {
+            self.chunks.clear();
+        }
+        if self.mtime.is_none() {
+            self.size = inode.size;
+        }
+        self.inode = inode;
+    }
+}
+
+/// A file that is open.
+pub(crate) struct OpenFile {
+    pub ino: InodeId,
+    state: Mutex<FileState>,
+}
+
+impl OpenFile {
+    pub fn lock(&self) -> MutexGuard<'_, FileState> {
+        self.state.lock()
+    }
+}
+
+/// Shards of the table of open files; a power of two.
+const SHARDS: usize = 64;
+
+/// The open files of a client, by inode.
+pub(crate) struct OpenFiles {
+    shards: Vec<Mutex<FxHashMap<InodeId, Arc<OpenFile>>>>,
+    slot_bytes: u32,
+}
+
+impl OpenFiles {
+    pub fn new(slot_bytes: u32) -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), slot_bytes }
+    }
+
+    fn shard(&self, ino: InodeId) -> &Mutex<FxHashMap<InodeId, Arc<OpenFile>>> {
+        &self.shards[ino as usize % SHARDS]
+    }
+
+    /// The file, if it is open.
+    pub fn get(&self, ino: InodeId) -> Option<Arc<OpenFile>> {
+        self.shard(ino).lock().get(&ino).cloned()
+    }
+
+    /// Adds a handle to the file the node just opened.
+    pub fn attach(&self, inode: Inode) -> Arc<OpenFile> {
+        let mut shard = self.shard(inode.ino).lock();
+        if let Some(file) = shard.get(&inode.ino) {
+            let file = file.clone();
+            let mut state = file.lock();
+            state.opens += 1;
+            // Answers may arrive out of order; the commit timestamp says which is newer.
+            if inode.change > state.inode.change {
+                state.refresh(inode);
+            }
+            drop(state);
+            return file;
+        }
+        let state = FileState {
+            size: inode.size,
+            mtime: None,
+            kill_suid: false,
+            buffer: WriteBuffer::new(self.slot_bytes),
+            grants: Vec::new(),
+            inflight: Vec::new(),
+            chunks: Chunks::default(),
+            patches_since_compaction: 0,
+            compacting: false,
+            flushing: false,
+            flush: None,
+            committing: false,
+            inline_placed: None,
+            waiters: Vec::new(),
+            dirty_since: None,
+            error: None,
+            opens: 1,
+            inode,
+        };
+        let file = Arc::new(OpenFile { ino: state.inode.ino, state: Mutex::new(state) });
+        shard.insert(file.ino, file.clone());
+        file
+    }
+
+    /// Takes a handle away; the file leaves the table with its last one.
+    pub fn detach(&self, file: &Arc<OpenFile>) {
+        let mut shard = self.shard(file.ino).lock();
+        let mut state = file.lock();
+        state.opens = state.opens.saturating_sub(1);
+        if state.opens == 0 {
+            drop(state);
+            shard.remove(&file.ino);
+        }
+    }
+
+    /// All open files.
+    pub fn all(&self) -> Vec<Arc<OpenFile>> {
+        self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    /// Shows in attributes what has been written here but is not committed.
+    pub fn overlay(&self, inode: &mut Inode) {
+        if let Some(file) = self.get(inode.ino) {
+            let state = file.lock();
+            if let Some(mtime) = state.mtime {
+                inode.size = state.size;
+                inode.mtime = inode.mtime.max(mtime);
+                inode.ctime = inode.ctime.max(mtime);
+                if state.kill_suid {
+                    inode.mode = without_set_id(inode.mode);
+                }
+            }
+        }
+    }
+}
+
+/// Permission bits after a write by somebody unprivileged.
+pub(crate) fn without_set_id(mode: u16) -> u16 {
+    let mode = mode & !0o4000;
+    if mode & 0o010 != 0 { mode & !0o2000 } else { mode }
+}
+
+/// The error for a handle that is not open.
+pub(crate) fn bad_handle() -> FsError {
+    FsError::new(libc::EBADF, "the file handle is not open")
+}
+
+/// Passes an error of the data plane on as the errno an application should see.
+pub(crate) fn data_error(error: &kestrel_data::Error) -> FsError {
+    use kestrel_data::ErrorKind;
+    let errno = match error.kind() {
+        ErrorKind::NoSpace => libc::ENOSPC,
+        ErrorKind::Deadline => libc::ETIMEDOUT,
+        ErrorKind::NotFound | ErrorKind::Corrupt | ErrorKind::Io => libc::EIO,
+    };
+    FsError::because(errno, error.to_string())
+}
+
+/// Completes all waiters with the same result.
+pub(crate) fn finish_all(waiters: Vec<Done<()>>, result: &FsResult<()>) {
+    for done in waiters {
+        done(result.clone());
+    }
+}

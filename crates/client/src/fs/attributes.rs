@@ -1,0 +1,97 @@
+//! Attributes and permissions.
+
+use std::sync::Arc;
+
+use kestrel_types::ids::InodeId;
+use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::request::{Op, SetAttr, Usage};
+
+use super::{Answer, Caller, Done, Fs, into_inode, unexpected};
+
+impl Fs {
+    /// Attributes, with what has been written here and is not committed.
+    pub fn getattr(self: &Arc<Self>, caller: Caller, ino: InodeId, done: Done<Inode>) {
+        let fs = self.clone();
+        self.ask(caller, Op::GetAttr(self.known.reference(ino)), move |answer| {
+            done(answer.and_then(into_inode).map(|mut inode| {
+                if inode.kind == Kind::File {
+                    fs.files.overlay(&mut inode);
+                }
+                inode
+            }));
+        });
+    }
+
+    /// Changes attributes. Size and times are ordered after everything written before.
+    pub fn setattr(self: &Arc<Self>, caller: Caller, ino: InodeId, set: SetAttr, done: Done<Inode>) {
+        let ordered = set.size.is_some() || set.mtime.is_some() || set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
+        if ordered && self.files.get(ino).is_some_and(|file| file.lock().is_dirty()) {
+            let fs = self.clone();
+            self.flush_ino(ino, Box::new(move |flushed| match flushed {
+                Ok(()) => fs.setattr_now(caller, ino, set, done),
+                // What could not be stored is not wanted any more, and the truncation may be what makes room.
+                Err(_) if set.size == Some(0) => {
+                    fs.discard(ino);
+                    fs.setattr_now(caller, ino, set, done);
+                }
+                Err(error) => done(Err(error)),
+            }));
+            return;
+        }
+        self.setattr_now(caller, ino, set, done);
+    }
+
+    /// Forgets what was written to a file and not committed, before it is truncated to nothing.
+    pub(super) fn discard(&self, ino: InodeId) {
+        if let Some(file) = self.files.get(ino) {
+            let mut state = file.lock();
+            if !state.flushing {
+                state.discard();
+            }
+        }
+    }
+
+    fn setattr_now(self: &Arc<Self>, caller: Caller, ino: InodeId, set: SetAttr, done: Done<Inode>) {
+        let fs = self.clone();
+        self.ask(caller, Op::SetAttr(self.known.reference(ino), set), move |answer| {
+            done(answer.and_then(into_inode).map(|inode| fs.accept(inode)));
+        });
+    }
+
+    /// Takes in an inode that an operation of ours changed. The kernel changed its own pages in step.
+    pub(super) fn accept(&self, mut inode: Inode) -> Inode {
+        if inode.kind == Kind::File {
+            if let Some(file) = self.files.get(inode.ino) {
+                let mut state = file.lock();
+                if inode.change > state.inode.change {
+                    state.refresh(inode.clone());
+                }
+            }
+            self.known.cached_as(inode.ino, inode.data_change);
+            self.files.overlay(&mut inode);
+        }
+        inode
+    }
+
+    /// Checks permissions as access(2) does; `mask` of `R_OK | W_OK | X_OK`.
+    pub fn access(self: &Arc<Self>, caller: Caller, ino: InodeId, mask: u32, done: Done<()>) {
+        self.ask(caller, Op::Access(self.known.reference(ino), mask), move |answer| done(answer.map(|_| ())));
+    }
+
+    /// Files, directories and bytes of the volume.
+    pub fn usage(self: &Arc<Self>, done: Done<Usage>) {
+        self.ask(Caller::ROOT, Op::Usage, move |answer| done(answer.and_then(into_usage)));
+    }
+
+    /// Files, directories and bytes below a directory, from its shares, without walking files.
+    pub fn tree_usage(self: &Arc<Self>, dir: InodeId, done: Done<Usage>) {
+        self.ask(Caller::ROOT, Op::TreeUsage(dir), move |answer| done(answer.and_then(into_usage)));
+    }
+}
+
+fn into_usage(answer: Answer) -> kestrel_types::error::FsResult<Usage> {
+    match answer {
+        Answer::Usage(usage) => Ok(usage),
+        other => Err(unexpected(&other)),
+    }
+}

@@ -1,0 +1,391 @@
+//! Flushing: what was written to a file becomes its committed content.
+//!
+//! One flush of a file runs at a time; who asks meanwhile waits for the next. A flush takes the buffer, decides on a layout
+//! (`data.md` §1), stores what is not stored yet, and commits the layout in one request. If that fails, what was written
+//! stays in the layer in flight, so that a later flush can succeed; the error goes to everybody who waited.
+
+use std::sync::Arc;
+
+use parking_lot::MutexGuard;
+
+use kestrel_data::{Level, Payload, Placed, Turn};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::extent::Extent;
+use kestrel_types::ids::InodeId;
+use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
+use kestrel_types::request::{Answer, COMMIT_EXTENTS_MAX, Commit, NewData, Op, Outcome, Reply};
+
+use super::write::push_inflight;
+use super::{Caller, Done, FileHandle, Fs, too_late, unexpected};
+use crate::file::{FileState, OpenFile, data_error, finish_all};
+use crate::write_buffer::copy_piece;
+
+/// A packed file up to this size is rewritten as a whole when part of it changes; larger ones become chunked. Bytes.
+const REWRITE_BYTES_MAX: u64 = 256 * 1024;
+
+/// A commit is tried this often when the file keeps changing under it.
+const CONFLICTS_MAX: u32 = 8;
+
+/// How the content will be laid out.
+enum Form {
+    /// In the record.
+    Inline(Vec<u8>),
+    /// One range that has to be stored as a whole.
+    Whole(Vec<u8>),
+    /// The whole content must be put together from stored bytes and new ones first.
+    Merge,
+    /// Pieces over what there is.
+    Patches,
+}
+
+impl Fs {
+    /// Commits everything written to the file before; what close(2) waits for.
+    pub fn flush(self: &Arc<Self>, handle: &FileHandle, done: Done<()>) {
+        self.flush_file(&handle.file, done);
+    }
+
+    /// Commits everything written to the file before and makes it, and everything else acknowledged so far, durable.
+    pub fn fsync(self: &Arc<Self>, handle: &FileHandle, done: Done<()>) {
+        let fs = self.clone();
+        self.flush_file(&handle.file, Box::new(move |flushed| match flushed {
+            Ok(()) => fs.sync(done),
+            Err(error) => done(Err(error)),
+        }));
+    }
+
+    /// Makes everything acknowledged so far durable, data first.
+    pub fn sync(self: &Arc<Self>, done: Done<()>) {
+        self.ask(Caller::ROOT, Op::Sync, move |answer| done(answer.map(|_| ())));
+    }
+
+    pub(super) fn flush_ino(self: &Arc<Self>, ino: InodeId, done: Done<()>) {
+        match self.files.get(ino) {
+            Some(file) => self.flush_file(&file, done),
+            None => done(Ok(())),
+        }
+    }
+
+    pub(super) fn flush_file(self: &Arc<Self>, file: &Arc<OpenFile>, done: Done<()>) {
+        let mut state = file.lock();
+        if !state.is_dirty() {
+            let earlier = state.error.take();
+            drop(state);
+            return done(earlier.map_or(Ok(()), Err));
+        }
+        state.waiters.push(done);
+        if !state.flushing {
+            self.start_flush(file, state);
+        }
+    }
+
+    /// Starts a flush for all who wait now. What is written from here on belongs to the next.
+    fn start_flush(self: &Arc<Self>, file: &Arc<OpenFile>, mut state: MutexGuard<'_, FileState>) {
+        state.flushing = true;
+        state.error = None;
+        state.dirty_since = None;
+        let waiters = std::mem::take(&mut state.waiters);
+        let pieces = state.buffer.take();
+        let grants = std::mem::take(&mut state.grants);
+        push_inflight(&mut state, pieces, grants);
+        let flush = Flush {
+            upto: state.inflight.len(),
+            size: state.size,
+            mtime: state.mtime.unwrap_or(state.inode.mtime),
+            kill_suid: state.kill_suid,
+            conflicts: 0,
+            waiters,
+        };
+        state.flush = Some(flush);
+        self.plan_flush(file, state);
+    }
+
+    /// Decides on the layout and does what has to be done before the commit.
+    fn plan_flush(self: &Arc<Self>, file: &Arc<OpenFile>, mut state: MutexGuard<'_, FileState>) {
+        let Some(size) = state.flush.as_ref().map(|flush| flush.size) else { return };
+        let form = self.form(&state, size);
+        // Only patches wait for pieces; in the other forms a piece that gets stored meanwhile must not start a commit.
+        state.committing = !matches!(form, Form::Patches);
+        match form {
+            Form::Inline(content) => {
+                drop(state);
+                self.commit(file, NewData::Inline(content.into()), None);
+            }
+            Form::Whole(content) => {
+                drop(state);
+                self.store_whole(file, content);
+            }
+            Form::Merge => {
+                drop(state);
+                let (fs, file) = (self.clone(), file.clone());
+                self.on_pool(move |turn| match turn {
+                    Turn::Run => fs.merge(&file),
+                    Turn::Late => fs.flush_failed(&file, too_late()),
+                });
+            }
+            Form::Patches => {
+                let upto = state.flush.as_ref().map_or(0, |flush| flush.upto);
+                // All are marked before the first is stored: the flush goes on when none is left.
+                let missing: Vec<_> = state.inflight[..upto]
+                    .iter_mut()
+                    .filter(|piece| piece.placed.is_none() && !piece.storing)
+                    .map(|piece| {
+                        piece.storing = true;
+                        (piece.offset, piece.bytes.clone())
+                    })
+                    .collect();
+                if missing.is_empty() {
+                    return self.continue_flush(file, state);
+                }
+                drop(state);
+                for (offset, bytes) in missing {
+                    self.store_claimed(file, offset, &bytes);
+                }
+            }
+        }
+    }
+
+    fn form(&self, state: &FileState, size: u64) -> Form {
+        let upto = state.flush.as_ref().map_or(0, |flush| flush.upto);
+        let pieces = &state.inflight[..upto];
+        let started = pieces.iter().any(|piece| piece.placed.is_some() || piece.storing);
+        let written: u64 = pieces.iter().map(|piece| piece.bytes.len() as u64).sum();
+        if matches!(state.inode.data, Data::Chunked) || size > u64::from(self.config.block_bytes) || size == 0 {
+            return Form::Patches;
+        }
+        let one_covers = matches!(pieces, [piece] if piece.offset == 0 && piece.bytes.len() as u64 == size);
+        if one_covers && size > u64::from(self.config.inline_max) {
+            // The piece is the file: `continue_flush` makes its range the packed content, without a copy.
+            return Form::Patches;
+        }
+        let small = size <= REWRITE_BYTES_MAX;
+        let mostly_written = written >= size / 2;
+        if started || !(small || mostly_written) {
+            return Form::Patches;
+        }
+        let mut content = vec![0; size as usize];
+        match &state.inode.data {
+            Data::Inline(bytes) => copy_piece(0, bytes, 0, &mut content),
+            Data::None | Data::Chunked => {}
+            Data::Packed { .. } if small && !one_covers => return Form::Merge,
+            Data::Packed { .. } if !one_covers => return Form::Patches,
+            Data::Packed { .. } => {}
+        }
+        for piece in pieces {
+            copy_piece(piece.offset, &piece.bytes, 0, &mut content);
+        }
+        if size <= u64::from(self.config.inline_max) { Form::Inline(content) } else { Form::Whole(content) }
+    }
+
+    /// Puts a small packed file together with what was written over it. Runs on the pool.
+    fn merge(self: &Arc<Self>, file: &Arc<OpenFile>) {
+        let state = file.lock();
+        let (Data::Packed { range, visible }, Some(flush)) = (&state.inode.data, &state.flush) else {
+            return self.plan_flush(file, state);
+        };
+        let (range, kept) = (*range, u64::from(*visible).min(flush.size) as usize);
+        let mut content = vec![0; flush.size as usize];
+        let pieces: Vec<_> =
+            state.inflight[..flush.upto].iter().map(|piece| (piece.offset, piece.bytes.clone())).collect();
+        drop(state);
+        if let Err(error) = self.reader.read(range, 0, &mut content[..kept]) {
+            return self.flush_failed(file, data_error(&error));
+        }
+        for (offset, bytes) in pieces {
+            copy_piece(offset, &bytes, 0, &mut content);
+        }
+        if content.len() <= self.config.inline_max as usize {
+            self.commit(file, NewData::Inline(content.into()), None);
+        } else {
+            self.store_whole(file, content);
+        }
+    }
+
+    fn store_whole(self: &Arc<Self>, file: &Arc<OpenFile>, content: Vec<u8>) {
+        let (fs, again) = (self.clone(), file.clone());
+        let done = move |placed: kestrel_data::Result<Placed>| match placed {
+            Ok(placed) => fs.commit(&again, NewData::Packed(placed.range), Some(placed)),
+            Err(error) => fs.flush_failed(&again, data_error(&error)),
+        };
+        self.packer.store(Payload::from(content), file.ino, Level::Process, Box::new(done));
+    }
+
+    /// Pieces were stored: commits if none is missing any more.
+    pub(super) fn continue_flush(self: &Arc<Self>, file: &Arc<OpenFile>, mut state: MutexGuard<'_, FileState>) {
+        let Some(flush) = &state.flush else { return };
+        let (upto, size) = (flush.upto, flush.size);
+        if state.committing || state.inflight[..upto].iter().any(|piece| piece.storing) {
+            return;
+        }
+        if state.inflight[..upto].iter().any(|piece| piece.placed.is_none()) {
+            let error = state.error.take().unwrap_or(FsError::new(libc::EIO, "written bytes could not be stored"));
+            drop(state);
+            return self.flush_failed(file, error);
+        }
+        let ranges = state.inflight[..upto].iter().filter_map(|piece| piece.placed.as_ref().map(|p| (piece.offset, p.range)));
+        let data = match (&state.inode.data, &state.inflight[..upto]) {
+            (_, []) => NewData::Unchanged,
+            (base, [piece])
+                if piece.offset == 0
+                    && piece.bytes.len() as u64 == size
+                    && size <= u64::from(self.config.block_bytes)
+                    && !matches!(base, Data::Chunked) =>
+            {
+                match &piece.placed {
+                    Some(placed) => NewData::Packed(placed.range),
+                    None => NewData::Unchanged,
+                }
+            }
+            (Data::Inline(bytes), _) if !bytes.is_empty() && !self.inline_is_placed(&state) => {
+                // Inline bytes cannot be referred to: store them as the oldest piece, then come back here.
+                let bytes = bytes.to_vec();
+                return self.place_inline(file, state, bytes);
+            }
+            _ => NewData::Patches(
+                ranges
+                    .map(|(offset, range)| (offset / CHUNK_BYTES, Extent::of_range((offset % CHUNK_BYTES) as u32, range)))
+                    .collect(),
+            ),
+        };
+        state.committing = true;
+        drop(state);
+        self.commit(file, data, None);
+    }
+
+    fn inline_is_placed(&self, state: &FileState) -> bool {
+        state.inline_placed == Some(state.inode.data_change)
+    }
+
+    fn place_inline(self: &Arc<Self>, file: &Arc<OpenFile>, mut state: MutexGuard<'_, FileState>, bytes: Vec<u8>) {
+        let piece = crate::file::Piece { offset: 0, bytes: Arc::new(bytes), placed: None, storing: true, grant: None };
+        let bytes = piece.bytes.clone();
+        state.inflight.insert(0, piece);
+        state.inline_placed = Some(state.inode.data_change);
+        if let Some(flush) = &mut state.flush {
+            flush.upto += 1;
+        }
+        drop(state);
+        self.store_claimed(file, 0, &bytes);
+    }
+
+    /// Sends the commit. `pin` keeps a new object from being reaped until the node knows of it.
+    fn commit(self: &Arc<Self>, file: &Arc<OpenFile>, data: NewData, pin: Option<Placed>) {
+        let mut state = file.lock();
+        state.committing = true;
+        let Some(flush) = &state.flush else { return };
+        let (first, rest) = match data {
+            // More extents than one request may carry: the last request brings size and times.
+            NewData::Patches(mut patches) if patches.len() > COMMIT_EXTENTS_MAX => {
+                let rest = patches.split_off(COMMIT_EXTENTS_MAX);
+                (NewData::Patches(patches), Some(NewData::Patches(rest)))
+            }
+            data => (data, None),
+        };
+        let reach = match &first {
+            NewData::Patches(patches) => patches.iter().map(|(c, e)| c * CHUNK_BYTES + u64::from(e.end())).max(),
+            _ => None,
+        };
+        let size = if rest.is_some() { reach.unwrap_or(0).max(state.inode.size) } else { flush.size };
+        let commit = Commit {
+            inode: self.known.reference(file.ino),
+            base: state.inode.data_change,
+            data: first,
+            size: (size != state.inode.size).then_some(size),
+            mtime: flush.mtime,
+            kill_suid: flush.kill_suid,
+        };
+        drop(state);
+        let (fs, file) = (self.clone(), file.clone());
+        kestrel_types::crash::point("client.flush.stored");
+        self.request(Caller::ROOT, Op::Commit(commit), move |reply| {
+            kestrel_types::crash::point("client.flush.committed");
+            match (reply, rest) {
+                (Ok(Answer::Inode(inode)), Some(rest)) => {
+                    file.lock().refresh(*inode);
+                    fs.commit(&file, rest, pin);
+                }
+                (reply, _) => fs.committed(&file, reply),
+            }
+        });
+    }
+
+    fn committed(self: &Arc<Self>, file: &Arc<OpenFile>, reply: Reply) {
+        match reply {
+            Ok(Answer::Inode(inode)) => self.flush_succeeded(file, *inode),
+            Ok(other) => self.flush_failed(file, unexpected(&other)),
+            Err(Outcome::Conflict(inode)) => {
+                let mut state = file.lock();
+                state.refresh(*inode);
+                state.committing = false;
+                let Some(flush) = &mut state.flush else { return };
+                flush.conflicts += 1;
+                if flush.conflicts > CONFLICTS_MAX {
+                    drop(state);
+                    let error = FsError::new(libc::EAGAIN, "others keep changing the file; write it again");
+                    return self.flush_failed(file, error);
+                }
+                self.plan_flush(file, state);
+            }
+            Err(Outcome::Failed(error)) => self.flush_failed(file, error),
+            Err(_) => self.flush_failed(file, FsError::new(libc::EIO, "the metadata node could not commit the file")),
+        }
+    }
+
+    fn flush_succeeded(self: &Arc<Self>, file: &Arc<OpenFile>, inode: Inode) {
+        self.note_commit();
+        self.known.cached_as(file.ino, inode.data_change);
+        let mut state = file.lock();
+        let Some(flush) = state.flush.take() else { return };
+        let small = state.inflight[..flush.upto].iter().filter(|p| p.bytes.len() < self.config.block_bytes as usize).count();
+        state.patches_since_compaction += small as u32;
+        state.inflight.drain(..flush.upto);
+        if state.inflight.is_empty() && state.buffer.is_empty() {
+            (state.mtime, state.kill_suid) = (None, false);
+        }
+        state.refresh(inode);
+        self.finish_flush(file, state, flush.waiters, Ok(()));
+        self.compact_if_due(file);
+    }
+
+    fn flush_failed(self: &Arc<Self>, file: &Arc<OpenFile>, error: FsError) {
+        log::warn!("inode {}: a flush failed: {error}", file.ino);
+        // The kernel's pages hold what was not stored: the next open must not trust them.
+        self.known.cached_as(file.ino, 0);
+        let mut state = file.lock();
+        let Some(flush) = state.flush.take() else { return };
+        self.finish_flush(file, state, flush.waiters, Err(error));
+    }
+
+    /// Answers who waited, and goes on with the next flush if somebody waits for it.
+    pub(super) fn finish_flush(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        mut state: MutexGuard<'_, FileState>,
+        waiters: Vec<Done<()>>,
+        result: FsResult<()>,
+    ) {
+        (state.flushing, state.committing) = (false, false);
+        let others = if state.is_dirty() { Vec::new() } else { std::mem::take(&mut state.waiters) };
+        let again = !state.waiters.is_empty();
+        if state.is_dirty() && state.dirty_since.is_none() {
+            state.dirty_since = Some(self.clock.now());
+        }
+        if again {
+            self.start_flush(file, state);
+        } else {
+            drop(state);
+        }
+        finish_all(waiters, &result);
+        finish_all(others, &Ok(()));
+    }
+}
+
+/// A flush that is running.
+pub(crate) struct Flush {
+    /// Pieces of the layer in flight that belong to it.
+    pub upto: usize,
+    size: u64,
+    mtime: i64,
+    kill_suid: bool,
+    conflicts: u32,
+    waiters: Vec<Done<()>>,
+}

@@ -1,0 +1,307 @@
+//! Reading: the newest layer that has a byte gives it; what no layer has is a hole.
+
+use std::sync::Arc;
+
+use kestrel_data::{ErrorKind, Turn};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::extent::{ExtentList, Source, chunk_parts};
+use kestrel_types::ids::InodeId;
+use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
+use kestrel_types::range::Range;
+use kestrel_types::request::{Answer, Op};
+
+use super::{Caller, Done, FileHandle, Fs, into_inode, too_late, unexpected};
+use crate::file::{FileState, OpenFile, bad_handle, data_error};
+use crate::write_buffer::copy_piece;
+
+/// Largest read, bytes.
+pub const READ_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Stored bytes that make up a part of a read.
+#[derive(Debug, Clone, Copy)]
+struct Stored {
+    range: Range,
+    skip: u32,
+    /// Where in the output.
+    at: usize,
+    len: usize,
+}
+
+/// What a read has to do.
+enum Plan {
+    /// The output holds everything that memory has; these parts are to be read from the store, then the overlay copied.
+    Ready { out: Vec<u8>, stored: Vec<Stored>, overlay: Vec<(u64, Vec<u8>)>, data_change: u64 },
+    /// The lists of these chunks are needed first.
+    Chunks(u64, u64),
+}
+
+/// A read that is being served.
+struct Read {
+    file: Arc<OpenFile>,
+    offset: u64,
+    len: usize,
+    /// It was planned again after stored bytes were missing; the next failure is final.
+    retried: bool,
+    done: Done<Vec<u8>>,
+}
+
+impl Fs {
+    /// Reads up to `len` bytes at `offset`; fewer only at the end of the file.
+    pub fn read(self: &Arc<Self>, handle: &FileHandle, offset: u64, len: usize, done: Done<Vec<u8>>) {
+        if !handle.read {
+            return done(Err(bad_handle()));
+        }
+        let read = Read { file: handle.file.clone(), offset, len: len.min(READ_BYTES_MAX), retried: false, done };
+        self.read_ahead(handle, offset, len);
+        self.serve(read);
+    }
+
+    fn serve(self: &Arc<Self>, read: Read) {
+        let state = read.file.lock();
+        let plan = plan(&state, read.offset, read.len);
+        drop(state);
+        match plan {
+            Plan::Ready { out, stored, overlay, data_change } if stored.is_empty() => {
+                self.finish(read, out, overlay, data_change, Ok(()));
+            }
+            Plan::Ready { mut out, stored, overlay, data_change } => {
+                match self.try_stored(&stored, &mut out) {
+                    Ok(None) => self.finish(read, out, overlay, data_change, Ok(())),
+                    Ok(Some(from)) => self.read_cold(read, out, stored, from, overlay, data_change),
+                    Err(error) => self.finish(read, out, overlay, data_change, Err(error)),
+                }
+            }
+            Plan::Chunks(first, last) => {
+                let fs = self.clone();
+                let file = read.file.clone();
+                self.load_chunks(&file, first, last, move |loaded| match loaded {
+                    Ok(()) => fs.serve(read),
+                    Err(error) => (read.done)(Err(error)),
+                });
+            }
+        }
+    }
+
+    /// Reads what memory or the page cache has; returns the first part that would block.
+    fn try_stored(&self, stored: &[Stored], out: &mut [u8]) -> kestrel_data::Result<Option<usize>> {
+        for (index, part) in stored.iter().enumerate() {
+            if !self.reader.try_read(part.range, part.skip, &mut out[part.at..part.at + part.len])? {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads the rest on the pool.
+    fn read_cold(
+        self: &Arc<Self>,
+        read: Read,
+        mut out: Vec<u8>,
+        stored: Vec<Stored>,
+        from: usize,
+        overlay: Vec<(u64, Vec<u8>)>,
+        data_change: u64,
+    ) {
+        Self::count(&self.counters.cold_reads, 1);
+        let fs = self.clone();
+        self.on_pool(move |turn| {
+            if turn == Turn::Late {
+                return (read.done)(Err(too_late()));
+            }
+            let result = stored[from..]
+                .iter()
+                .try_for_each(|part| fs.reader.read(part.range, part.skip, &mut out[part.at..part.at + part.len]));
+            fs.finish(read, out, overlay, data_change, result);
+        });
+    }
+
+    fn finish(
+        self: &Arc<Self>,
+        mut read: Read,
+        mut out: Vec<u8>,
+        overlay: Vec<(u64, Vec<u8>)>,
+        data_change: u64,
+        result: kestrel_data::Result<()>,
+    ) {
+        match result {
+            Ok(()) => {
+                for (offset, bytes) in overlay {
+                    copy_piece(offset, &bytes, read.offset, &mut out);
+                }
+                Self::count(&self.counters.read_bytes, out.len() as u64);
+                (read.done)(Ok(out));
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
+                Self::count(&self.counters.bad_reads, 1);
+                if read.retried {
+                    log::error!("inode {}: reading {} bytes at {}: {error}", read.file.ino, read.len, read.offset);
+                    return (read.done)(Err(data_error(&error)));
+                }
+                // Compaction or another client may have replaced what we knew; look again before giving up.
+                read.retried = true;
+                self.relearn(read, data_change);
+            }
+            Err(error) => {
+                log::error!("inode {}: reading {} bytes at {}: {error}", read.file.ino, read.len, read.offset);
+                (read.done)(Err(data_error(&error)));
+            }
+        }
+    }
+
+    /// Gets layout and chunk lists anew, then serves the read again.
+    fn relearn(self: &Arc<Self>, read: Read, data_change: u64) {
+        let fs = self.clone();
+        self.ask(Caller::ROOT, Op::GetAttr(self.known.reference(read.file.ino)), move |answer| {
+            match answer.and_then(into_inode) {
+                Ok(inode) => {
+                    let mut state = read.file.lock();
+                    if state.inode.data_change == data_change {
+                        state.chunks.clear();
+                    }
+                    if inode.change >= state.inode.change {
+                        state.refresh(inode);
+                    }
+                    drop(state);
+                    fs.serve(read);
+                }
+                Err(error) => (read.done)(Err(error)),
+            }
+        });
+    }
+
+    /// Asks the node for chunk lists and keeps them as long as the content stays what it is.
+    pub(super) fn load_chunks(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        first: u64,
+        last: u64,
+        done: impl FnOnce(FsResult<()>) + Send + 'static,
+    ) {
+        let file = file.clone();
+        let data_change = file.lock().inode.data_change;
+        self.ask(Caller::ROOT, Op::Chunks { ino: file.ino, first, last }, move |answer| match answer {
+            Ok(Answer::Chunks(found)) => {
+                let mut state = file.lock();
+                if state.inode.data_change == data_change {
+                    for chunk in first..=last {
+                        state.chunks.insert(chunk, Arc::default());
+                    }
+                    for (chunk, extents) in found {
+                        match ExtentList::from_extents(&extents) {
+                            Ok(list) => state.chunks.insert(chunk, Arc::new(list)),
+                            Err(_) => {
+                                let why = format!("the metadata node gave an invalid extent list for inode {}", file.ino);
+                                drop(state);
+                                return done(Err(FsError::because(libc::EIO, why)));
+                            }
+                        };
+                    }
+                }
+                drop(state);
+                done(Ok(()));
+            }
+            Ok(other) => done(Err(unexpected(&other))),
+            Err(error) => done(Err(error)),
+        });
+    }
+
+    /// Starts fetching what a sequential reader will ask for next.
+    fn read_ahead(self: &Arc<Self>, handle: &FileHandle, offset: u64, len: usize) {
+        let state = handle.file.lock();
+        if matches!(state.inode.data, Data::None | Data::Inline(_)) {
+            return;
+        }
+        let size = state.size;
+        drop(state);
+        let Some(window) = handle.readahead.lock().on_read(offset, len as u64, size) else { return };
+        let state = handle.file.lock();
+        let Plan::Ready { stored, .. } = plan_stored(&state, window.pos, window.len as usize) else { return };
+        drop(state);
+        for part in stored {
+            let fs = self.clone();
+            self.on_pool(move |turn| {
+                if turn == Turn::Run {
+                    fs.reader.prefetch(part.range, part.skip, part.len as u32);
+                }
+            });
+        }
+    }
+
+    /// Where the stored bytes of a file lie, for `kestrel info` and tests: inode and all chunk lists.
+    pub fn layout(self: &Arc<Self>, ino: InodeId, done: Done<(Inode, Vec<(u64, Vec<kestrel_types::extent::Extent>)>)>) {
+        let fs = self.clone();
+        self.getattr(Caller::ROOT, ino, Box::new(move |inode| {
+            let inode = match inode {
+                Ok(inode) if matches!(inode.data, Data::Chunked) => inode,
+                other => return done(other.map(|inode| (inode, Vec::new()))),
+            };
+            let last = inode.size.saturating_sub(1) / CHUNK_BYTES;
+            fs.ask(Caller::ROOT, Op::Chunks { ino, first: 0, last: last.min(4095) }, move |answer| match answer {
+                Ok(Answer::Chunks(chunks)) => done(Ok((inode, chunks))),
+                Ok(other) => done(Err(unexpected(&other))),
+                Err(error) => done(Err(error)),
+            });
+        }));
+    }
+}
+
+/// Plans a read of the committed layer only.
+fn plan_stored(state: &FileState, offset: u64, len: usize) -> Plan {
+    let len = (len as u64).min(state.size.saturating_sub(offset)) as usize;
+    let mut out = vec![0; len];
+    let mut stored = Vec::new();
+    match &state.inode.data {
+        Data::None => {}
+        Data::Inline(bytes) => copy_piece(0, bytes, offset, &mut out),
+        Data::Packed { range, visible } => {
+            let visible = u64::from(*visible).min(state.inode.size);
+            if offset < visible {
+                let len = (len as u64).min(visible - offset) as usize;
+                stored.push(Stored { range: *range, skip: offset as u32, at: 0, len });
+            }
+        }
+        Data::Chunked => {
+            for part in chunk_parts(offset, len as u64) {
+                let Some(list) = state.chunks.get(&u64::from(part.chunk)) else {
+                    let last = (offset + len as u64 - 1) / CHUNK_BYTES;
+                    return Plan::Chunks(u64::from(part.chunk), last);
+                };
+                for extent in list.slice(part.pos, part.len) {
+                    if let Source::Stored { range, skip } = extent.source {
+                        let at = (part.done + u64::from(extent.pos - part.pos)) as usize;
+                        stored.push(Stored { range, skip, at, len: extent.len as usize });
+                    }
+                }
+            }
+        }
+    }
+    Plan::Ready { out, stored, overlay: Vec::new(), data_change: state.inode.data_change }
+}
+
+fn plan(state: &FileState, offset: u64, len: usize) -> Plan {
+    let mut plan = plan_stored(state, offset, len);
+    if state.inflight.is_empty() && state.buffer.is_empty() {
+        return plan;
+    }
+    if let Plan::Ready { out, stored, overlay, .. } = &mut plan {
+        let window = offset..offset + out.len() as u64;
+        // Copied now: the layers may change before the stored bytes arrive, and a read sees one moment.
+        for piece in &state.inflight {
+            clip(piece.offset, &piece.bytes, &window, overlay);
+        }
+        for (start, bytes) in state.buffer.pieces() {
+            clip(start, bytes, &window, overlay);
+        }
+        if overlay.iter().any(|(start, bytes)| *start == window.start && bytes.len() == out.len()) {
+            stored.clear();
+        }
+    }
+    plan
+}
+
+fn clip(start: u64, bytes: &[u8], window: &std::ops::Range<u64>, overlay: &mut Vec<(u64, Vec<u8>)>) {
+    let (from, to) = (start.max(window.start), (start + bytes.len() as u64).min(window.end));
+    if from < to {
+        overlay.push((from, bytes[(from - start) as usize..(to - start) as usize].to_vec()));
+    }
+}

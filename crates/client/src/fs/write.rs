@@ -1,0 +1,194 @@
+//! Writing: bytes go to the file's buffer; full blocks go on to the block store while the application writes on.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use kestrel_data::{Grant, Level, Payload, Placed, Turn};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::inode::FILE_SIZE_MAX;
+
+use super::{FileHandle, Fs};
+use crate::file::{FileState, OpenFile, Piece, bad_handle, data_error};
+
+/// How long a write waits for earlier bytes to be stored before it fails with `ETIMEDOUT`.
+const BUDGET_DEADLINE: Duration = Duration::from_secs(60);
+
+impl Fs {
+    /// Writes `data` at `offset`. The bytes are visible to every reader of this client at once, and are stored and
+    /// committed by the next flush, fsync or close, or after the flush interval.
+    ///
+    /// # Errors
+    /// `EBADF`, `EFBIG`; `ETIMEDOUT` if the block store has not taken earlier bytes for a minute.
+    pub fn write(self: &Arc<Self>, handle: &FileHandle, offset: u64, data: &[u8], kill_suid: bool) -> FsResult<()> {
+        if !handle.write {
+            return Err(bad_handle());
+        }
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_SIZE_MAX);
+        let end = end.ok_or(FsError::new(libc::EFBIG, "the file would become larger than 8 EiB"))?;
+        let grant = match self.budget.try_acquire(data.len() as u64) {
+            Some(grant) => grant,
+            None => {
+                self.make_room(data.len() as u64);
+                self.budget.acquire(data.len() as u64, Some(Instant::now() + BUDGET_DEADLINE)).map_err(|e| data_error(&e))?
+            }
+        };
+        let file = &handle.file;
+        let now = self.clock.now();
+        let mut state = file.lock();
+        state.buffer.write(offset, data);
+        state.grants.push(grant);
+        state.size = state.size.max(end);
+        state.mtime = Some(now);
+        state.kill_suid |= kill_suid;
+        state.dirty_since.get_or_insert(now);
+        let full = if state.buffer.bytes() as u64 >= u64::from(self.config.block_bytes) {
+            self.take_full_pieces(&mut state)
+        } else {
+            Vec::new()
+        };
+        drop(state);
+        Self::count(&self.counters.written_bytes, data.len() as u64);
+        for (offset, bytes) in full {
+            self.store_in_background(file.clone(), offset, bytes);
+        }
+        Ok(())
+    }
+
+    fn take_full_pieces(&self, state: &mut FileState) -> Vec<(u64, Arc<Vec<u8>>)> {
+        let pieces = state.buffer.take_full();
+        if pieces.is_empty() {
+            return Vec::new();
+        }
+        let grants = std::mem::take(&mut state.grants);
+        let taken = push_inflight(state, pieces, grants);
+        // What stays in the buffer keeps its share of the budget.
+        let rest = state.buffer.bytes() as u64;
+        if rest > 0
+            && let Some(grant) = self.budget.try_acquire(rest)
+        {
+            state.grants.push(grant);
+        }
+        taken
+    }
+
+    /// Stores a piece from the pool.
+    fn store_in_background(self: &Arc<Self>, file: Arc<OpenFile>, offset: u64, bytes: Arc<Vec<u8>>) {
+        let fs = self.clone();
+        // If the pool has no time, the next flush stores the piece.
+        self.on_pool(move |turn| {
+            if turn == Turn::Run {
+                fs.store_piece(&file, offset, &bytes);
+            }
+        });
+    }
+
+    /// Stores one piece of a file that is in flight, unless somebody does already.
+    fn store_piece(self: &Arc<Self>, file: &Arc<OpenFile>, offset: u64, bytes: &Arc<Vec<u8>>) {
+        let mut state = file.lock();
+        let mine = |piece: &&mut Piece| piece.offset == offset && Arc::ptr_eq(&piece.bytes, bytes);
+        match state.inflight.iter_mut().find(mine) {
+            Some(piece) if piece.placed.is_none() && !piece.storing => piece.storing = true,
+            _ => return,
+        }
+        drop(state);
+        self.store_claimed(file, offset, bytes);
+    }
+
+    /// Stores a piece that is marked as being stored.
+    pub(super) fn store_claimed(self: &Arc<Self>, file: &Arc<OpenFile>, offset: u64, bytes: &Arc<Vec<u8>>) {
+        let (fs, file, again) = (self.clone(), file.clone(), bytes.clone());
+        let ino = file.ino;
+        let mut payload = Payload::new();
+        payload.push_shared(bytes.clone(), 0..bytes.len());
+        let done = Box::new(move |placed| fs.stored(&file, offset, &again, placed));
+        // In mode `commit` the node syncs the store before it acknowledges the commit, for all files at once.
+        self.packer.store(payload, ino, Level::Process, done);
+    }
+
+    /// A piece was stored, or could not be.
+    fn stored(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        offset: u64,
+        bytes: &Arc<Vec<u8>>,
+        placed: kestrel_data::Result<Placed>,
+    ) {
+        let mut state = file.lock();
+        let found = state.inflight.iter_mut().find(|piece| piece.offset == offset && Arc::ptr_eq(&piece.bytes, bytes));
+        let Some(piece) = found else { return };
+        piece.storing = false;
+        match placed {
+            Ok(placed) => {
+                piece.placed = Some(placed);
+                piece.grant = None;
+            }
+            Err(error) => state.error = Some(data_error(&error)),
+        }
+        if state.flushing {
+            self.continue_flush(file, state);
+        }
+    }
+
+    /// Starts storing buffered bytes of open files, largest first, until about `bytes` are on the way.
+    fn make_room(self: &Arc<Self>, bytes: u64) {
+        let mut files: Vec<_> = self
+            .files
+            .all()
+            .into_iter()
+            .map(|file| {
+                let held = file.lock().buffer.bytes() as u64;
+                (held, file)
+            })
+            .filter(|(held, _)| *held > 0)
+            .collect();
+        files.sort_by_key(|(held, _)| std::cmp::Reverse(*held));
+        // More than asked for, so that the next writer does not have to look again at once.
+        let wanted = bytes.max(self.config.dirty_bytes_max / 4);
+        let mut started = 0;
+        for (held, file) in files {
+            if started >= wanted {
+                break;
+            }
+            started += held;
+            let mut state = file.lock();
+            let pieces = state.buffer.take();
+            let grants = std::mem::take(&mut state.grants);
+            let taken = push_inflight(&mut state, pieces, grants);
+            drop(state);
+            for (offset, bytes) in taken {
+                self.store_in_background(file.clone(), offset, bytes);
+            }
+        }
+    }
+
+    /// Bytes written and not yet stored, all files together.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.budget.used()
+    }
+
+    pub(super) fn note_commit(&self) {
+        self.counters.commits.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Moves pieces that left the buffer to the layer in flight; the first of them carries the budget of all.
+pub(super) fn push_inflight(
+    state: &mut FileState,
+    pieces: Vec<(u64, Vec<u8>)>,
+    grants: Vec<Grant>,
+) -> Vec<(u64, Arc<Vec<u8>>)> {
+    let mut grant = grants.into_iter().reduce(|mut all, one| {
+        all.merge(one);
+        all
+    });
+    pieces
+        .into_iter()
+        .map(|(offset, bytes)| {
+            let bytes = Arc::new(bytes);
+            let share = grant.as_mut().map(|grant| grant.split(bytes.len() as u64));
+            state.inflight.push(Piece { offset, bytes: bytes.clone(), placed: None, storing: false, grant: share });
+            (offset, bytes)
+        })
+        .collect()
+}

@@ -1,0 +1,41 @@
+//! Extended attributes.
+
+use std::sync::Arc;
+
+use kestrel_types::ids::InodeId;
+use kestrel_types::request::{Op, XattrFlags};
+
+use super::{Caller, Done, Fs, into_bytes};
+
+impl Fs {
+    /// Value of an attribute.
+    pub fn getxattr(self: &Arc<Self>, caller: Caller, ino: InodeId, name: &[u8], done: Done<Box<[u8]>>) {
+        let op = Op::GetXattr(self.known.reference(ino), name.into());
+        self.ask(caller, op, move |answer| done(answer.and_then(into_bytes)));
+    }
+
+    /// Names of all attributes, each followed by NUL.
+    pub fn listxattr(self: &Arc<Self>, caller: Caller, ino: InodeId, done: Done<Box<[u8]>>) {
+        self.ask(caller, Op::ListXattr(self.known.reference(ino)), move |answer| done(answer.and_then(into_bytes)));
+    }
+
+    /// Sets an attribute.
+    pub fn setxattr(
+        self: &Arc<Self>,
+        caller: Caller,
+        ino: InodeId,
+        name: &[u8],
+        value: &[u8],
+        flags: XattrFlags,
+        done: Done<()>,
+    ) {
+        let op = Op::SetXattr(self.known.reference(ino), name.into(), value.into(), flags);
+        self.ask(caller, op, move |answer| done(answer.map(|_| ())));
+    }
+
+    /// Removes an attribute.
+    pub fn removexattr(self: &Arc<Self>, caller: Caller, ino: InodeId, name: &[u8], done: Done<()>) {
+        let op = Op::RemoveXattr(self.known.reference(ino), name.into());
+        self.ask(caller, op, move |answer| done(answer.map(|_| ())));
+    }
+}

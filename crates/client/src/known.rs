@@ -1,0 +1,131 @@
+//! Inodes the kernel refers to by number, and where each was last seen.
+//!
+//! The metadata core finds a file by directory and name. The kernel, once it has looked a name up, speaks of the inode's
+//! number until it forgets it; this table leads from the number back to the name. It is no cache of attributes: an entry
+//! that became stale costs the node a second look, never a wrong answer.
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::Kind;
+use kestrel_types::name::{InodeRef, Name};
+
+/// Shards, so that threads do not meet; a power of two.
+const SHARDS: usize = 64;
+
+#[derive(Debug)]
+struct Known {
+    /// Lookups the kernel has not forgotten yet.
+    lookups: u64,
+    kind: Kind,
+    seen: Option<(InodeId, Name)>,
+    /// `data_change` that the kernel's page cache of the file corresponds to; 0 if unknown.
+    cached_change: u64,
+}
+
+/// The table.
+#[derive(Debug)]
+pub struct KnownInodes {
+    shards: Vec<Mutex<FxHashMap<InodeId, Known>>>,
+}
+
+impl Default for KnownInodes {
+    fn default() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    }
+}
+
+impl KnownInodes {
+    fn shard(&self, ino: InodeId) -> &Mutex<FxHashMap<InodeId, Known>> {
+        // Numbers are handed out in sequence, so their low bits spread evenly.
+        &self.shards[ino as usize % SHARDS]
+    }
+
+    /// Notes that the kernel learned of `ino` once more, at this place (`None`: it has no name).
+    pub fn learned(&self, ino: InodeId, kind: Kind, place: Option<(InodeId, &Name)>) {
+        let mut shard = self.shard(ino).lock();
+        let known = shard.entry(ino).or_insert(Known { lookups: 0, kind, seen: None, cached_change: 0 });
+        known.lookups += 1;
+        known.kind = kind;
+        match (&mut known.seen, place) {
+            (Some((dir, name)), Some((new_dir, new_name))) if *dir == new_dir && name == new_name => {}
+            (seen, Some((dir, name))) => *seen = Some((dir, name.clone())),
+            (_, None) => {}
+        }
+    }
+
+    /// Notes that the kernel forgot `count` of its lookups.
+    pub fn forgot(&self, ino: InodeId, count: u64) {
+        let mut shard = self.shard(ino).lock();
+        if let Some(known) = shard.get_mut(&ino) {
+            known.lookups = known.lookups.saturating_sub(count);
+            if known.lookups == 0 {
+                shard.remove(&ino);
+            }
+        }
+    }
+
+    /// Notes that an inode moved.
+    pub fn moved(&self, ino: InodeId, dir: InodeId, name: &Name) {
+        if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
+            known.seen = Some((dir, name.clone()));
+        }
+    }
+
+    /// How to ask a node about `ino`. Directories are found by number alone.
+    pub fn reference(&self, ino: InodeId) -> InodeRef {
+        if ino == ROOT {
+            return InodeRef::by_id(ino);
+        }
+        let shard = self.shard(ino).lock();
+        let seen = shard.get(&ino).filter(|known| known.kind != Kind::Dir).and_then(|known| known.seen.clone());
+        InodeRef { ino, seen }
+    }
+
+    /// Records which content the kernel's page cache of a file corresponds to, and tells whether that is what it held
+    /// before, so that an open may keep the cached pages.
+    pub fn cached_as(&self, ino: InodeId, data_change: u64) -> bool {
+        match self.shard(ino).lock().get_mut(&ino) {
+            Some(known) => std::mem::replace(&mut known.cached_change, data_change) == data_change,
+            None => false,
+        }
+    }
+
+    /// Inodes in the table.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_is_known_until_the_kernel_has_forgotten_it_as_often_as_it_learned_of_it() {
+        let table = KnownInodes::default();
+        let (a, b) = (Name::new(b"a").unwrap(), Name::new(b"b").unwrap());
+        table.learned(20, Kind::File, Some((1, &a)));
+        table.learned(20, Kind::File, Some((1, &a)));
+        assert_eq!(table.reference(20).seen, Some((1, a)));
+        table.moved(20, 17, &b);
+        assert_eq!(table.reference(20).seen, Some((17, b.clone())));
+        table.forgot(20, 1);
+        assert_eq!(table.len(), 1);
+        table.forgot(20, 5);
+        assert_eq!(table.len(), 0);
+        table.moved(20, 1, &b);
+        assert_eq!(table.reference(20).seen, None);
+    }
+
+    #[test]
+    fn pages_are_kept_only_for_the_content_they_hold() {
+        let table = KnownInodes::default();
+        assert!(!table.cached_as(20, 7));
+        table.learned(20, Kind::File, None);
+        assert!(!table.cached_as(20, 7));
+        assert!(table.cached_as(20, 7));
+        assert!(!table.cached_as(20, 8));
+    }
+}

@@ -1,0 +1,250 @@
+//! File content against a model: whatever is written, truncated, punched, copied, flushed and reopened in whatever order,
+//! a read returns what an array of bytes would.
+
+use std::sync::Arc;
+
+use kestrel_client::fs::{Caller, FileHandle, Fs, FsConfig, Hole, Seek, wait};
+use kestrel_data::Pool;
+use kestrel_data::packer::{NoSink, ObjectIds, Packer, PackerConfig};
+use kestrel_data::reader::{Reader, ReaderConfig};
+use kestrel_data::store::{BlockStore, MemoryStore};
+use kestrel_meta::engine::memory::MemoryEngine;
+use kestrel_meta::node::{Node, NodeConfig, RootAttr};
+use kestrel_types::clock::{ManualClock, SECOND};
+use kestrel_types::ids::ROOT;
+use kestrel_types::name::Name;
+use kestrel_types::request::{OpenFlags, SetAttr};
+use proptest::prelude::*;
+
+const BLOCK: u32 = 64 * 1024;
+
+struct Ids(std::sync::atomic::AtomicU64);
+
+impl ObjectIds for Ids {
+    fn next(&self) -> kestrel_data::Result<u64> {
+        Ok(self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
+    }
+}
+
+fn file_system(store: Arc<dyn BlockStore>) -> Arc<Fs> {
+    let engine = Arc::new(MemoryEngine::default());
+    Node::format(&*engine, RootAttr { mode: 0o755, uid: 0, gid: 0 }, SECOND).unwrap();
+    let clock = Arc::new(ManualClock::new(2 * SECOND));
+    let node = Node::open(engine, clock.clone(), NodeConfig { workers: 2, ..NodeConfig::default() }).unwrap();
+    let packer = Packer::new(store.clone(), Arc::new(Ids(1.into())), NoSink, PackerConfig::new([0; 16])).unwrap();
+    let reader = Reader::new(store.clone(), ReaderConfig::default());
+    let pool = Pool::new("test", 2, 1024).unwrap();
+    let config = FsConfig {
+        block_bytes: BLOCK,
+        inline_max: 4096,
+        dirty_bytes_max: 1 << 20,
+        readahead_bytes_max: 1 << 20,
+        flush_interval: i64::MAX / 4,
+        read_only: false,
+    };
+    Fs::new(node, store, packer, reader, pool, clock, config)
+}
+
+const READ_WRITE: OpenFlags = OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+
+fn open(fs: &Arc<Fs>, name: &str) -> Arc<FileHandle> {
+    let name = Name::new(name.as_bytes()).unwrap();
+    wait(|done| fs.create(Caller::ROOT, ROOT, name, 0o644, READ_WRITE, false, done)).unwrap().handle
+}
+
+fn resize(fs: &Arc<Fs>, file: &Arc<FileHandle>, size: u64) {
+    let set = SetAttr { size: Some(size), through_handle: true, ..SetAttr::default() };
+    wait(|done| fs.setattr(Caller::ROOT, file.ino(), set, done)).unwrap();
+}
+
+fn read_all(fs: &Arc<Fs>, file: &Arc<FileHandle>) -> Vec<u8> {
+    wait(|done| fs.read(file, 0, 16 << 20, done)).unwrap()
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Write { file: usize, offset: u64, len: usize, byte: u8 },
+    Truncate { file: usize, size: u64 },
+    Fallocate { file: usize, hole: u8, offset: u64, len: u64, keep: bool },
+    Copy { from: usize, from_offset: u64, to_offset: u64, len: u64 },
+    Flush { file: usize },
+    Fsync { file: usize },
+    Reopen { file: usize },
+    Read { file: usize, offset: u64, len: usize },
+    Reap,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let file = 0..2usize;
+    let edge = prop_oneof![
+        0u64..10_000,
+        (0u64..6, 0u64..6).prop_map(|(blocks, off)| (blocks * u64::from(BLOCK)).saturating_add(off).saturating_sub(3)),
+        0u64..800_000,
+    ];
+    let len = prop_oneof![1u64..100, 1u64..9_000, 1u64..300_000, Just(u64::from(BLOCK)), Just(270_000)];
+    let step = prop_oneof![
+        8 => (file.clone(), edge.clone(), len.clone(), 1u8..)
+            .prop_map(|(file, offset, len, byte)| Step::Write { file, offset, len: len as usize, byte }),
+        2 => (file.clone(), edge.clone()).prop_map(|(file, size)| Step::Truncate { file, size }),
+        2 => (file.clone(), 0u8..3, edge.clone(), len.clone(), any::<bool>())
+            .prop_map(|(file, hole, offset, len, keep)| Step::Fallocate { file, hole, offset, len, keep }),
+        2 => (file.clone(), edge.clone(), edge.clone(), len.clone())
+            .prop_map(|(from, from_offset, to_offset, len)| Step::Copy { from, from_offset, to_offset, len }),
+        2 => file.clone().prop_map(|file| Step::Flush { file }),
+        1 => file.clone().prop_map(|file| Step::Fsync { file }),
+        1 => file.clone().prop_map(|file| Step::Reopen { file }),
+        4 => (file, edge, len).prop_map(|(file, offset, len)| Step::Read { file, offset, len: len as usize }),
+        1 => Just(Step::Reap),
+    ];
+    prop::collection::vec(step, 1..40)
+}
+
+fn put(model: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
+    let end = offset as usize + bytes.len();
+    if !bytes.is_empty() && model.len() < end {
+        model.resize(end, 0);
+    }
+    if !bytes.is_empty() {
+        model[offset as usize..end].copy_from_slice(bytes);
+    }
+}
+
+fn run(steps: Vec<Step>) {
+    let fs = file_system(Arc::new(MemoryStore::new()));
+    let names = ["a", "b"];
+    let mut handles = names.map(|name| open(&fs, name));
+    let mut models = [Vec::new(), Vec::new()];
+    for step in steps {
+        match step {
+            Step::Write { file, offset, len, byte } => {
+                // Not constant, so that bytes from a wrong place show.
+                let bytes: Vec<u8> = (0..len).map(|i| byte.wrapping_add((i / 7) as u8) | 1).collect();
+                fs.write(&handles[file], offset, &bytes, false).unwrap();
+                put(&mut models[file], offset, &bytes);
+            }
+            Step::Truncate { file, size } => {
+                resize(&fs, &handles[file], size);
+                models[file].resize(size as usize, 0);
+            }
+            Step::Fallocate { file, hole, offset, len, keep } => {
+                let hole = [Hole::Allocate, Hole::Punch, Hole::Zero][usize::from(hole)];
+                wait(|done| fs.fallocate(&handles[file], hole, offset, len, keep, done)).unwrap();
+                let (model, end) = (&mut models[file], (offset + len) as usize);
+                if hole != Hole::Punch && !keep && model.len() < end {
+                    model.resize(end, 0);
+                }
+                let upto = end.min(model.len());
+                if hole != Hole::Allocate && (offset as usize) < upto {
+                    model[offset as usize..upto].fill(0);
+                }
+            }
+            Step::Copy { from, from_offset, to_offset, len } => {
+                let to = 1 - from;
+                let (source, target) = (handles[from].clone(), handles[to].clone());
+                let copied = wait(|done| fs.copy_range(source, from_offset, target, to_offset, len, done)).unwrap();
+                let bytes: Vec<u8> =
+                    models[from].iter().skip(from_offset as usize).take(copied as usize).copied().collect();
+                assert_eq!(bytes.len() as u64, copied);
+                assert_eq!(copied == 0, from_offset as usize >= models[from].len());
+                put(&mut models[to], to_offset, &bytes);
+            }
+            Step::Flush { file } => wait(|done| fs.flush(&handles[file], done)).unwrap(),
+            Step::Fsync { file } => wait(|done| fs.fsync(&handles[file], done)).unwrap(),
+            Step::Reopen { file } => {
+                wait(|done| fs.flush(&handles[file], done)).unwrap();
+                wait(|done| fs.release(handles[file].clone(), done)).unwrap();
+                handles[file] = open(&fs, names[file]);
+            }
+            Step::Read { file, offset, len } => {
+                let found = wait(|done| fs.read(&handles[file], offset, len, done)).unwrap();
+                let wanted: Vec<u8> = models[file].iter().skip(offset as usize).take(len).copied().collect();
+                assert!(found == wanted, "read of {len} bytes at {offset}");
+            }
+            Step::Reap => {
+                fs.reap().unwrap();
+            }
+        }
+        for file in 0..2 {
+            let inode = wait(|done| fs.getattr(Caller::ROOT, handles[file].ino(), done)).unwrap();
+            assert_eq!(inode.size, models[file].len() as u64);
+        }
+    }
+    for file in 0..2 {
+        assert!(read_all(&fs, &handles[file]) == models[file], "content of {}", names[file]);
+        wait(|done| fs.flush(&handles[file], done)).unwrap();
+        assert!(read_all(&fs, &handles[file]) == models[file], "content of {} after a flush", names[file]);
+        check_holes(&fs, &handles[file], &models[file]);
+        wait(|done| fs.release(handles[file].clone(), done)).unwrap();
+        let again = open(&fs, names[file]);
+        assert!(read_all(&fs, &again) == models[file], "content of {} opened again", names[file]);
+    }
+    fs.shutdown().unwrap();
+}
+
+/// Whatever is reported as a hole must read as zeros, and the two kinds must alternate up to the end.
+fn check_holes(fs: &Arc<Fs>, file: &Arc<FileHandle>, model: &[u8]) {
+    let mut at = 0;
+    while at < model.len() as u64 {
+        let hole = wait(|done| fs.seek(file, at, Seek::Hole, done)).unwrap();
+        assert!(hole >= at && hole <= model.len() as u64);
+        let data = wait(|done| fs.seek(file, hole, Seek::Data, done)).unwrap_or(model.len() as u64);
+        assert!(model[hole as usize..data as usize].iter().all(|byte| *byte == 0), "data within a hole");
+        at = data.max(hole);
+        if hole == model.len() as u64 || data == model.len() as u64 {
+            break;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn reads_return_what_an_array_of_bytes_would(steps in steps()) {
+        run(steps);
+    }
+}
+
+#[test]
+fn many_small_overwrites_are_compacted_and_stay_right() {
+    let fs = file_system(Arc::new(MemoryStore::new()));
+    let file = open(&fs, "a");
+    let mut model = vec![7u8; 6 << 20];
+    fs.write(&file, 0, &model, false).unwrap();
+    wait(|done| fs.flush(&file, done)).unwrap();
+    for round in 0..1500u64 {
+        let offset = (round * 7919 * 512) % (6 << 20) & !511;
+        let bytes = [(round % 250) as u8 + 1; 300];
+        fs.write(&file, offset, &bytes, false).unwrap();
+        put(&mut model, offset, &bytes);
+        if round % 3 == 0 {
+            wait(|done| fs.flush(&file, done)).unwrap();
+        }
+    }
+    wait(|done| fs.flush(&file, done)).unwrap();
+    assert!(read_all(&fs, &file) == model);
+    for _ in 0..500 {
+        if fs.counters().compactions.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(fs.counters().compactions.load(std::sync::atomic::Ordering::Relaxed) > 0, "nothing was compacted");
+    fs.shutdown().unwrap();
+}
+
+#[test]
+fn a_budget_far_smaller_than_what_is_written_does_not_stop_writers() {
+    let fs = file_system(Arc::new(MemoryStore::new()));
+    let files: Vec<_> = (0..20).map(|i| open(&fs, &format!("f{i}"))).collect();
+    for round in 0..8u64 {
+        for (i, file) in files.iter().enumerate() {
+            fs.write(file, round * 50_000, &vec![i as u8 + 1; 50_000], false).unwrap();
+        }
+    }
+    for (i, file) in files.iter().enumerate() {
+        wait(|done| fs.flush(file, done)).unwrap();
+        assert!(read_all(&fs, file) == vec![i as u8 + 1; 400_000]);
+    }
+    fs.shutdown().unwrap();
+}

@@ -1,0 +1,195 @@
+//! A bound on bytes in use, such as dirty buffers.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{Error, Result};
+
+#[derive(Default)]
+struct State {
+    used: u64,
+    /// Tickets: who waits longest goes first, so that large requests are not starved by small ones.
+    next_ticket: u64,
+    /// Tickets that wait, in order.
+    waiting: std::collections::VecDeque<u64>,
+}
+
+struct Shared {
+    limit: u64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// Hands out bytes up to a limit. A request above the limit is granted when nothing else is in use, so that it cannot
+/// wait for ever: at most `limit`, or one request, is in use at any time.
+#[derive(Clone)]
+pub struct Budget(Arc<Shared>);
+
+/// Bytes granted; given back when dropped.
+pub struct Grant {
+    shared: Arc<Shared>,
+    bytes: u64,
+}
+
+impl Budget {
+    /// A budget of `limit` bytes.
+    pub fn new(limit: u64) -> Self {
+        Self(Arc::new(Shared { limit, state: Mutex::default(), changed: Condvar::new() }))
+    }
+
+    /// The limit, bytes.
+    pub fn limit(&self) -> u64 {
+        self.0.limit
+    }
+
+    /// Bytes granted now.
+    pub fn used(&self) -> u64 {
+        self.0.state.lock().used
+    }
+
+    fn grant(&self, bytes: u64) -> Grant {
+        Grant { shared: Arc::clone(&self.0), bytes }
+    }
+
+    /// Grants at once or not at all. Never overtakes those who wait.
+    pub fn try_acquire(&self, bytes: u64) -> Option<Grant> {
+        let mut state = self.0.state.lock();
+        if !state.waiting.is_empty() || !self.0.fits(&state, bytes) {
+            return None;
+        }
+        state.used += bytes;
+        Some(self.grant(bytes))
+    }
+
+    /// Waits for its turn and for room, not beyond the deadline.
+    ///
+    /// # Errors
+    /// `Deadline`.
+    pub fn acquire(&self, bytes: u64, deadline: Option<Instant>) -> Result<Grant> {
+        let shared = &self.0;
+        let mut state = shared.state.lock();
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        state.waiting.push_back(ticket);
+        loop {
+            if state.waiting.front() == Some(&ticket) && shared.fits(&state, bytes) {
+                state.waiting.pop_front();
+                state.used += bytes;
+                shared.changed.notify_all();
+                return Ok(self.grant(bytes));
+            }
+            let timed_out = match deadline {
+                None => {
+                    shared.changed.wait(&mut state);
+                    false
+                }
+                Some(deadline) => shared.changed.wait_until(&mut state, deadline).timed_out(),
+            };
+            if timed_out {
+                state.waiting.retain(|other| *other != ticket);
+                shared.changed.notify_all();
+                return Err(Error::Deadline { during: "waiting for buffer space" });
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn fits(&self, state: &State, bytes: u64) -> bool {
+        state.used == 0 || state.used.saturating_add(bytes) <= self.limit
+    }
+}
+
+impl Grant {
+    /// Bytes granted.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Moves up to `bytes` of the grant into one of its own.
+    pub fn split(&mut self, bytes: u64) -> Grant {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Grant { shared: Arc::clone(&self.shared), bytes }
+    }
+
+    /// Adds another grant of the same budget to this one; one of another budget is left alone and given back.
+    pub fn merge(&mut self, mut other: Grant) {
+        if Arc::ptr_eq(&self.shared, &other.shared) {
+            self.bytes += std::mem::take(&mut other.bytes);
+        }
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.shared.state.lock().used -= self.bytes;
+            self.shared.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_limit_holds_under_contention() {
+        let budget = Budget::new(100);
+        let (in_use, most) = (AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let (budget, in_use, most) = (&budget, &in_use, &most);
+                scope.spawn(move || {
+                    for i in 0..200 {
+                        let grant = budget.acquire(1 + (thread * 7 + i) % 60, None).unwrap();
+                        let now = in_use.fetch_add(grant.bytes(), Ordering::SeqCst) + grant.bytes();
+                        most.fetch_max(now, Ordering::SeqCst);
+                        in_use.fetch_sub(grant.bytes(), Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+        assert!(most.load(Ordering::SeqCst) <= 100);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn deadlines_large_requests_and_splits() {
+        let budget = Budget::new(10);
+        let mut grant = budget.acquire(25, None).unwrap();
+        assert!(budget.try_acquire(1).is_none());
+        let soon = Instant::now() + Duration::from_millis(20);
+        assert!(matches!(budget.acquire(1, Some(soon)), Err(Error::Deadline { .. })));
+        let part = grant.split(20);
+        drop(grant);
+        assert_eq!(budget.used(), 20);
+        drop(part);
+        let mut grant = budget.try_acquire(4).unwrap();
+        grant.merge(budget.try_acquire(6).unwrap());
+        assert_eq!((grant.bytes(), budget.used()), (10, 10));
+        drop(grant);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn nobody_overtakes_who_waits() {
+        let budget = Budget::new(10);
+        let grant = budget.acquire(5, None).unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| budget.acquire(10, None).unwrap().bytes());
+            while budget.0.state.lock().waiting.is_empty() {
+                std::thread::yield_now();
+            }
+            assert!(budget.try_acquire(1).is_none());
+            drop(grant);
+            assert_eq!(waiter.join().unwrap(), 10);
+        });
+    }
+}

@@ -1,0 +1,304 @@
+//! Stored ranges as frames: laying them out for writing, reading windows of them back verified.
+//!
+//! A range of `len` logical bytes is cut into frames of 64 KiB (the last may be shorter). Each is followed by four bytes:
+//! the CRC-32C of the frame's data carried on over its place ([`placed_check`]). The check of the data alone can
+//! therefore be computed before the place is known, by the thread that brings the data, and is placed in nanoseconds.
+
+use std::io::{IoSlice, IoSliceMut};
+
+use kestrel_types::ids::ObjectId;
+use kestrel_types::range::{FRAME_BYTES, FRAME_CHECK_BYTES, RANGE_BYTES_MAX, Range};
+
+use crate::error::{Error, Result};
+use crate::object::placed_check;
+use crate::payload::Payload;
+use crate::store::BlockStore;
+
+const FRAME: usize = FRAME_BYTES as usize;
+const CHECK: usize = FRAME_CHECK_BYTES as usize;
+
+/// The CRC-32C of each frame's data, not yet placed.
+pub fn data_checks(payload: &Payload) -> Vec<u32> {
+    let mut checks = vec![0; payload.len().div_ceil(FRAME)];
+    for (frame, piece) in payload.pieces(FRAME) {
+        checks[frame] = crc32c::crc32c_append(checks[frame], piece);
+    }
+    checks
+}
+
+enum Piece<'a> {
+    /// This many bytes of the scratch buffer.
+    Small(usize),
+    Data(&'a [u8]),
+}
+
+/// Collects what one write consists of: small pieces made here, data where it lies.
+#[derive(Default)]
+pub(crate) struct Gather<'a> {
+    small: Vec<u8>,
+    pieces: Vec<Piece<'a>>,
+    len: u64,
+}
+
+impl<'a> Gather<'a> {
+    /// Bytes collected.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Copies a few bytes. Neighbouring small pieces go out as one.
+    pub fn small(&mut self, bytes: &[u8]) {
+        self.small.extend_from_slice(bytes);
+        self.len += bytes.len() as u64;
+        if let Some(Piece::Small(len)) = self.pieces.last_mut() {
+            *len += bytes.len();
+        } else {
+            self.pieces.push(Piece::Small(bytes.len()));
+        }
+    }
+
+    fn data(&mut self, bytes: &'a [u8]) {
+        self.len += bytes.len() as u64;
+        self.pieces.push(Piece::Data(bytes));
+    }
+
+    /// The frames of a range at byte `offset` of `object`, from the payload and its [`data_checks`].
+    pub fn frames(&mut self, payload: &'a Payload, checks: &[u32], object: ObjectId, offset: u32) {
+        let mut current = 0;
+        for (frame, piece) in payload.pieces(FRAME) {
+            if frame != current {
+                self.check(checks[current], object, offset, current);
+                current = frame;
+            }
+            self.data(piece);
+        }
+        self.check(checks[current], object, offset, current);
+    }
+
+    fn check(&mut self, check: u32, object: ObjectId, offset: u32, frame: usize) {
+        self.small(&placed_check(check, object, offset, frame as u32).to_be_bytes());
+    }
+
+    /// The buffers for one vectored write.
+    pub fn slices(&self) -> Vec<IoSlice<'_>> {
+        let mut small = &self.small[..];
+        let mut slices = Vec::with_capacity(self.pieces.len());
+        for piece in &self.pieces {
+            slices.push(IoSlice::new(match piece {
+                Piece::Data(bytes) => bytes,
+                Piece::Small(len) => {
+                    let (head, tail) = small.split_at(*len);
+                    small = tail;
+                    head
+                }
+            }));
+        }
+        slices
+    }
+}
+
+/// One frame of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct FrameId {
+    pub object: ObjectId,
+    /// Offset of its range.
+    pub offset: u32,
+    /// Its number within the range.
+    pub frame: u32,
+}
+
+/// Keeps verified frames. What is given to it, it may forget at any time.
+pub(crate) trait FrameStore {
+    /// Copies bytes `skip..` of a frame if it is here.
+    fn copy(&self, id: FrameId, skip: usize, out: &mut [u8]) -> bool;
+    /// Whether whole frames may be here too, not only those of which parts were read.
+    fn has_whole_frames(&self) -> bool;
+    /// Takes a verified frame.
+    fn insert(&self, id: FrameId, bytes: Vec<u8>);
+}
+
+/// May a read wait for the disk?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Yes,
+    No,
+}
+
+/// Fails unless `skip .. skip + len` are bytes of the range.
+pub(crate) fn check_window(range: &Range, skip: u32, len: usize) -> Result<()> {
+    let end = u64::from(skip) + len as u64;
+    if range.object == 0 || range.len > RANGE_BYTES_MAX || end > u64::from(range.len) {
+        return Err(Error::Invalid { what: "a window outside its stored range" });
+    }
+    Ok(())
+}
+
+/// Where in its object a window of a range is stored, whole frames with their checks: first byte and bytes.
+pub(crate) fn stored_window(range: &Range, skip: u32, len: u32) -> (u64, u64) {
+    let layout = Layout { range: *range };
+    let (first, last) = (skip / FRAME_BYTES, (skip + len.max(1) - 1) / FRAME_BYTES);
+    let (from, last) = (layout.frame_at(first as usize), last as usize);
+    (from, layout.frame_at(last) + (layout.frame_len(last) + CHECK) as u64 - from)
+}
+
+/// Puts the frames of a window into `cache`, those that it does not have.
+pub(crate) fn load_window(
+    store: &dyn BlockStore,
+    cache: &dyn FrameStore,
+    range: Range,
+    skip: u32,
+    buffer: &mut [u8],
+) -> Result<()> {
+    read_window(store, Some(cache), range, skip, buffer, Wait::Yes)?;
+    let layout = Layout { range };
+    let mut at = skip as usize;
+    let mut rest = &*buffer;
+    while !rest.is_empty() {
+        let (frame, skip) = (at / FRAME, at % FRAME);
+        let (part, tail) = rest.split_at((layout.frame_len(frame) - skip).min(rest.len()));
+        // Partial frames are in the cache already: reading them put them there.
+        if part.len() == layout.frame_len(frame) {
+            cache.insert(layout.id(frame), part.to_vec());
+        }
+        at += part.len();
+        rest = tail;
+    }
+    Ok(())
+}
+
+/// Where a frame's bytes lie.
+struct Layout {
+    range: Range,
+}
+
+impl Layout {
+    fn frame_len(&self, frame: usize) -> usize {
+        (self.range.len as usize - frame * FRAME).min(FRAME)
+    }
+
+    /// Byte of the object where the frame begins.
+    fn frame_at(&self, frame: usize) -> u64 {
+        u64::from(self.range.offset) + (frame * (FRAME + CHECK)) as u64
+    }
+
+    fn id(&self, frame: usize) -> FrameId {
+        FrameId { object: self.range.object, offset: self.range.offset, frame: frame as u32 }
+    }
+}
+
+/// The part of a frame that a read wants, and where it goes.
+struct Wanted<'a> {
+    frame: usize,
+    /// Bytes of the frame before the part.
+    skip: usize,
+    out: &'a mut [u8],
+}
+
+/// Fills `out` with bytes `skip..` of the range. Reads only the frames that cover them, in one contiguous read for each
+/// run of frames that `cache` does not have; whole frames go straight to `out`, parts through a buffer that `cache` then
+/// gets. False: it would have to wait. On any error `out` is zeroed where it may hold unverified bytes.
+pub(crate) fn read_window(
+    store: &dyn BlockStore,
+    cache: Option<&dyn FrameStore>,
+    range: Range,
+    skip: u32,
+    out: &mut [u8],
+    wait: Wait,
+) -> Result<bool> {
+    check_window(&range, skip, out.len())?;
+    let layout = Layout { range };
+    let mut run: Vec<Wanted<'_>> = Vec::new();
+    let mut rest = out;
+    let mut at = skip as usize;
+    while !rest.is_empty() {
+        let (frame, skip) = (at / FRAME, at % FRAME);
+        let frame_len = layout.frame_len(frame);
+        let (part, tail) = rest.split_at_mut((frame_len - skip).min(rest.len()));
+        at += part.len();
+        rest = tail;
+        let is_whole = part.len() == frame_len;
+        let hit = cache
+            .filter(|cache| !is_whole || cache.has_whole_frames())
+            .is_some_and(|cache| cache.copy(layout.id(frame), skip, part));
+        if !hit {
+            run.push(Wanted { frame, skip, out: part });
+        } else if !read_run(store, cache, &layout, std::mem::take(&mut run), wait)? {
+            return Ok(false);
+        }
+    }
+    read_run(store, cache, &layout, run, wait)
+}
+
+/// Reads neighbouring frames with one call and verifies each.
+fn read_run(
+    store: &dyn BlockStore,
+    cache: Option<&dyn FrameStore>,
+    layout: &Layout,
+    mut run: Vec<Wanted<'_>>,
+    wait: Wait,
+) -> Result<bool> {
+    let Some(first) = run.first().map(|wanted| wanted.frame) else { return Ok(true) };
+    let done = read_run_unscrubbed(store, cache, layout, &mut run, first, wait);
+    if !matches!(done, Ok(true)) {
+        run.iter_mut().for_each(|wanted| wanted.out.fill(0));
+    }
+    done
+}
+
+fn read_run_unscrubbed(
+    store: &dyn BlockStore,
+    cache: Option<&dyn FrameStore>,
+    layout: &Layout,
+    run: &mut [Wanted<'_>],
+    first: usize,
+    wait: Wait,
+) -> Result<bool> {
+    let object = layout.range.object;
+    // Only the first and the last frame of a window can be partial.
+    let mut partial: Vec<Vec<u8>> = run
+        .iter()
+        .filter(|wanted| wanted.out.len() != layout.frame_len(wanted.frame))
+        .map(|wanted| vec![0; layout.frame_len(wanted.frame)])
+        .collect();
+    let mut checks = vec![[0; CHECK]; run.len()];
+    let mut parts = Vec::with_capacity(2 * run.len());
+    let mut buffers = partial.iter_mut();
+    for (wanted, check) in run.iter_mut().zip(&mut checks) {
+        let is_whole = wanted.out.len() == layout.frame_len(wanted.frame);
+        let target =
+            if is_whole { &mut *wanted.out } else { buffers.next().map_or(&mut [][..], |buffer| buffer) };
+        parts.push(IoSliceMut::new(target));
+        parts.push(IoSliceMut::new(check));
+    }
+    let offset = layout.frame_at(first);
+    match wait {
+        Wait::Yes => store.read(object, offset, &mut parts)?,
+        Wait::No => {
+            if store.try_read_nowait(object, offset, &mut parts)?.is_none() {
+                return Ok(false);
+            }
+        }
+    }
+    drop(parts);
+    let mut buffers = partial.into_iter();
+    for (wanted, check) in run.iter_mut().zip(checks) {
+        let is_whole = wanted.out.len() == layout.frame_len(wanted.frame);
+        let buffer = if is_whole { None } else { buffers.next() };
+        let data = buffer.as_deref().unwrap_or(wanted.out);
+        let found = placed_check(crc32c::crc32c(data), object, layout.range.offset, wanted.frame as u32);
+        if found.to_be_bytes() != check {
+            let offset = layout.frame_at(wanted.frame);
+            return Err(Error::Corrupt { object, offset, what: "the checksum of a frame does not match" });
+        }
+        if let Some(buffer) = buffer {
+            wanted.out.copy_from_slice(&buffer[wanted.skip..wanted.skip + wanted.out.len()]);
+            if let Some(cache) = cache {
+                cache.insert(layout.id(wanted.frame), buffer);
+            }
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,211 @@
+//! Writing rounds: into the open pack of a lane, or as an object of their own.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kestrel_types::crash;
+use kestrel_types::ids::ObjectId;
+use kestrel_types::range::Range;
+
+use super::{ObjectIds, PackerConfig, PackerStats, Pin, Pins, Placed, Submission};
+use crate::error::{Error, Result};
+use crate::frame::Gather;
+use crate::object::{MEMBER_BYTES, MemberHeader, ObjectHeader, ObjectKind, VolumeId};
+use crate::store::{Appender, BlockStore};
+
+/// Numbers tried when the store already holds objects of those handed out (as after a power loss that took back the
+/// allocation of numbers, but not the objects).
+const NUMBERS_TRIED_MAX: usize = 100_000;
+
+/// An object that still grows.
+struct OpenPack {
+    appender: Box<dyn Appender>,
+    pin: Pin,
+}
+
+/// Who holds its lock may append to its pack.
+#[derive(Default)]
+pub(super) struct Lane {
+    open: Option<OpenPack>,
+    /// Rounds since the pack was looked at for idleness.
+    rounds: u64,
+}
+
+impl Lane {
+    pub fn is_sealed(&self) -> bool {
+        self.open.is_none()
+    }
+
+    pub fn seal(&mut self) {
+        self.open = None;
+    }
+
+    /// Seals the pack if it took nothing since the last call.
+    pub fn seal_if_idle(&mut self) {
+        if std::mem::take(&mut self.rounds) == 0 {
+            self.seal();
+        }
+    }
+}
+
+/// Writes rounds to the store.
+pub(super) struct Writer {
+    pub store: Arc<dyn BlockStore>,
+    ids: Arc<dyn ObjectIds>,
+    volume: VolumeId,
+    pack_bytes: u64,
+    pub pins: Arc<Pins>,
+    pub stats: PackerStats,
+}
+
+/// What a round becomes: its bytes and where each member's frames will be.
+struct Plan<'a> {
+    gather: Gather<'a>,
+    ranges: Vec<Range>,
+}
+
+impl Writer {
+    pub fn new(store: Arc<dyn BlockStore>, ids: Arc<dyn ObjectIds>, config: &PackerConfig) -> Self {
+        Self {
+            store,
+            ids,
+            volume: config.volume,
+            pack_bytes: config.pack_bytes,
+            pins: Arc::default(),
+            stats: PackerStats::default(),
+        }
+    }
+
+    pub fn appends(&self) -> bool {
+        self.store.appends().is_some()
+    }
+
+    /// Lays a round out from byte `at` of an object on.
+    fn plan<'a, T>(
+        &self,
+        object: ObjectId,
+        kind: ObjectKind,
+        at: u64,
+        round: &'a [Submission<T>],
+    ) -> Result<Plan<'a>> {
+        let mut gather = Gather::default();
+        let mut ranges = Vec::with_capacity(round.len());
+        if at == 0 {
+            gather.small(&ObjectHeader { kind, volume: self.volume, object }.encode());
+        }
+        for member in round {
+            let too_large = Error::Invalid { what: "object beyond 4 GiB" };
+            let header_at = u32::try_from(at + gather.len()).map_err(|_| too_large.clone())?;
+            let offset = header_at.checked_add(MEMBER_BYTES as u32).ok_or(too_large)?;
+            // The packer refused payloads beyond 16 MiB.
+            let len = member.payload.len() as u32;
+            gather.small(&MemberHeader { inode: member.inode, len }.encode(object, header_at));
+            gather.frames(&member.payload, &member.checks, object, offset);
+            ranges.push(Range { object, offset, len });
+        }
+        Ok(Plan { gather, ranges })
+    }
+
+    fn count<T>(&self, round: &[Submission<T>]) {
+        self.stats.rounds.fetch_add(1, Ordering::Relaxed);
+        self.stats.members.fetch_add(round.len() as u64, Ordering::Relaxed);
+        let bytes: usize = round.iter().map(|member| member.payload.len()).sum();
+        self.stats.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Begins an object under a number the store does not know.
+    fn begin<R>(&self, mut begin: impl FnMut(ObjectId) -> Result<R>) -> Result<(ObjectId, R)> {
+        let mut taken = Error::Invalid { what: "no object number is free" };
+        for _ in 0..NUMBERS_TRIED_MAX {
+            let object = self.ids.next()?;
+            match begin(object) {
+                Err(error @ Error::Exists { .. }) => taken = error,
+                Err(error) => return Err(error),
+                Ok(begun) => {
+                    self.stats.objects.fetch_add(1, Ordering::Relaxed);
+                    return Ok((object, begun));
+                }
+            }
+        }
+        Err(taken)
+    }
+
+    /// Appends a round to the lane's pack, beginning and sealing packs as needed. All members or none.
+    pub fn write_round<T>(&self, lane: &mut Lane, round: &[Submission<T>]) -> Result<Vec<Placed>> {
+        let first = self.append_round(lane, round);
+        match first {
+            Err(Error::Io { .. } | Error::NotFound { .. }) => self.append_round(lane, round),
+            other => other,
+        }
+        .inspect(|_| self.count(round))
+    }
+
+    fn append_round<T>(&self, lane: &mut Lane, round: &[Submission<T>]) -> Result<Vec<Placed>> {
+        let bytes: usize = round.iter().map(|member| member.payload.len()).sum();
+        if lane.open.as_ref().is_some_and(|pack| pack.appender.len() + bytes as u64 > self.pack_bytes) {
+            lane.seal();
+        }
+        let mut pack = match lane.open.take() {
+            Some(pack) => pack,
+            None => self.begin_pack()?,
+        };
+        let object = pack.pin.object();
+        let at = pack.appender.len();
+        let plan = self.plan(object, ObjectKind::Pack, at, round)?;
+        crash::point("data.pack.before-write");
+        if let Err(error) = pack.appender.append(&plan.gather.slices()) {
+            self.stats.failures.fetch_add(1, Ordering::Relaxed);
+            if at == 0 {
+                // Nobody was promised anything in it. If it cannot be removed, listing finds it.
+                drop(pack);
+                let _ = self.store.delete(object);
+            }
+            return Err(error);
+        }
+        crash::point("data.pack.written");
+        let places = placed(plan.ranges, &self.pins.pin(object));
+        lane.rounds += 1;
+        if pack.appender.len() < self.pack_bytes {
+            lane.open = Some(pack);
+        }
+        Ok(places)
+    }
+
+    fn begin_pack(&self) -> Result<OpenPack> {
+        let appends = self.store.appends().ok_or(Error::Invalid { what: "the store cannot append" })?;
+        let (object, appender) = self.begin(|object| appends.create(object))?;
+        Ok(OpenPack { appender, pin: self.pins.pin(object) })
+    }
+
+    /// Writes a round as one whole object. All members or none.
+    pub fn write_object<T>(&self, round: &[Submission<T>]) -> Result<Vec<Placed>> {
+        let kind = if round.len() == 1 { ObjectKind::Block } else { ObjectKind::Pack };
+        let put = |object| {
+            // Pinned before it exists, so that no listing finds it without its pin.
+            let pin = self.pins.pin(object);
+            let plan = self.plan(object, kind, 0, round)?;
+            crash::point("data.pack.before-write");
+            self.store.put(object, &plan.gather.slices())?;
+            crash::point("data.pack.written");
+            Ok(placed(plan.ranges, &pin))
+        };
+        let done = match self.begin(put) {
+            Err(Error::Io { .. }) => self.begin(put),
+            other => other,
+        };
+        match done {
+            Ok((_, places)) => {
+                self.count(round);
+                Ok(places)
+            }
+            Err(error) => {
+                self.stats.failures.fetch_add(1, Ordering::Relaxed);
+                Err(error)
+            }
+        }
+    }
+}
+
+fn placed(ranges: Vec<Range>, pin: &Pin) -> Vec<Placed> {
+    ranges.into_iter().map(|range| Placed { range, pin: pin.clone() }).collect()
+}

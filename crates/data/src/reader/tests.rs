@@ -1,0 +1,115 @@
+//! The reader over stores that fail, with and without caches of their own.
+
+use std::io::IoSlice;
+
+use super::*;
+use crate::error::ErrorKind;
+use crate::payload::Payload;
+use crate::store::failing::{Call, Fault, Rule};
+use crate::store::{FailingStore, MemoryStore};
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect()
+}
+
+fn stored(inner: MemoryStore, len: usize) -> (Arc<FailingStore>, Range, Vec<u8>) {
+    let bytes = pattern(len);
+    let payload = Payload::from(bytes.clone());
+    let mut gather = frame::Gather::default();
+    gather.frames(&payload, &frame::data_checks(&payload), 3, 0);
+    inner.put(3, &gather.slices()).unwrap();
+    let store = Arc::new(FailingStore::new(Arc::new(inner), 1));
+    (store, Range { object: 3, offset: 0, len: len as u32 }, bytes)
+}
+
+#[test]
+fn wrong_bytes_are_read_again_and_never_returned() {
+    for fault in [Fault::WrongByte, Fault::Zeros, Fault::Short] {
+        let (store, range, bytes) = stored(MemoryStore::new(), 200_000);
+        let reader = Reader::new(store.clone(), ReaderConfig::default());
+        let mut out = vec![0; 200_000];
+        store.add(Rule::once(Call::Read, 0, fault));
+        reader.read(range, 0, &mut out).unwrap();
+        assert_eq!(out, bytes);
+        assert_eq!(reader.stats().healed.load(Ordering::Relaxed), 1);
+        store.add(Rule::always(Call::Read, fault));
+        assert_eq!(reader.read(range, 0, &mut out).unwrap_err().kind(), ErrorKind::Corrupt);
+        assert!(out.iter().all(|byte| *byte == 0));
+        assert!(!reader.try_read(range, 0, &mut out).unwrap());
+        assert_eq!(reader.verify(range).unwrap_err().kind(), ErrorKind::Corrupt);
+        store.heal();
+        assert!(reader.try_read(range, 7, &mut out[..100]).unwrap());
+        assert_eq!(out[..100], bytes[7..107]);
+        reader.verify(range).unwrap();
+    }
+}
+
+#[test]
+fn store_errors_pass_through() {
+    let (store, range, _) = stored(MemoryStore::new(), 1000);
+    let reader = Reader::new(store.clone(), ReaderConfig::default());
+    store.add(Rule::always(Call::Read, Fault::Errno(libc::EIO)));
+    let mut out = vec![0; 1000];
+    assert_eq!(reader.read(range, 0, &mut out).unwrap_err().kind(), ErrorKind::Io);
+    assert!(reader.try_read(range, 0, &mut out).is_err());
+    assert_eq!(reader.verify(range).unwrap_err().kind(), ErrorKind::Io);
+    assert!(matches!(reader.read(range, 999, &mut out[..2]), Err(Error::Invalid { .. })));
+}
+
+#[test]
+fn small_reads_verify_a_frame_once() {
+    let (store, range, bytes) = stored(MemoryStore::new(), 200_000);
+    store.add(Rule::always(Call::Read, Fault::Slow(std::time::Duration::ZERO)));
+    let reader = Reader::new(store.clone(), ReaderConfig::default());
+    let mut out = vec![0; 1000];
+    for skip in (0..200_000).step_by(1000) {
+        assert!(reader.try_read(range, skip, &mut out).unwrap());
+        assert_eq!(out, bytes[skip as usize..skip as usize + 1000]);
+    }
+    assert_eq!(store.injected(), 4, "four frames, each read from the store once");
+}
+
+#[test]
+fn read_ahead_serves_later_reads_of_a_store_that_always_blocks() {
+    let (store, range, bytes) = stored(MemoryStore::put_only(), 3_000_000);
+    let reader = Reader::new(store.clone(), ReaderConfig::default());
+    let mut out = vec![0; 131_072];
+    assert!(!reader.try_read(range, 0, &mut out).unwrap());
+    reader.prefetch(range, 100_000, 2_000_000);
+    for skip in (131_072..1_900_000).step_by(131_072) {
+        assert!(reader.try_read(range, skip, &mut out).unwrap(), "at {skip}");
+        assert_eq!(out, bytes[skip as usize..skip as usize + 131_072]);
+    }
+    assert!(!reader.try_read(range, 2_500_000, &mut out).unwrap());
+    // Too much at once, beyond the end, of a missing object: refused or ignored.
+    let small = Reader::new(store, ReaderConfig { prefetch_bytes: 1000, ..ReaderConfig::default() });
+    small.prefetch(range, 0, u32::MAX);
+    small.prefetch(range, u32::MAX, 10);
+    small.prefetch(Range { object: 99, ..range }, 0, 10);
+    assert!(!small.try_read(Range { object: 99, ..range }, 0, &mut out[..10]).unwrap());
+}
+
+#[test]
+fn stored_windows_are_whole_frames() {
+    let range = Range { object: 1, offset: 80, len: 200_000 };
+    assert_eq!(frame::stored_window(&range, 0, 1), (80, 65_540));
+    assert_eq!(frame::stored_window(&range, 65_535, 2), (80, 2 * 65_540));
+    assert_eq!(frame::stored_window(&range, 199_999, 1), (80 + 3 * 65_540, 200_000 - 3 * 65_536 + 4));
+    assert_eq!(frame::stored_window(&range, 0, 200_000), (80, u64::from(range.stored_len())));
+}
+
+#[test]
+fn appended_bytes_behind_a_range_do_not_matter() {
+    let inner = MemoryStore::new();
+    let (_, range, bytes) = stored(MemoryStore::new(), 5000);
+    let payload = Payload::from(bytes.clone());
+    let mut gather = frame::Gather::default();
+    gather.frames(&payload, &frame::data_checks(&payload), 3, 0);
+    let mut parts = gather.slices();
+    parts.push(IoSlice::new(b"garbage of a later, failed append"));
+    inner.put(3, &parts).unwrap();
+    let reader = Reader::new(Arc::new(inner), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
+    let mut out = vec![0; 5000];
+    reader.read(range, 0, &mut out).unwrap();
+    assert_eq!(out, bytes);
+}

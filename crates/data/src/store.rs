@@ -1,0 +1,165 @@
+//! The block store: where objects live.
+//!
+//! **Contract.** Objects are named by number, written once and never changed: a whole object by [`BlockStore::put`], or
+//! piece by piece through an [`Appender`] where the store can append. Bytes that a call reported as written are visible
+//! to every later read of this process at once, and durable after a [`BlockStore::sync`] that began after the call
+//! returned. An object whose writing failed or was cut off by a crash may be left behind with any contents; nothing may
+//! refer to it, and garbage collection removes it by listing.
+//!
+//! **Calls block.** They run on the caller's thread and return when the store has answered or its own deadline has
+//! passed. The local directory answers from the kernel; the S3 implementation (part 3, over the crate `object_store`)
+//! keeps a runtime of its own inside, blocks its caller on it and bounds each request by a deadline. It does not offer
+//! [`AppendStore`], its `sync` has nothing to do (an acknowledged PUT is durable), and its `try_read_nowait` always says
+//! "would block". So callers that must not block use `try_read_nowait` first and a [`crate::pool::Pool`] after it.
+
+use std::io::{IoSlice, IoSliceMut};
+
+use kestrel_types::clock::Nanos;
+use kestrel_types::ids::ObjectId;
+
+use crate::error::Result;
+
+pub mod failing;
+pub mod key;
+pub mod local;
+pub mod memory;
+
+pub use failing::FailingStore;
+pub use local::LocalStore;
+pub use memory::MemoryStore;
+
+/// Most objects in one page of a listing.
+pub const LIST_PAGE_MAX: usize = 10_000;
+
+/// A place that keeps objects. See the module's header for the contract.
+pub trait BlockStore: Send + Sync {
+    /// Writes a whole object, the concatenation of `parts`.
+    ///
+    /// # Errors
+    /// `Exists` if there is one of this number: it is left alone.
+    fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()>;
+
+    /// The store's ability to append to objects, if it has it.
+    fn appends(&self) -> Option<&dyn AppendStore> {
+        None
+    }
+
+    /// Fills `parts` with the object's bytes from `offset` on.
+    ///
+    /// # Errors
+    /// `NotFound`; `Corrupt` if the object ends before `parts` are full. The contents of `parts` are then unspecified.
+    fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()>;
+
+    /// Like [`BlockStore::read`] if that needs no waiting; `None` if it would block, `parts` being then unspecified.
+    fn try_read_nowait(
+        &self,
+        _object: ObjectId,
+        _offset: u64,
+        _parts: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<()>> {
+        Ok(None)
+    }
+
+    /// Begins to bring bytes near, if the store has a cache of its own to bring them to (the kernel's page cache). False
+    /// if it has none, so that the caller may read ahead into memory instead. May block for a short time.
+    fn prefetch(&self, _object: ObjectId, _offset: u64, _len: u64) -> bool {
+        false
+    }
+
+    /// Bytes of the object.
+    fn size(&self, object: ObjectId) -> Result<u64>;
+
+    /// Removes the object; false if there was none. Not covered by [`BlockStore::sync`]: after power loss the object may
+    /// be back, and garbage collection finds it.
+    fn delete(&self, object: ObjectId) -> Result<bool>;
+
+    /// Returns when everything written before the call is durable, names included. Costs two loads when nothing is
+    /// unsynced; concurrent callers share the work.
+    ///
+    /// # Errors
+    /// The failure of any object, to every caller, and `SyncLost` from then on until the store is opened again: after a
+    /// failed fsync the kernel may drop the dirty pages, so a later success would prove nothing.
+    fn sync(&self) -> Result<()>;
+
+    /// Like [`BlockStore::sync`] for some objects only.
+    fn sync_objects(&self, objects: &[ObjectId]) -> Result<()>;
+
+    /// One page of the listing, in key order, of at most `limit` (up to [`LIST_PAGE_MAX`]) objects after the key `after`.
+    /// Objects written or deleted meanwhile may be missing or present; all others are present. Never returns part of a
+    /// page as if it were the whole: whoever deletes by listings relies on it.
+    fn list(&self, after: Option<&str>, limit: usize) -> Result<Page>;
+
+    /// Room in the store.
+    fn usage(&self) -> Result<Usage>;
+}
+
+/// A store that can append. Local directories can; object stores cannot.
+pub trait AppendStore: Send + Sync {
+    /// Creates an empty object to append to.
+    fn create(&self, object: ObjectId) -> Result<Box<dyn Appender>>;
+}
+
+/// An object that still grows. Dropping it seals it.
+pub trait Appender: Send {
+    /// Bytes appended so far.
+    fn len(&self) -> u64;
+
+    /// Whether nothing has been appended.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Appends the concatenation of `parts` and returns the byte where it begins. After a failure the object keeps what
+    /// was appended before, may carry garbage behind it, and must not be appended to again.
+    fn append(&mut self, parts: &[IoSlice<'_>]) -> Result<u64>;
+}
+
+/// One page of a listing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Page {
+    /// Objects, by key.
+    pub objects: Vec<ObjectInfo>,
+    /// Keys found in the store that no object of ours has: reported, never deleted.
+    pub unknown: Vec<String>,
+    /// Where the next page begins (`after`); none after the last page.
+    pub next: Option<String>,
+}
+
+/// What a listing tells about an object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ObjectInfo {
+    /// Its number.
+    pub object: ObjectId,
+    /// Bytes.
+    pub size: u64,
+    /// When it was last written to, by the store's clock.
+    pub modified: Nanos,
+}
+
+/// Room in a store, bytes. `None`: unlimited or unknown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Size of the store.
+    pub capacity: Option<u64>,
+    /// What can still be written.
+    pub free: Option<u64>,
+    /// Bytes this store wrote less those it deleted since it was opened. What it holds in all is the sum of a listing.
+    pub written: i64,
+}
+
+/// All objects of a store, page by page. Stops at the first error, which it yields.
+pub fn list_all(store: &dyn BlockStore) -> impl Iterator<Item = Result<Page>> {
+    let mut after = Some(None::<String>);
+    std::iter::from_fn(move || {
+        let page = store.list(after.take()?.as_deref(), LIST_PAGE_MAX);
+        if let Ok(Page { next: Some(next), .. }) = &page {
+            after = Some(Some(next.clone()));
+        }
+        Some(page)
+    })
+}
+
+/// Bytes in `parts` together.
+pub(crate) fn total_len<T: std::ops::Deref<Target = [u8]>>(parts: &[T]) -> usize {
+    parts.iter().map(|part| part.len()).sum()
+}

@@ -1,0 +1,72 @@
+//! Notifications: telling the kernel to forget what it has cached.
+
+use std::ffi::OsStr;
+use std::io::{self, IoSlice};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use crate::abi::{self, OutHeader, Wire};
+use crate::transport::device::Channel;
+
+/// Sends notifications, from any thread; clones are cheap.
+///
+/// The kernel takes the locks of the inodes concerned before it returns. A handler that has not answered a request on
+/// the same directory or file must therefore not call these methods, nor wait for a thread that does: the request
+/// holds the lock, and both wait for ever. Send from another thread, or after the answer.
+///
+/// What the kernel does not have cached is no error: the methods then return `Ok(false)`.
+#[derive(Clone)]
+pub struct Notifier {
+    channel: Arc<Channel>,
+}
+
+impl Notifier {
+    pub(crate) fn new(channel: Arc<Channel>) -> Notifier {
+        Notifier { channel }
+    }
+
+    /// Drops a node's attributes and its cached pages from `offset` on, `length` bytes or with 0 to the end. A negative
+    /// `offset` drops the attributes only.
+    pub fn invalidate_inode(&self, nodeid: u64, offset: i64, length: i64) -> io::Result<bool> {
+        let body = abi::NotifyInvalInode { ino: nodeid, off: offset, len: length };
+        self.send(abi::NOTIFY_INVAL_INODE, body.bytes(), None)
+    }
+
+    /// Drops the entry `name` of the directory `parent`, and with it the cached subtree.
+    pub fn invalidate_entry(&self, parent: u64, name: &OsStr) -> io::Result<bool> {
+        self.entry(parent, name, 0)
+    }
+
+    /// Ends the time for which the entry may be believed, without dropping it: the next use asks again. Kernels before
+    /// 6.2 drop it.
+    pub fn expire_entry(&self, parent: u64, name: &OsStr) -> io::Result<bool> {
+        self.entry(parent, name, abi::NOTIFY_EXPIRE_ONLY)
+    }
+
+    /// The entry `name`, which was the node `child`, has been removed by somebody else. Unlike
+    /// [`invalidate_entry`](Notifier::invalidate_entry) this also tells those who watch the directory (inotify).
+    pub fn deleted(&self, parent: u64, child: u64, name: &OsStr) -> io::Result<bool> {
+        let body = abi::NotifyDelete { parent, child, namelen: name.len() as u32, padding: 0 };
+        self.send(abi::NOTIFY_DELETE, body.bytes(), Some(name))
+    }
+
+    fn entry(&self, parent: u64, name: &OsStr, flags: u32) -> io::Result<bool> {
+        let body = abi::NotifyInvalEntry { parent, namelen: name.len() as u32, flags };
+        self.send(abi::NOTIFY_INVAL_ENTRY, body.bytes(), Some(name))
+    }
+
+    fn send(&self, code: i32, body: &[u8], name: Option<&OsStr>) -> io::Result<bool> {
+        let (name, nul): (&[u8], &[u8]) = match name {
+            Some(name) => (name.as_bytes(), &[0]),
+            None => (&[], &[]),
+        };
+        let len = (size_of::<OutHeader>() + body.len() + name.len() + nul.len()) as u32;
+        let header = OutHeader { len, error: code, unique: 0 };
+        let parts = [header.bytes(), body, name, nul].map(IoSlice::new);
+        match self.channel.transmit(&parts) {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

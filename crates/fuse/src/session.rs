@@ -1,0 +1,352 @@
+//! Sessions: a mounted file system being served.
+
+use std::io::{self, IoSlice};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+
+use crate::abi::{self, InHeader, Opcode, OutHeader, Wire};
+use crate::config::{Config, Negotiated, Offer, WORKERS_MAX, workers_default};
+use crate::error::{Error, Result};
+use crate::mount::{Mount, Unmounter};
+use crate::notify::Notifier;
+use crate::reply::Reply;
+use crate::request::{Dialect, Malformed, Operation, Request};
+use crate::transport::device::{Buffer, Channel, Device, Receive};
+use crate::transport::{End, ReplyChannel, RequestSink, Transport};
+
+/// A file system: answers requests.
+///
+/// All methods are called from several threads at once.
+pub trait FileSystem: Send + Sync + 'static {
+    /// The mount is there and INIT is settled; requests follow. An error (errno) undoes the mount.
+    fn init(&self, negotiated: &Negotiated, notifier: &Notifier) -> std::result::Result<(), i32> {
+        let _ = (negotiated, notifier);
+        Ok(())
+    }
+
+    /// Answers one request, now or later: `reply` may go to another thread, `request` borrows the receive buffer and may
+    /// not. The serving thread takes no further request before this returns, so long waits belong elsewhere, or into
+    /// [`block_in_place`](crate::block_in_place). A panic is caught, and answers EIO.
+    fn handle(&self, request: Request<'_>, reply: Reply);
+
+    /// The connection has ended and no further request will come; replies still out are of no use to anybody. Called
+    /// once, from one of the serving threads. Files that were open need not have been released: the kernel does not
+    /// wait for that when it unmounts.
+    fn destroy(&self) {}
+}
+
+impl<F: FileSystem> FileSystem for Arc<F> {
+    fn init(&self, negotiated: &Negotiated, notifier: &Notifier) -> std::result::Result<(), i32> {
+        (**self).init(negotiated, notifier)
+    }
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        (**self).handle(request, reply);
+    }
+    fn destroy(&self) {
+        (**self).destroy();
+    }
+}
+
+/// A mounted file system and the threads that serve it.
+///
+/// It ends when the file system is unmounted, by whomever; [`join`](Session::join) waits for that. Dropping a session
+/// that has not ended unmounts by force.
+pub struct Session {
+    threads: Vec<JoinHandle<io::Result<End>>>,
+    workers: usize,
+    negotiated: Negotiated,
+    notifier: Notifier,
+    unmounter: Unmounter,
+    transport: &'static str,
+    counters: Arc<Counters>,
+}
+
+/// Things that should not happen, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SessionStats {
+    /// Requests that made no sense.
+    pub malformed: u64,
+    /// Requests of unknown operations, answered ENOSYS.
+    pub unknown: u64,
+    /// Handlers that panicked.
+    pub panics: u64,
+    /// Replies that the kernel refused.
+    pub refused: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    malformed: AtomicU64,
+    unknown: AtomicU64,
+    panics: AtomicU64,
+    refused: Arc<AtomicU64>,
+}
+
+impl Session {
+    /// Agrees with the kernel on how to talk, and starts serving. When this returns, the mount works. On an error the
+    /// mount is gone. Threads do not survive a fork: go to the background before.
+    pub fn start<F: FileSystem>(mut mount: Mount, fs: F, config: &Config) -> Result<Session> {
+        let unmounter = mount.unmounter();
+        // From here on `mount` unmounts when it is dropped, until the session takes that over.
+        let channel = Channel::new(mount.take_device()?);
+        let negotiated = negotiate(&channel, config)?;
+
+        let workers = if config.workers == 0 { workers_default() } else { config.workers.min(WORKERS_MAX) };
+        let spare = config.spare_workers.min(WORKERS_MAX);
+        let counters = Arc::new(Counters::default());
+        let (device, first) = Device::new(
+            channel.into_fd(),
+            (workers, spare),
+            config.clone_fd,
+            negotiated.max_write,
+            counters.refused.clone(),
+        )
+        .map_err(|e| Error::new("cannot open /dev/fuse for another thread", e))?;
+        let notifier = Notifier::new(first);
+        fs.init(&negotiated, &notifier)
+            .map_err(|errno| Error::errno("the file system did not start", errno))?;
+
+        let dialect = Dialect { setxattr_ext: negotiated.features.setxattr_ext };
+        let core = Arc::new(Core { fs, dialect, counters: counters.clone(), serving: AtomicUsize::new(0) });
+        let mut session = Session {
+            threads: Vec::with_capacity(workers + spare),
+            workers,
+            negotiated,
+            notifier,
+            unmounter,
+            transport: device.name(),
+            counters,
+        };
+        mount.disarm();
+        session.spawn(Arc::new(device), core)?;
+        Ok(session)
+    }
+
+    /// Starts the serving threads.
+    fn spawn<F: FileSystem>(&mut self, transport: Arc<dyn Transport>, core: Arc<Core<F>>) -> Result<()> {
+        let count = transport.threads();
+        core.serving.store(count, Ordering::Release);
+        for number in 0..count {
+            let (transport, sink, unmounter) = (transport.clone(), core.clone(), self.unmounter.clone());
+            let body = move || {
+                let end = transport.serve(number, &*sink);
+                if end.is_err() {
+                    // A device that fails one thread is of no use to the others; this ends them.
+                    let _ = unmounter.force();
+                }
+                sink.leave(1);
+                end
+            };
+            match thread::Builder::new().name(format!("kestrel-fuse-{number}")).spawn(body) {
+                Ok(thread) => self.threads.push(thread),
+                Err(error) => {
+                    let _ = self.unmounter.force();
+                    core.leave(count - number);
+                    return Err(Error::new("cannot start a serving thread", error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What INIT settled.
+    pub fn negotiated(&self) -> &Negotiated {
+        &self.negotiated
+    }
+
+    /// Name of the transport in use.
+    pub fn transport(&self) -> &'static str {
+        self.transport
+    }
+
+    /// Sends notifications to the kernel.
+    pub fn notifier(&self) -> Notifier {
+        self.notifier.clone()
+    }
+
+    /// Ends the session from another thread.
+    pub fn unmounter(&self) -> Unmounter {
+        self.unmounter.clone()
+    }
+
+    /// Number of threads that serve at a time.
+    pub fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// Things that should not happen, counted.
+    pub fn stats(&self) -> SessionStats {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        SessionStats {
+            malformed: get(&self.counters.malformed),
+            unknown: get(&self.counters.unknown),
+            panics: get(&self.counters.panics),
+            refused: get(&self.counters.refused),
+        }
+    }
+
+    /// Whether the connection has ended and all threads with it.
+    pub fn is_over(&self) -> bool {
+        self.threads.iter().all(|thread| thread.is_finished())
+    }
+
+    /// Waits until the file system is unmounted and [`FileSystem::destroy`] has returned.
+    pub fn join(mut self) -> Result<End> {
+        let mut outcome = Ok(End::Unmounted);
+        for thread in std::mem::take(&mut self.threads) {
+            match thread.join() {
+                Ok(Ok(End::Unmounted)) => {}
+                Ok(Ok(End::Aborted)) => outcome = outcome.map(|_| End::Aborted),
+                Ok(Err(error)) => outcome = Err(Error::new("reading /dev/fuse failed", error)),
+                Err(_) => outcome = Err(Error::plain("a serving thread ended", "panic outside of a handler")),
+            }
+        }
+        if !matches!(outcome, Ok(End::Unmounted)) {
+            // The mount point of a dead connection answers ENOTCONN until it is taken away.
+            let _ = self.unmounter.detach();
+        }
+        outcome
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.is_over() {
+            // Threads are not waited for: a handler may hang.
+            let _ = self.unmounter.force();
+        }
+    }
+}
+
+/// The session's part that serving threads share.
+struct Core<F> {
+    fs: F,
+    dialect: Dialect,
+    counters: Arc<Counters>,
+    /// Threads that have not left.
+    serving: AtomicUsize,
+}
+
+impl<F: FileSystem> Core<F> {
+    /// `count` threads have ended, or never began; the last one says good-bye.
+    fn leave(&self, count: usize) {
+        if self.serving.fetch_sub(count, Ordering::AcqRel) == count
+            && catch_unwind(AssertUnwindSafe(|| self.fs.destroy())).is_err()
+        {
+            self.counters.panics.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn deliver(
+        &self,
+        parsed: std::result::Result<Request<'_>, Malformed>,
+        slot: u64,
+        channel: &Arc<dyn ReplyChannel>,
+    ) {
+        match parsed {
+            Ok(request) => {
+                let reply = Reply::new(channel.clone(), request.unique, slot, request.opcode);
+                if let Operation::Destroy = request.op {
+                    return reply.empty();
+                }
+                if catch_unwind(AssertUnwindSafe(|| self.fs.handle(request, reply))).is_err() {
+                    self.counters.panics.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Err(Malformed::UnknownOpcode { unique, .. }) => {
+                self.counters.unknown.fetch_add(1, Ordering::Relaxed);
+                // The opcode of the token only matters for mute operations.
+                Reply::new(channel.clone(), unique, slot, Opcode::Destroy).error(libc::ENOSYS);
+            }
+            Err(Malformed::Arguments { unique, opcode }) => {
+                self.counters.malformed.fetch_add(1, Ordering::Relaxed);
+                Reply::new(channel.clone(), unique, slot, opcode).error(libc::EIO);
+            }
+            Err(Malformed::Header) => {
+                self.counters.malformed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl<F: FileSystem> RequestSink for Core<F> {
+    #[inline]
+    fn message(&self, message: &[u8], slot: u64, channel: &Arc<dyn ReplyChannel>) {
+        self.deliver(Request::parse(message, &self.dialect), slot, channel);
+    }
+
+    #[inline]
+    fn message_split(
+        &self,
+        header: &InHeader,
+        fixed: &[u8],
+        payload: &[u8],
+        slot: u64,
+        channel: &Arc<dyn ReplyChannel>,
+    ) {
+        self.deliver(Request::parse_split(header, fixed, Some(payload), &self.dialect), slot, channel);
+    }
+}
+
+/// Answers INIT, which the kernel sends by itself after mounting.
+fn negotiate(channel: &Channel, config: &Config) -> Result<Negotiated> {
+    const WHAT: &str = "cannot agree with the kernel's FUSE module";
+    let mut buffer = Buffer::new(abi::READ_BUFFER_BYTES_MIN);
+    loop {
+        let message = match channel.receive(buffer.space()) {
+            Ok(message) => message,
+            Err(Receive::Again) => continue,
+            Err(Receive::End(_)) => return Err(Error::plain(WHAT, "unmounted before it began")),
+            Err(Receive::Failed(error)) => return Err(Error::new(WHAT, error)),
+        };
+        let Some(header) = InHeader::read(message) else {
+            return Err(Error::plain(WHAT, "its first message is truncated"));
+        };
+        let body = &message[size_of::<InHeader>()..];
+        let answer = |error: i32, body: &[u8]| {
+            let len = (size_of::<OutHeader>() + body.len()) as u32;
+            let out = OutHeader { len, error: -error, unique: header.unique };
+            channel
+                .transmit(&[IoSlice::new(out.bytes()), IoSlice::new(body)])
+                .map_err(|error| Error::new(WHAT, error))
+        };
+        if header.opcode != Opcode::Init as u32 {
+            return Err(Error::plain(WHAT, format!("it began with operation {}", header.opcode)));
+        }
+        let Some(version) = abi::InitIn::read(body) else {
+            return Err(Error::plain(WHAT, "its INIT message is truncated"));
+        };
+        if version.major > abi::KERNEL_MAJOR {
+            // It will come again with a version that we can speak.
+            answer(
+                0,
+                abi::InitOut { major: abi::KERNEL_MAJOR, minor: abi::KERNEL_MINOR_MAX, ..Default::default() }
+                    .bytes(),
+            )?;
+            continue;
+        }
+        if version.major < abi::KERNEL_MAJOR || version.minor < abi::KERNEL_MINOR_MIN {
+            answer(libc::EPROTO, &[])?;
+            return Err(Error::plain(
+                WHAT,
+                format!(
+                    "it speaks version {}.{}, at least {}.{} is needed (Linux 5.4)",
+                    version.major,
+                    version.minor,
+                    abi::KERNEL_MAJOR,
+                    abi::KERNEL_MINOR_MIN
+                ),
+            ));
+        }
+        let Some(offer) = Offer::parse(body) else {
+            answer(libc::EPROTO, &[])?;
+            return Err(Error::plain(WHAT, "its INIT message is truncated"));
+        };
+        let (negotiated, out) = offer.settle(config);
+        answer(0, out.bytes())?;
+        return Ok(negotiated);
+    }
+}

@@ -1,0 +1,227 @@
+//! The classic transport: `read(2)` and `write(2)` on `/dev/fuse`.
+//!
+//! Every serving thread has a descriptor of its own, cloned from the first (FUSE_DEV_IOC_CLONE). They share the
+//! kernel's queue of new requests, but each keeps its own list of requests in progress, which takes a contended lock
+//! away; the reply must therefore be written to the descriptor that the request was read from.
+
+use std::fs::OpenOptions;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::abi;
+use crate::transport::seats::{Place, Seats};
+use crate::transport::{End, ReplyChannel, RequestSink, Transport};
+
+/// Alignment of a WRITE's payload in the receive buffer, so that it can go on with direct I/O as it is.
+const PAYLOAD_ALIGN: usize = 4096;
+
+/// How often, and how long apart, to ask whether a connection was really aborted.
+const ABORT_QUESTIONS: u32 = 5;
+const ABORT_PAUSE: Duration = Duration::from_millis(1);
+
+/// Serving threads on `/dev/fuse`.
+pub struct Device {
+    /// One for each thread.
+    channels: Vec<Arc<Channel>>,
+    seats: Arc<Seats>,
+    buffer_bytes: usize,
+}
+
+/// One descriptor of the connection.
+pub(crate) struct Channel {
+    fd: Arc<OwnedFd>,
+    /// Replies that the kernel refused, of all descriptors.
+    failed: Arc<AtomicU64>,
+}
+
+impl Device {
+    /// Serves the connection `fd` with `workers` threads at a time, and `spare` more for when some of those have to wait,
+    /// each with a descriptor of its own if `clone_fd`. `max_write` is what INIT settled.
+    pub(crate) fn new(
+        fd: Arc<OwnedFd>,
+        (workers, spare): (usize, usize),
+        clone_fd: bool,
+        max_write: u32,
+        failed: Arc<AtomicU64>,
+    ) -> io::Result<(Device, Arc<Channel>)> {
+        let first = Arc::new(Channel { fd, failed: failed.clone() });
+        let mut channels = vec![first.clone()];
+        for _ in 1..workers + spare {
+            channels.push(if clone_fd {
+                Arc::new(Channel {
+                    fd: Arc::new(clone_device(first.fd.as_raw_fd())?),
+                    failed: failed.clone(),
+                })
+            } else {
+                first.clone()
+            });
+        }
+        let buffer_bytes = (abi::WRITE_HEAD_BYTES + max_write as usize).max(abi::READ_BUFFER_BYTES_MIN);
+        Ok((Device { channels, seats: Seats::new(workers), buffer_bytes }, first))
+    }
+}
+
+impl Transport for Device {
+    fn name(&self) -> &'static str {
+        "device"
+    }
+
+    fn threads(&self) -> usize {
+        self.channels.len()
+    }
+
+    fn serve(&self, thread: usize, sink: &dyn RequestSink) -> io::Result<End> {
+        let channel = &self.channels[thread];
+        let replies: Arc<dyn ReplyChannel> = channel.clone();
+        let mut buffer = Buffer::new(self.buffer_bytes);
+        let place = Place::new(self.seats.clone());
+        loop {
+            if let Err(end) = place.sit() {
+                return Ok(end);
+            }
+            match channel.receive(buffer.space()) {
+                Ok(message) => place.with(|| sink.message(message, 0, &replies)),
+                Err(Receive::Again) => {}
+                Err(Receive::End(end)) => {
+                    self.seats.close(end);
+                    return Ok(end);
+                }
+                Err(Receive::Failed(error)) => {
+                    self.seats.close(End::Aborted);
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// Why a read brought no message.
+pub(crate) enum Receive {
+    /// Nothing to do; read again.
+    Again,
+    /// The connection is over.
+    End(End),
+    /// Something is wrong with the device.
+    Failed(io::Error),
+}
+
+impl Channel {
+    pub(crate) fn new(fd: Arc<OwnedFd>) -> Channel {
+        Channel { fd, failed: Arc::default() }
+    }
+
+    pub(crate) fn into_fd(self) -> Arc<OwnedFd> {
+        self.fd
+    }
+
+    /// Waits for one message.
+    #[inline]
+    pub(crate) fn receive<'b>(&self, space: &'b mut [u8]) -> Result<&'b [u8], Receive> {
+        match self.read(space) {
+            Ok(len) => Ok(&space[..len]),
+            Err(error) => Err(self.no_message(error, space)),
+        }
+    }
+
+    #[inline]
+    fn read(&self, space: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: the pointer and length are those of a live, exclusively borrowed slice.
+        let n = unsafe { libc::read(self.fd.as_raw_fd(), space.as_mut_ptr().cast(), space.len()) };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+
+    #[cold]
+    fn no_message(&self, error: io::Error, space: &mut [u8]) -> Receive {
+        match error.raw_os_error() {
+            // ENOENT: the request was withdrawn while it was being copied.
+            Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => Receive::Again,
+            Some(libc::ENODEV) => Receive::End(End::Unmounted),
+            Some(libc::ECONNABORTED) => {
+                // Said of aborted connections, but also of a request that was being read when the file system was
+                // unmounted. A moment later the kernel knows better.
+                for _ in 0..ABORT_QUESTIONS {
+                    std::thread::sleep(ABORT_PAUSE);
+                    let again = self.read(space).map_err(|error| error.raw_os_error());
+                    if again == Err(Some(libc::ENODEV)) {
+                        return Receive::End(End::Unmounted);
+                    }
+                }
+                Receive::End(End::Aborted)
+            }
+            _ => Receive::Failed(error),
+        }
+    }
+
+    /// Sends one message.
+    #[inline]
+    pub(crate) fn transmit(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        let fd = self.fd.as_raw_fd();
+        loop {
+            // SAFETY: the slices are live; IoSlice has the layout of iovec.
+            let n = unsafe {
+                match parts {
+                    [one] => libc::write(fd, one.as_ptr().cast(), one.len()),
+                    _ => libc::writev(fd, parts.as_ptr().cast(), parts.len() as libc::c_int),
+                }
+            };
+            if n >= 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+}
+
+impl ReplyChannel for Channel {
+    #[inline]
+    fn send(&self, _slot: u64, parts: &[IoSlice<'_>]) {
+        if let Err(error) = self.transmit(parts) {
+            // ENOENT: the caller was killed, or the connection is gone; ENODEV: unmounted meanwhile. All is well.
+            if !matches!(
+                error.raw_os_error(),
+                Some(libc::ENOENT | libc::ENODEV | libc::ECONNABORTED | libc::EPERM)
+            ) {
+                self.failed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Opens a further descriptor of the connection `of`.
+fn clone_device(of: RawFd) -> io::Result<OwnedFd> {
+    let fd: OwnedFd = OpenOptions::new().read(true).write(true).open("/dev/fuse")?.into();
+    let mut source = of as u32;
+    // SAFETY: the request reads one u32.
+    if unsafe { libc::ioctl(fd.as_raw_fd(), abi::DEV_IOC_CLONE as _, &raw mut source) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(fd)
+}
+
+/// A receive buffer in which the payload of a WRITE begins on a page. Its memory is not touched before the kernel
+/// writes to it, so that a thread which never sees large writes costs two pages.
+pub(crate) struct Buffer {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Buffer {
+    pub(crate) fn new(len: usize) -> Buffer {
+        // Zeroed memory of this size comes from the kernel as it is, untouched.
+        let memory = vec![0; len + 2 * PAYLOAD_ALIGN];
+        let payload = (memory.as_ptr() as usize + abi::WRITE_HEAD_BYTES).next_multiple_of(PAYLOAD_ALIGN);
+        let start = payload - abi::WRITE_HEAD_BYTES - memory.as_ptr() as usize;
+        Buffer { memory, start, len }
+    }
+
+    pub(crate) fn space(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + self.len]
+    }
+}

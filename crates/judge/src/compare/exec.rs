@@ -1,0 +1,553 @@
+//! Runs one step in one tree and records everything that can be seen of it.
+
+use std::ffi::CString;
+
+use crate::compare::op::{Base, DIR_SLOTS, Loc, Op, SLOTS, Step, Target};
+use crate::compare::outcome::{Outcome, TimeProbe, Times};
+use crate::compare::{dirs, io, locks};
+use crate::sys::{self, Sys};
+
+/// A descriptor that is never open: the kernel answers EBADF.
+const NO_FD: i32 = 1 << 20;
+
+/// An open file of a slot.
+#[derive(Clone, Copy)]
+pub struct OpenFile {
+    /// The descriptor.
+    pub fd: i32,
+    /// Its open flags.
+    pub flags: i32,
+}
+
+/// What one actor has open on one side.
+pub struct World {
+    /// When the run began; explicit times are all older.
+    pub run_start: i64,
+    root: i32,
+    files: [Option<OpenFile>; SLOTS],
+    dirs: [Option<i32>; DIR_SLOTS],
+}
+
+/// Something whose times are watched across a call.
+enum Watched {
+    Fd(i32),
+    At(i32, CString, i32),
+}
+
+impl World {
+    /// A world at the root directory of the calling process.
+    pub fn new(run_start: i64) -> Sys<Self> {
+        let root = sys::openat(libc::AT_FDCWD, c"/", libc::O_PATH | libc::O_DIRECTORY, 0)? as i32;
+        Ok(Self { run_start, root, files: [None; SLOTS], dirs: [None; DIR_SLOTS] })
+    }
+
+    /// Closes everything.
+    pub fn close_all(&mut self) {
+        let files = self.files.iter_mut().filter_map(|f| f.take().map(|f| f.fd));
+        let dirs = self.dirs.iter_mut().filter_map(Option::take);
+        for fd in files.chain(dirs).chain([self.root]) {
+            let _ = sys::close(fd);
+        }
+    }
+
+    /// The file of a slot.
+    pub fn file(&self, slot: u8) -> OpenFile {
+        self.files[slot as usize].unwrap_or(OpenFile { fd: NO_FD, flags: 0 })
+    }
+
+    fn fd(&self, slot: u8) -> i32 {
+        self.file(slot).fd
+    }
+
+    fn dir(&self, dir: u8) -> i32 {
+        self.dirs[dir as usize].unwrap_or(NO_FD)
+    }
+
+    /// A location for the *at calls.
+    pub fn at(&self, loc: &Loc) -> (i32, CString) {
+        let dir = match loc.base {
+            Base::Root => self.root,
+            Base::Cwd => libc::AT_FDCWD,
+            Base::Dir(d) => self.dir(d),
+        };
+        (dir, sys::cstring(&loc.path))
+    }
+
+    /// A location for calls that take only a path.
+    pub fn plain(&self, loc: &Loc) -> CString {
+        if loc.base == Base::Root && !loc.path.starts_with(b"/") {
+            sys::cstring(&[b"/", &loc.path[..]].concat())
+        } else {
+            sys::cstring(&loc.path)
+        }
+    }
+
+    /// Runs a step.
+    pub fn run(&mut self, step: &Step) -> Outcome {
+        let watched = if step.probe { self.watched(&step.op) } else { Vec::new() };
+        let (sec, nsec) = sys::wall_clock();
+        let before: Vec<_> = watched.iter().map(|(_, w, _)| look(w)).collect();
+        let mut out = self.run_op(&step.op);
+        for ((label, first, second), before) in watched.iter().zip(before) {
+            let after = look(second.as_ref().unwrap_or(first));
+            let same = matches!((&before, &after), (Some(b), Some(a)) if a.0 == b.0);
+            out.times.push(TimeProbe {
+                label: (*label).into(),
+                before: before.filter(|_| same).map(|b| b.1),
+                after: after.filter(|_| same).map(|a| a.1),
+                start: sec * 1_000_000_000 + nsec,
+            });
+        }
+        out
+    }
+
+    /// Objects whose times the operation may change: label, where before, where after (if elsewhere).
+    fn watched(&self, op: &Op) -> Vec<(&'static str, Watched, Option<Watched>)> {
+        let parent = |loc: &Loc| {
+            let (dir, _) = self.at(loc);
+            let end = loc.path.iter().rposition(|&b| b != b'/').map_or(0, |i| i + 1);
+            let parent = match loc.path[..end].iter().rposition(|&b| b == b'/') {
+                Some(0) => b"/".to_vec(),
+                Some(i) => loc.path[..i].to_vec(),
+                None => b".".to_vec(),
+            };
+            Watched::At(dir, sys::cstring(&parent), 0)
+        };
+        let itself = |loc: &Loc, nofollow: bool| {
+            let (dir, path) = self.at(loc);
+            Watched::At(dir, path, if nofollow { libc::AT_SYMLINK_NOFOLLOW } else { 0 })
+        };
+        let target = |target: &Target| match target {
+            Target::Path(loc, nofollow) => itself(loc, *nofollow),
+            Target::Slot(slot) => Watched::Fd(self.fd(*slot)),
+        };
+        match op {
+            Op::Open { loc, .. }
+            | Op::Mkdir { loc, .. }
+            | Op::Rmdir { loc }
+            | Op::Mknod { loc, .. }
+            | Op::Symlink { loc, .. }
+            | Op::Unlink { loc } => vec![("the parent", parent(loc), None)],
+            Op::Link { from, to, follow } => {
+                vec![("the parent", parent(to), None), ("the file", itself(from, !follow), None)]
+            }
+            Op::LinkSlot { slot, to } => {
+                vec![("the parent", parent(to), None), ("the file", Watched::Fd(self.fd(*slot)), None)]
+            }
+            Op::Rename { from, to, .. } => vec![
+                ("the source parent", parent(from), None),
+                ("the target parent", parent(to), None),
+                ("the file", itself(from, true), Some(itself(to, true))),
+            ],
+            Op::Write { slot, .. }
+            | Op::Pwrite { slot, .. }
+            | Op::Ftruncate { slot, .. }
+            | Op::Fallocate { slot, .. } => vec![("the file", Watched::Fd(self.fd(*slot)), None)],
+            Op::CopyRange { to, .. } => vec![("the file", Watched::Fd(self.fd(*to)), None)],
+            Op::Truncate { loc, .. } => vec![("the file", itself(loc, false), None)],
+            Op::Chmod { target: t, .. }
+            | Op::Chown { target: t, .. }
+            | Op::Utimens { target: t, .. }
+            | Op::SetXattr { target: t, .. }
+            | Op::RemoveXattr { target: t, .. } => vec![("the file", target(t), None)],
+            _ => Vec::new(),
+        }
+    }
+
+    fn run_op(&mut self, op: &Op) -> Outcome {
+        match op {
+            Op::Open { slot, loc, flags, mode } => self.open(*slot, loc, *flags, *mode),
+            Op::Close { slot } => {
+                let fd = self.fd(*slot);
+                self.files[*slot as usize] = None;
+                Outcome::of(sys::close(fd))
+            }
+            Op::Dup { from, to } => self.dup(*from, *to),
+            Op::OpenDir { dir, loc, flags } => self.open_dir(*dir, loc, *flags),
+            Op::CloseDir { dir } => {
+                let fd = self.dir(*dir);
+                self.dirs[*dir as usize] = None;
+                Outcome::of(sys::close(fd))
+            }
+            Op::Read { slot, len } => io::read(self.file(*slot), *len, None),
+            Op::Write { slot, len, fill } => io::write(self.file(*slot), *len, None, *fill),
+            Op::Pread { slot, off, len } => io::read(self.file(*slot), *len, Some(*off)),
+            Op::Pwrite { slot, off, len, fill } => io::write(self.file(*slot), *len, Some(*off), *fill),
+            Op::Truncate { loc, len } => self.truncate(loc, *len),
+            Op::Ftruncate { slot, len } => Outcome::of(sys::ftruncate(self.fd(*slot), *len)),
+            Op::Fallocate { slot, mode, off, len } => {
+                Outcome::of(sys::fallocate(self.fd(*slot), *mode, *off, *len))
+            }
+            Op::Lseek { slot, off, whence } => io::seek(self.fd(*slot), *off, *whence),
+            Op::SeekMap { slot } => io::seek_map(self.fd(*slot)),
+            Op::MmapWrite { slot, off, len, fill, shared, sync } => {
+                io::mmap_write(self.file(*slot), *off, *len, *fill, *shared, *sync)
+            }
+            Op::MmapRead { slot, off, len } => io::mmap_read(self.fd(*slot), *off, *len),
+            Op::CopyRange { from, from_off, to, to_off, len } => {
+                io::copy_range(self.file(*from), *from_off, self.file(*to), *to_off, *len)
+            }
+            Op::Fsync { slot, data_only: false } => Outcome::of(sys::fsync(self.fd(*slot))),
+            Op::Fsync { slot, data_only: true } => Outcome::of(sys::fdatasync(self.fd(*slot))),
+            Op::FsyncDir { dir } => Outcome::of(sys::fsync(self.dir(*dir))),
+            Op::Flock { slot, operation } => Outcome::of(sys::flock(self.fd(*slot), *operation)),
+            Op::Lock { slot, kind, typ, range } => locks::lock(self.fd(*slot), *kind, *typ, *range),
+            Op::GetLock { slot, kind, typ, range } => locks::get(self.fd(*slot), *kind, *typ, *range),
+            Op::LockWait { slot, range, .. } => locks::wait(self.fd(*slot), *range),
+            Op::Chdir { loc } => Outcome::of(sys::chdir(&self.plain(loc))),
+            Op::Fchdir { dir } => Outcome::of(sys::fchdir(self.dir(*dir))),
+            Op::Getcwd => getcwd(),
+            Op::Umask { mask } => Outcome::of(sys::umask(*mask)),
+            Op::ReadDirSlot { dir, buf } => dirs::read_again(self.dir(*dir), *buf as usize),
+            Op::ReadDir { loc } => dirs::read(self.at(loc)),
+            Op::SeekDir { loc } => dirs::seek(self.at(loc)),
+            Op::ScanUnderChange { loc, seed, threaded } => {
+                crate::compare::scan::scan(self.at(loc), *seed, *threaded)
+            }
+            Op::DeepPath { loc, name_len, depth } => dirs::deep(self.at(loc), *name_len, *depth),
+            _ => self.run_names(op),
+        }
+    }
+
+    /// Operations on names and attributes.
+    fn run_names(&mut self, op: &Op) -> Outcome {
+        match op {
+            Op::Mkdir { loc, mode } => {
+                let (dir, path) = self.at(loc);
+                Outcome::of(sys::mkdirat(dir, &path, *mode))
+            }
+            Op::Rmdir { loc } => {
+                let (dir, path) = self.at(loc);
+                Outcome::of(sys::unlinkat(dir, &path, libc::AT_REMOVEDIR))
+            }
+            Op::Unlink { loc } => {
+                let (dir, path) = self.at(loc);
+                Outcome::of(sys::unlinkat(dir, &path, 0))
+            }
+            Op::Mknod { loc, mode } => {
+                let (dir, path) = self.at(loc);
+                Outcome::of(sys::mknodat(dir, &path, *mode, 0))
+            }
+            Op::Symlink { target, loc } => {
+                let (dir, path) = self.at(loc);
+                Outcome::of(sys::symlinkat(&sys::cstring(target), dir, &path))
+            }
+            Op::Readlink { loc } => {
+                let (dir, path) = self.at(loc);
+                let mut buf = vec![0; 4096];
+                let mut out = Outcome::of(sys::readlinkat(dir, &path, &mut buf));
+                buf.truncate(out.ret.max(0) as usize);
+                out.data = buf;
+                out
+            }
+            Op::Link { from, to, follow } => {
+                let ((from_dir, from), (to_dir, to)) = (self.at(from), self.at(to));
+                let flags = if *follow { libc::AT_SYMLINK_FOLLOW } else { 0 };
+                let mut out = Outcome::of(sys::linkat(from_dir, &from, to_dir, &to, flags));
+                self.note_stat(&mut out, to_dir, &to, libc::AT_SYMLINK_NOFOLLOW);
+                out
+            }
+            Op::LinkSlot { slot, to } => {
+                let (to_dir, to) = self.at(to);
+                let mut out = Outcome::of(sys::linkat(self.fd(*slot), c"", to_dir, &to, libc::AT_EMPTY_PATH));
+                self.note_stat(&mut out, to_dir, &to, libc::AT_SYMLINK_NOFOLLOW);
+                out
+            }
+            Op::Rename { from, to, flags } => {
+                let ((from_dir, from), (to_dir, to)) = (self.at(from), self.at(to));
+                let before = sys::fstatat(from_dir, &from, libc::AT_SYMLINK_NOFOLLOW);
+                let mut out = Outcome::of(sys::renameat2(from_dir, &from, to_dir, &to, *flags));
+                if let (0, Ok(before)) = (out.ret, before)
+                    && let Ok(after) = sys::fstatat(to_dir, &to, libc::AT_SYMLINK_NOFOLLOW)
+                {
+                    out.field("same inode after rename", before.st_ino == after.st_ino);
+                }
+                out
+            }
+            Op::Chmod { target, mode } => match target {
+                Target::Slot(slot) => Outcome::of(sys::fchmod(self.fd(*slot), *mode)),
+                Target::Path(loc, _) => {
+                    let (dir, path) = self.at(loc);
+                    Outcome::of(sys::fchmodat(dir, &path, *mode))
+                }
+            },
+            Op::Chown { target, uid, gid } => match target {
+                Target::Slot(slot) => Outcome::of(sys::fchown(self.fd(*slot), *uid, *gid)),
+                Target::Path(loc, nofollow) => {
+                    let (dir, path) = self.at(loc);
+                    Outcome::of(sys::fchownat(dir, &path, *uid, *gid, nofollow_flag(*nofollow)))
+                }
+            },
+            Op::Utimens { target, atime, mtime } => self.utimens(target, *atime, *mtime),
+            Op::Stat { target } => {
+                let mut out = Outcome::default();
+                match self.stat(target) {
+                    Ok(st) => self.push_stat(&mut out, &st),
+                    Err(e) => out.ret = -i64::from(e),
+                }
+                out
+            }
+            Op::Statx { loc, flags } => self.statx(loc, *flags),
+            Op::Statfs { loc } => {
+                let mut out = Outcome::default();
+                match sys::statfs(&self.plain(loc)) {
+                    Ok(st) => {
+                        out.field("longest name", st.f_namelen);
+                        out.field("has space", st.f_blocks > 0 && st.f_bsize > 0);
+                    }
+                    Err(e) => out.ret = -i64::from(e),
+                }
+                out
+            }
+            Op::Access { loc, mode, flags } => {
+                let (dir, path) = self.at(loc);
+                Outcome::of(sys::faccessat2(dir, &path, *mode, *flags))
+            }
+            Op::SetXattr { .. } | Op::GetXattr { .. } | Op::ListXattr { .. } | Op::RemoveXattr { .. } => {
+                self.run_xattr(op)
+            }
+            other => unreachable!("{} is handled above", other.kind()),
+        }
+    }
+
+    fn run_xattr(&self, op: &Op) -> Outcome {
+        match op {
+            Op::SetXattr { target, name, len, fill, flags } => {
+                let mut value = vec![0; *len as usize];
+                crate::rng::fill(*fill, &mut value);
+                let name = sys::cstring(name);
+                Outcome::of(match target {
+                    Target::Slot(slot) => sys::fsetxattr(self.fd(*slot), &name, &value, *flags),
+                    Target::Path(loc, nofollow) => {
+                        sys::setxattr(&self.plain(loc), &name, &value, *flags, *nofollow)
+                    }
+                })
+            }
+            Op::GetXattr { target, name, size } => {
+                let mut value = vec![0; *size as usize];
+                let name = sys::cstring(name);
+                let mut out = Outcome::of(match target {
+                    Target::Slot(slot) => sys::fgetxattr(self.fd(*slot), &name, &mut value),
+                    Target::Path(loc, nofollow) => {
+                        sys::getxattr(&self.plain(loc), &name, &mut value, *nofollow)
+                    }
+                });
+                value.truncate(out.ret.max(0) as usize);
+                out.data = value;
+                out
+            }
+            Op::ListXattr { target } => {
+                let mut list = vec![0; 65536];
+                let ret = match target {
+                    Target::Slot(slot) => sys::flistxattr(self.fd(*slot), &mut list),
+                    Target::Path(loc, nofollow) => sys::listxattr(&self.plain(loc), &mut list, *nofollow),
+                };
+                let mut out = Outcome::of(ret.map(|_| 0));
+                out.field("names", user_names(&list[..ret.unwrap_or(0) as usize]).join(" "));
+                out
+            }
+            Op::RemoveXattr { target, name } => {
+                let name = sys::cstring(name);
+                Outcome::of(match target {
+                    Target::Slot(slot) => sys::fremovexattr(self.fd(*slot), &name),
+                    Target::Path(loc, nofollow) => sys::removexattr(&self.plain(loc), &name, *nofollow),
+                })
+            }
+            other => unreachable!("{} is no xattr call", other.kind()),
+        }
+    }
+
+    fn truncate(&self, loc: &Loc, len: i64) -> Outcome {
+        let path = self.plain(loc);
+        // Whether a call that changes no size updates the times is left open, and local file systems differ.
+        match sys::fstatat(libc::AT_FDCWD, &path, 0) {
+            Ok(st) if st.st_size == len && st.st_mode & libc::S_IFMT == libc::S_IFREG => Outcome::default(),
+            _ => Outcome::of(sys::truncate(&path, len)),
+        }
+    }
+
+    fn open(&mut self, slot: u8, loc: &Loc, flags: i32, mode: u32) -> Outcome {
+        if let Some(old) = self.files[slot as usize].take() {
+            let _ = sys::close(old.fd);
+        }
+        let (dir, path) = self.at(loc);
+        // An unnamed file in a removed directory: EPERM, ENOENT and success are all found in the wild.
+        let unnamed = flags & libc::O_TMPFILE == libc::O_TMPFILE;
+        if unnamed && sys::fstatat(dir, &path, 0).is_ok_and(|st| st.st_nlink == 0) {
+            return Outcome::of(Err(libc::ENOENT));
+        }
+        // Never block in the open of a FIFO; on other files the flag means nothing.
+        match sys::openat(dir, &path, flags | libc::O_NONBLOCK | libc::O_CLOEXEC, mode) {
+            Ok(fd) => {
+                let fd = fd as i32;
+                self.files[slot as usize] = Some(OpenFile { fd, flags });
+                let mut out = Outcome::default();
+                match sys::fstat(fd) {
+                    Ok(st) => self.push_stat(&mut out, &st),
+                    Err(e) => out.field("fstat", crate::errno::name(e)),
+                }
+                out
+            }
+            Err(e) => Outcome::of(Err(e)),
+        }
+    }
+
+    fn dup(&mut self, from: u8, to: u8) -> Outcome {
+        let OpenFile { fd, flags } = self.file(from);
+        match sys::dup(fd) {
+            Ok(new) => {
+                if let Some(old) = self.files[to as usize].replace(OpenFile { fd: new as i32, flags }) {
+                    let _ = sys::close(old.fd);
+                }
+                Outcome::default()
+            }
+            Err(e) => Outcome::of(Err(e)),
+        }
+    }
+
+    fn open_dir(&mut self, slot: u8, loc: &Loc, flags: i32) -> Outcome {
+        let (dir, path) = self.at(loc);
+        let opened = sys::openat(dir, &path, flags | libc::O_NONBLOCK | libc::O_CLOEXEC, 0);
+        // After the open: the location may start at this very slot.
+        if let Some(old) = self.dirs[slot as usize].take() {
+            let _ = sys::close(old);
+        }
+        if let Ok(fd) = opened {
+            self.dirs[slot as usize] = Some(fd as i32);
+        }
+        Outcome::of(opened.map(|_| 0))
+    }
+
+    fn utimens(&self, target: &Target, atime: crate::compare::op::Time, mtime: crate::compare::op::Time) -> Outcome {
+        let spec = |t: crate::compare::op::Time| libc::timespec { tv_sec: t.sec, tv_nsec: t.nsec };
+        let times = [spec(atime), spec(mtime)];
+        let mut out = Outcome::of(match target {
+            Target::Slot(slot) => sys::futimens(self.fd(*slot), &times),
+            Target::Path(loc, nofollow) => {
+                let (dir, path) = self.at(loc);
+                sys::utimensat(dir, &path, &times, nofollow_flag(*nofollow))
+            }
+        });
+        if out.ret == 0
+            && let Ok(st) = self.stat(target)
+        {
+            if atime.nsec != libc::UTIME_OMIT {
+                out.field("atime", self.show_time(st.st_atime, st.st_atime_nsec));
+            }
+            out.field("mtime", self.show_time(st.st_mtime, st.st_mtime_nsec));
+        }
+        out
+    }
+
+    fn stat(&self, target: &Target) -> Sys<libc::stat> {
+        match target {
+            Target::Slot(slot) => sys::fstat(self.fd(*slot)),
+            Target::Path(loc, nofollow) => {
+                let (dir, path) = self.at(loc);
+                sys::fstatat(dir, &path, nofollow_flag(*nofollow))
+            }
+        }
+    }
+
+    fn statx(&self, loc: &Loc, flags: i32) -> Outcome {
+        let (dir, path) = self.at(loc);
+        let mut out = Outcome::default();
+        match sys::statx(dir, &path, flags) {
+            Ok(st) => {
+                let kind = u32::from(st.stx_mode) & libc::S_IFMT;
+                out.field("basic stats", st.stx_mask & libc::STATX_BASIC_STATS == libc::STATX_BASIC_STATS);
+                out.field("mode", format!("{:o}", st.stx_mode));
+                out.field("owner", format!("{}:{}", st.stx_uid, st.stx_gid));
+                out.field("nlink", st.stx_nlink);
+                if kind == libc::S_IFREG || kind == libc::S_IFLNK {
+                    out.field("size", st.stx_size);
+                }
+                out.field("mtime", self.show_time(st.stx_mtime.tv_sec, i64::from(st.stx_mtime.tv_nsec)));
+            }
+            Err(e) => out.ret = -i64::from(e),
+        }
+        out
+    }
+
+    fn note_stat(&self, out: &mut Outcome, dir: i32, path: &CString, flags: i32) {
+        if out.ret == 0
+            && let Ok(st) = sys::fstatat(dir, path, flags)
+        {
+            self.push_stat(out, &st);
+        }
+    }
+
+    fn push_stat(&self, out: &mut Outcome, st: &libc::stat) {
+        push_stat(out, st, self.run_start);
+    }
+
+    fn show_time(&self, sec: i64, nsec: i64) -> String {
+        show_time(sec, nsec, self.run_start)
+    }
+
+    /// The second half of `LockWait`, in the other actor.
+    pub fn unlock_for(&self, op: &Op) -> Outcome {
+        match op {
+            Op::LockWait { range, other_slot, .. } => locks::lock(
+                self.fd(*other_slot),
+                crate::compare::op::LockKind::Posix,
+                libc::F_UNLCK,
+                *range,
+            ),
+            _ => Outcome::of(Err(libc::EINVAL)),
+        }
+    }
+}
+
+fn nofollow_flag(nofollow: bool) -> i32 {
+    if nofollow { libc::AT_SYMLINK_NOFOLLOW } else { 0 }
+}
+
+fn look(watched: &Watched) -> Option<(u64, Times)> {
+    let st = match watched {
+        Watched::Fd(fd) => sys::fstat(*fd),
+        Watched::At(dir, path, flags) => sys::fstatat(*dir, path, *flags),
+    }
+    .ok()?;
+    let times = Times {
+        mtime: st.st_mtime * 1_000_000_000 + st.st_mtime_nsec,
+        ctime: st.st_ctime * 1_000_000_000 + st.st_ctime_nsec,
+    };
+    Some((st.st_ino, times))
+}
+
+fn getcwd() -> Outcome {
+    let mut buf = vec![0; 8192];
+    let mut out = Outcome::of(sys::getcwd(&mut buf));
+    buf.truncate(out.ret.max(0) as usize);
+    out.data = buf;
+    out
+}
+
+/// An explicit time exactly, any other as "recent": no two file systems stamp the same nanosecond.
+pub fn show_time(sec: i64, nsec: i64, run_start: i64) -> String {
+    if sec < run_start { format!("{sec}.{nsec:09}") } else { "recent".into() }
+}
+
+/// Adds the attributes that two correct file systems agree on.
+pub fn push_stat(out: &mut Outcome, st: &libc::stat, run_start: i64) {
+    let kind = st.st_mode & libc::S_IFMT;
+    out.field("mode", format!("{:o}", st.st_mode));
+    out.field("owner", format!("{}:{}", st.st_uid, st.st_gid));
+    out.field("nlink", st.st_nlink);
+    if kind == libc::S_IFREG || kind == libc::S_IFLNK {
+        out.field("size", st.st_size);
+    }
+    out.field("mtime", show_time(st.st_mtime, st.st_mtime_nsec, run_start));
+}
+
+/// The `user.` names of a listxattr answer, sorted and readable.
+pub fn user_names(list: &[u8]) -> Vec<String> {
+    let mut names: Vec<_> = list
+        .split(|&b| b == 0)
+        .filter(|n| n.starts_with(b"user."))
+        .map(crate::compare::op::show_bytes)
+        .collect();
+    names.sort();
+    names
+}

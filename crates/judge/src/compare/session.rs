@@ -1,0 +1,194 @@
+//! One run: fresh trees on both sides, every actor's processes, the steps one by one, the trees at the end.
+
+use std::path::{Path, PathBuf};
+
+use crate::compare::actor::{ACTORS, Ask, Helper, Silence};
+use crate::compare::caps::Allowances;
+use crate::compare::op::{Op, Step};
+use crate::compare::outcome::{Difference, Outcome, difference};
+use crate::sys;
+
+/// Where and how to compare.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// A directory of the file system under test.
+    pub a: PathBuf,
+    /// A directory of the reference.
+    pub b: PathBuf,
+    /// Differences that are allowed.
+    pub allow: Allowances,
+    /// Compare the whole trees after this many steps, and at the end.
+    pub walk_every: usize,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// Index of the step, or the number of steps when the trees differ at the end.
+    pub at: usize,
+    /// Whether it showed in a comparison of the whole trees.
+    pub in_walk: bool,
+    /// What differs.
+    pub difference: Difference,
+}
+
+/// Numbers of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Steps that ran.
+    pub steps: usize,
+    /// Those of them that failed on the reference.
+    pub failed: Vec<usize>,
+}
+
+/// A fresh directory that is removed with everything in it.
+pub struct Scratch {
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+impl Scratch {
+    /// Makes one below `parent`, for everybody to write in.
+    pub fn new(parent: &Path) -> Result<Self, String> {
+        use std::os::unix::fs::PermissionsExt;
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("kestrel-judge-{}-{n}", std::process::id()));
+        let failed = |e| format!("{}: {e}", path.display());
+        std::fs::create_dir(&path).map_err(failed)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o1777)).map_err(failed)?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        use std::os::unix::ffi::OsStrExt;
+        let path = sys::cstring(self.path.as_os_str().as_bytes());
+        remove_tree(libc::AT_FDCWD, &path);
+    }
+}
+
+/// Removes a tree of any depth. Errors are left: the directory then stays for a person to look at.
+fn remove_tree(dir: i32, name: &std::ffi::CStr) {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    if let Ok(fd) = sys::openat(dir, name, flags, 0) {
+        let fd = fd as i32;
+        for entry in crate::compare::dirs::rest(fd, 32768).unwrap_or_default() {
+            let child = sys::cstring(&entry.name);
+            if entry.name == b"." || entry.name == b".." {
+                continue;
+            }
+            if sys::unlinkat(fd, &child, 0).is_err() {
+                remove_tree(fd, &child);
+            }
+        }
+        let _ = sys::close(fd);
+    }
+    let _ = sys::unlinkat(dir, name, libc::AT_REMOVEDIR);
+}
+
+struct Sides {
+    // Helpers before trees: they are dropped (killed) first.
+    helpers: [Vec<Helper>; 2],
+    _trees: [Scratch; 2],
+}
+
+impl Sides {
+    fn start(setup: &Setup, steps: &[Step]) -> Result<Self, String> {
+        let run_start = sys::wall_clock().0 - 2;
+        let trees = [Scratch::new(&setup.a)?, Scratch::new(&setup.b)?];
+        let mut helpers = [Vec::new(), Vec::new()];
+        for (tree, helpers) in trees.iter().zip(&mut helpers) {
+            for actor in ACTORS {
+                helpers.push(Helper::start(&tree.path, actor, steps, run_start)?);
+            }
+        }
+        Ok(Self { helpers, _trees: trees })
+    }
+
+    fn ask(&self, actor: u8, ask: Ask) {
+        self.helpers.iter().for_each(|side| side[actor as usize].ask(ask));
+    }
+
+    /// The answers of both sides, with process ids turned into actors' names.
+    fn answers(&self, actor: u8) -> Result<[Outcome; 2], Difference> {
+        let mut both = [Outcome::default(), Outcome::default()];
+        for (i, side) in self.helpers.iter().enumerate() {
+            match side[actor as usize].answer() {
+                Ok(mut out) => {
+                    if out.pid != 0 {
+                        let holder = side.iter().position(|h| i64::from(h.pid) == out.pid);
+                        let name = holder.map_or_else(|| out.pid.to_string(), |h| ACTORS[h].name.to_string());
+                        out.field("holder", name);
+                        out.pid = 0;
+                    }
+                    both[i] = out;
+                }
+                Err(silence) => {
+                    let side = ["A", "B"][i];
+                    let (key, text) = match silence {
+                        Silence::Hang => ("hang", format!("{side} does not return")),
+                        Silence::Died(how) => ("death", format!("the process making the call on {side} died: {how}")),
+                    };
+                    return Err(Difference { key: format!("{key} on {side}"), text });
+                }
+            }
+        }
+        Ok(both)
+    }
+
+    fn run(&self, index: usize, step: &Step) -> Result<[Outcome; 2], Difference> {
+        self.ask(step.actor, Ask::Step(index as u32));
+        if let Op::LockWait { other, .. } = step.op {
+            // Let both calls block first; if one is late the result is the same.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            self.ask(other, Ask::Unlock(index as u32));
+            let unlocks = self.answers(other)?;
+            let mut both = self.answers(step.actor)?;
+            for (out, unlock) in both.iter_mut().zip(unlocks) {
+                out.field("unlock", unlock.show_ret());
+            }
+            return Ok(both);
+        }
+        self.answers(step.actor)
+    }
+
+    fn walk(&self) -> Option<Difference> {
+        self.ask(0, Ask::Walk);
+        match self.answers(0) {
+            Ok([a, b]) => difference("tree", &a, &b),
+            Err(difference) => Some(difference),
+        }
+    }
+}
+
+/// Runs the steps; stops at the first difference.
+pub fn run(setup: &Setup, steps: &[Step]) -> Result<(Option<Finding>, Tally), String> {
+    let sides = Sides::start(setup, steps)?;
+    let mut tally = Tally::default();
+    let finding = |at, in_walk, difference| Some(Finding { at, in_walk, difference });
+    for (i, step) in steps.iter().enumerate() {
+        let [a, b] = match sides.run(i, step) {
+            Ok(both) => both,
+            Err(silence) => return Ok((finding(i, false, silence), tally)),
+        };
+        tally.steps += 1;
+        if b.ret < 0 {
+            tally.failed.push(i);
+        }
+        let kind = step.op.kind();
+        if let Some(found) = difference(kind, &a, &b)
+            && !setup.allow.allows(kind, &a, &b)
+        {
+            return Ok((finding(i, false, found), tally));
+        }
+        if (i + 1) % setup.walk_every == 0
+            && let Some(found) = sides.walk()
+        {
+            return Ok((finding(i + 1, true, found), tally));
+        }
+    }
+    Ok((sides.walk().and_then(|found| finding(steps.len(), true, found)), tally))
+}

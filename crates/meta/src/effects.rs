@@ -1,0 +1,99 @@
+//! What a batch does besides changing rows.
+//!
+//! Changes of session state (open files) happen at once, because later operations of the batch must see them, and are undone if
+//! the operation or the batch fails. Everything else waits until the batch has committed.
+
+use kestrel_types::ids::InodeId;
+use rustc_hash::FxHashSet;
+
+use crate::perm::Dentry;
+use crate::session::{OpenState, OpenTable};
+
+/// A change of the open table, to be undone.
+#[derive(Debug, Clone, Copy)]
+pub enum OpenUndo {
+    /// It was opened once more.
+    Opened(InodeId),
+    /// It was released; its state before that.
+    Released(InodeId, OpenState),
+    /// Its state was set; what it was before.
+    Set(InodeId, OpenState),
+}
+
+impl OpenUndo {
+    fn undo(self, opens: &OpenTable) {
+        match self {
+            OpenUndo::Opened(ino) => {
+                opens.release(ino);
+            }
+            OpenUndo::Released(ino, before) => {
+                if opens.get(ino).count == 0 {
+                    opens.set(ino, OpenState { count: 1, ..before });
+                } else {
+                    opens.open(ino);
+                }
+            }
+            OpenUndo::Set(ino, before) => opens.set(ino, before),
+        }
+    }
+}
+
+/// Where a file went: directory and name.
+pub type NewPlace = (InodeId, Box<[u8]>);
+
+/// See the module's header.
+#[derive(Default)]
+pub struct Effects {
+    /// Changes of the open table, oldest first.
+    pub opens: Vec<OpenUndo>,
+    /// Files that moved, and where to.
+    pub moved: Vec<(InodeId, Option<NewPlace>)>,
+    /// Directories whose record or place this batch changed: read them from the rows, not from the replica.
+    pub dirs_changed: FxHashSet<InodeId>,
+    /// Directories that this batch made, with their names.
+    pub dirs_made: Vec<(Dentry, Box<[u8]>)>,
+    /// Change of the volume's figures: files, directories, bytes.
+    pub usage: [i64; 3],
+}
+
+/// A place in [`Effects`] to go back to.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Mark {
+    opens: usize,
+    moved: usize,
+    made: usize,
+    usage: [i64; 3],
+}
+
+impl Effects {
+    /// Where an operation starts.
+    #[inline]
+    pub fn mark(&self) -> Mark {
+        Mark { opens: self.opens.len(), moved: self.moved.len(), made: self.dirs_made.len(), usage: self.usage }
+    }
+
+    /// Whether the open table changed since `mark`.
+    #[inline]
+    pub fn session_changed_since(&self, mark: &Mark) -> bool {
+        self.opens.len() > mark.opens
+    }
+
+    /// Undoes everything since `mark`. (Directories noted as changed stay noted, which is harmless.)
+    pub fn back_to(&mut self, mark: &Mark, opens: &OpenTable) {
+        for undo in self.opens.drain(mark.opens..).rev() {
+            undo.undo(opens);
+        }
+        self.moved.truncate(mark.moved);
+        self.dirs_made.truncate(mark.made);
+        self.usage = mark.usage;
+    }
+
+    /// Forgets everything; nothing is undone.
+    pub fn clear(&mut self) {
+        self.opens.clear();
+        self.moved.clear();
+        self.dirs_changed.clear();
+        self.dirs_made.clear();
+        self.usage = [0; 3];
+    }
+}

@@ -1,0 +1,180 @@
+//! The ordered store below the metadata core: a trait with few methods, and the engines behind it.
+//!
+//! Nothing above this trait knows which engine serves it.
+
+mod disk;
+mod durability;
+pub mod embedded;
+mod log;
+pub mod memory;
+mod rows;
+mod runs;
+mod taps;
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use kestrel_types::ids::Position;
+use kestrel_types::key::{Key, KeyRef, Table};
+
+/// Most mutations in one batch.
+pub const BATCH_MUTATIONS_MAX: usize = 1 << 20;
+
+/// One change of one row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mutation {
+    /// The row.
+    pub key: Key,
+    /// Its new value, or `None` to delete it.
+    pub value: Option<Box<[u8]>>,
+}
+
+/// What kind of work a batch is, for the decision whether it may use the disk space kept in reserve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BatchKind {
+    /// Refused with [`EngineError::NoSpace`] when disk space runs out.
+    Growing,
+    /// Frees space (unlink, truncate, reap): may use the reserve, so that a full disk can be emptied.
+    Freeing,
+}
+
+/// A row as a read sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Row<'a> {
+    /// The value, or `None` if the row does not exist.
+    pub value: Option<&'a [u8]>,
+    /// Log position of the row's last change if that may not be durable yet, else 0. A reader must not let anybody see
+    /// the row in mode `commit` before this position is durable (also when the row was deleted).
+    pub changed_at: Position,
+}
+
+/// Called when a position is durable, or when the log failed and it never will be.
+pub type OnDurable = Box<dyn FnOnce(Result<(), EngineError>) + Send>;
+
+/// Shown a row by a scan: its suffix, its value, and where it changed last if that may not be durable, else 0.
+pub type VisitRow<'a> = dyn FnMut(&[u8], &[u8], Position) -> ControlFlow<()> + 'a;
+
+/// Shown every committed batch, in commit order.
+pub type Tap = Box<dyn FnMut(&[Mutation]) + Send>;
+
+/// Called before each sync of the log, to make durable what the batches to be synced refer to (data before metadata).
+/// If it fails, the sync fails.
+pub type BeforeSync = Arc<dyn Fn() -> Result<(), EngineError> + Send + Sync>;
+
+/// An ordered key-value store with atomic batches and a durability barrier.
+pub trait Engine: Send + Sync {
+    /// Reads the rows of `keys`, calling `visit(index, row)` once for each, in any order. Values are lent for the call.
+    fn get_many(&self, keys: &[KeyRef<'_>], visit: &mut dyn FnMut(usize, Row<'_>))
+    -> Result<(), EngineError>;
+
+    /// Visits the rows of `(table, id)` whose suffix is above `after` (or all, if `None`) in ascending order, until
+    /// `visit(suffix, value, changed_at)` breaks. Sees every batch committed before the call; batches committed during it
+    /// may be seen in part. Also reports the newest `changed_at` among rows *deleted* in the range, as the return value.
+    fn scan(
+        &self,
+        table: Table,
+        id: u64,
+        after: Option<&[u8]>,
+        visit: &mut VisitRow<'_>,
+    ) -> Result<Position, EngineError>;
+
+    /// Visits all rows of a table in key order from `from` on (inclusive), across ids, until `visit` breaks. Same
+    /// consistency as [`Engine::scan`]. Bounded memory whatever the table's size.
+    fn scan_table(
+        &self,
+        table: Table,
+        from: Option<KeyRef<'_>>,
+        visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> ControlFlow<()>,
+    ) -> Result<(), EngineError>;
+
+    /// Tells the engine that no row of `(table, id)` exists (a new directory), so that reads of absent rows and scans
+    /// need not look on disk. A hint, given before the first row of `(table, id)` is committed.
+    fn hint_new(&self, table: Table, id: u64);
+
+    /// Applies all mutations atomically: visible to every read that starts afterwards, written to the log (so it survives
+    /// the death of the process), not necessarily synced. Later mutations of the same key in one batch win.
+    fn commit(&self, kind: BatchKind, mutations: Vec<Mutation>) -> Result<Position, EngineError>;
+
+    /// Newest durable position.
+    fn durable(&self) -> Position;
+
+    /// Calls `done` once `position` is durable: at once on this thread if it already is, else from the syncer thread, for
+    /// all waiting callbacks after one sync (group commit).
+    fn on_durable(&self, position: Position, done: OnDurable);
+
+    /// Makes everything committed so far durable. Blocks.
+    fn sync(&self) -> Result<(), EngineError>;
+
+    /// Starts copying every batch committed from now on to `tap`, in commit order, until the guard is dropped; used
+    /// with a full scan for consistent dumps of a volume in use (scan, then replay the tap's batches over it).
+    fn tap(&self, tap: Tap) -> TapGuard<'_>;
+
+    /// Counters for `kestrel stats`.
+    fn stats(&self) -> EngineStats;
+}
+
+/// Ends a [`Engine::tap`] when dropped.
+pub struct TapGuard<'a>(pub(crate) Box<dyn FnOnce() + Send + 'a>);
+
+/// What an engine has done and holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Batches committed.
+    pub commits: u64,
+    /// Mutations committed.
+    pub mutations: u64,
+    /// Log bytes appended.
+    pub log_bytes: u64,
+    /// Log syncs.
+    pub syncs: u64,
+    /// Reads answered from memory.
+    pub memory_hits: u64,
+    /// Reads that went to the sorted runs.
+    pub run_reads: u64,
+    /// Rows in memory.
+    pub rows_in_memory: u64,
+    /// Bytes of rows in memory, with their overhead.
+    pub memory_bytes: u64,
+    /// Of these, bytes not yet in sorted runs.
+    pub dirty_bytes: u64,
+    /// Bytes of the log on disk.
+    pub log_disk_bytes: u64,
+    /// Bytes of the sorted runs on disk.
+    pub run_disk_bytes: u64,
+    /// Flushes from memory to sorted runs.
+    pub flushes: u64,
+}
+
+/// Why an engine could not do what was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EngineError {
+    /// The disk is full; nothing was changed.
+    NoSpace,
+    /// The disk failed; after a failed sync every later commit fails too, until the volume is opened again.
+    Io(String),
+    /// Stored bytes are damaged; the text names the file.
+    Corrupt(String),
+    /// Another process has the volume open, or the format is newer than this program; the text says which.
+    Refused(String),
+}
+
+impl fmt::Display for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EngineError::NoSpace => {
+                f.write_str("metadata: no space left on the disk of the volume; delete something or grow it")
+            }
+            EngineError::Io(why) | EngineError::Corrupt(why) | EngineError::Refused(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for EngineError {}
+
+impl Drop for TapGuard<'_> {
+    fn drop(&mut self) {
+        let end = std::mem::replace(&mut self.0, Box::new(|| ()));
+        end();
+    }
+}

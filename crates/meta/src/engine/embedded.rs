@@ -1,0 +1,368 @@
+//! The embedded durable engine: a log, rows in memory, sorted runs on disk.
+//!
+//! - **Commit**: the batch is appended to the log ([`super::log`]), then applied to the rows in memory ([`super::rows`]).
+//!   Several threads may do both at once: rows remember the position of their last change, so the order in which batches
+//!   reach memory does not matter.
+//! - **Read**: memory first, then the runs ([`super::runs`]). A row leaves memory only after the runs have it, so what memory
+//!   does not have the runs, looked at later, do.
+//! - **Sync**: one thread, for everybody who waits (`sync`); data before metadata, by a hook.
+//! - **Flush**: one thread (`flush`) copies dirty rows to the runs, moves the checkpoint and recycles the log. Another evicts
+//!   clean rows when memory is short, a third merges runs.
+
+pub(super) mod checkpoint;
+mod flush;
+mod open;
+mod scan;
+mod sync;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kestrel_types::ids::Position;
+use kestrel_types::key::{KeyRef, PREFIX_LEN, SUFFIX_MAX, Table};
+
+use super::disk::Disk;
+use super::durability::Waiters;
+use super::log::Log;
+pub use super::log::format::Uuid;
+use super::log::format::put_mutation;
+pub use super::log::recovery::Verify;
+use super::rows::{Miss, Rows};
+use super::runs::Runs;
+use super::taps::Taps;
+use super::{
+    BATCH_MUTATIONS_MAX, BatchKind, BeforeSync, Engine, EngineError, EngineStats, Mutation, OnDurable, Row,
+    Tap, TapGuard, VisitRow,
+};
+use flush::Flusher;
+use sync::Syncer;
+
+/// Most bytes of a value.
+pub const VALUE_MAX: usize = 16 << 20;
+
+/// Compression of blocks in the sorted runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// As they are.
+    None,
+    /// LZ4.
+    Lz4,
+}
+
+/// Settings of an embedded engine. They may change from one open to the next.
+#[derive(Debug, Clone)]
+pub struct EmbeddedOptions {
+    /// Memory for rows and for blocks of the runs, bytes. Batches in flight come on top.
+    pub memory_bytes: u64,
+    /// Syncs at least this often if anything was committed; `None`: only when asked.
+    pub sync_interval: Option<Duration>,
+    /// Size of a log segment, bytes.
+    pub segment_bytes: u64,
+    /// Log that may pile up before rows are flushed to the runs, bytes. Bounds the time of a recovery.
+    pub log_bytes_max: u64,
+    /// Free disk space below which batches that grow the volume are refused, bytes.
+    pub reserve_bytes: u64,
+    /// Compression of the runs.
+    pub compression: Compression,
+}
+
+impl Default for EmbeddedOptions {
+    fn default() -> Self {
+        Self {
+            memory_bytes: 1 << 30,
+            sync_interval: Some(Duration::from_secs(1)),
+            segment_bytes: 64 << 20,
+            log_bytes_max: 1 << 30,
+            reserve_bytes: 192 << 20,
+            compression: Compression::Lz4,
+        }
+    }
+}
+
+impl EmbeddedOptions {
+    /// Part of memory that blocks of the runs may use.
+    fn cache_bytes(&self) -> u64 {
+        self.memory_bytes / 8
+    }
+
+    /// Part of memory that rows may use.
+    fn row_bytes(&self) -> usize {
+        usize::try_from(self.memory_bytes - self.cache_bytes()).unwrap_or(usize::MAX)
+    }
+
+    /// Dirty rows above this are flushed.
+    fn dirty_flush(&self) -> usize {
+        self.row_bytes() / 8 * 3
+    }
+
+    /// Above this commits wait.
+    fn dirty_max(&self) -> usize {
+        self.row_bytes() / 4 * 3
+    }
+}
+
+/// The engine.
+pub struct EmbeddedEngine {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the engine's threads share.
+struct Shared {
+    options: EmbeddedOptions,
+    uuid: Uuid,
+    disk: Arc<dyn Disk>,
+    rows: Rows,
+    log: Log,
+    runs: Box<dyn Runs>,
+    waiters: Waiters,
+    taps: Taps,
+    before_sync: BeforeSync,
+    syncer: Syncer,
+    flusher: Flusher,
+    counters: Counters,
+    /// Keeps other processes out while it lives.
+    _lock: Option<File>,
+}
+
+#[derive(Default)]
+struct Counters {
+    commits: AtomicU64,
+    mutations: AtomicU64,
+    syncs: AtomicU64,
+    memory_hits: AtomicU64,
+    run_reads: AtomicU64,
+    flushes: AtomicU64,
+}
+
+thread_local! {
+    /// Where a thread encodes its batches.
+    static RECORD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Bytes of a thread's buffer that are kept between batches.
+const RECORD_KEPT: usize = 1 << 20;
+
+/// Whether an error says that the disk is full.
+pub(super) fn no_space(why: &io::Error) -> bool {
+    why.kind() == io::ErrorKind::StorageFull
+        || matches!(why.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+}
+
+impl EmbeddedEngine {
+    /// Opens the engine in `dir`, or makes a new one there. `before_sync` runs before each sync of the log; `verify` decides
+    /// at recovery about batches that no sync is known to have covered, oldest first: the first one that it rejects ends
+    /// the log.
+    ///
+    /// # Errors
+    /// `Refused` for a newer format, another volume's files, or a directory that is in use; `Corrupt` for damaged files,
+    /// which are not touched; `NoSpace` and `Io` from the disk.
+    pub fn open(
+        dir: &Path,
+        uuid: Uuid,
+        options: EmbeddedOptions,
+        before_sync: BeforeSync,
+        verify: &mut Verify<'_>,
+    ) -> Result<Self, EngineError> {
+        open::open(dir, uuid, options, before_sync, verify)
+    }
+
+    /// Makes everything durable, flushes if reading the log again would take long, and ends all threads.
+    ///
+    /// # Errors
+    /// If something committed could not be made durable. A flush that fails is no error: the log has it all.
+    pub fn close(mut self) -> Result<(), EngineError> {
+        self.shared.flusher.stop();
+        let synced = self.shared.sync();
+        if synced.is_ok() && self.shared.log.live_bytes() > flush::CLOSE_LOG_MAX {
+            let _ = self.shared.flush();
+        }
+        self.stop();
+        synced
+    }
+
+    /// Copies all dirty rows to the sorted runs now.
+    ///
+    /// # Errors
+    /// As commits have them; nothing is lost.
+    pub fn flush(&self) -> Result<(), EngineError> {
+        self.shared.flush()
+    }
+
+    /// Merges sorted runs until there is nothing to merge.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Io`, `Corrupt`; nothing is lost.
+    pub fn compact(&self) -> Result<(), EngineError> {
+        while self.shared.compact()? {}
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.shared.runs.stop();
+        self.shared.flusher.stop();
+        self.shared.syncer.stop();
+        self.shared.log.stop();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked said so; the log has what it was working on.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for EmbeddedEngine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn commit(&self, kind: BatchKind, mutations: &[Mutation]) -> Result<Position, EngineError> {
+        let fits = |mutation: &Mutation| {
+            mutation.key.suffix.len() <= SUFFIX_MAX
+                && mutation.value.as_ref().is_none_or(|value| value.len() <= VALUE_MAX)
+        };
+        if mutations.len() > BATCH_MUTATIONS_MAX || !mutations.iter().all(fits) {
+            return Err(EngineError::Io("metadata engine: a batch, key or value is above its limit".into()));
+        }
+        self.wait_for_room(kind)?;
+        let position = RECORD.with_borrow_mut(|record| {
+            Log::begin(record);
+            for mutation in mutations {
+                put_mutation(record, mutation.key.borrow(), mutation.value.as_deref());
+            }
+            let position = self.log.append(kind == BatchKind::Growing, record, || self.taps.send(mutations));
+            if record.capacity() > RECORD_KEPT {
+                *record = Vec::new();
+            }
+            position
+        })?;
+        self.rows.apply(position, mutations.len(), |index| {
+            let mutation = &mutations[index];
+            (mutation.key.borrow(), mutation.value.as_deref())
+        });
+        self.log.landed(position);
+        self.counters.commits.fetch_add(1, Ordering::Relaxed);
+        self.counters.mutations.fetch_add(mutations.len() as u64, Ordering::Relaxed);
+        Ok(position)
+    }
+
+    fn get_many(
+        &self,
+        keys: &[KeyRef<'_>],
+        visit: &mut dyn FnMut(usize, Row<'_>),
+    ) -> Result<(), EngineError> {
+        // Before the rows: a row that becomes durable meanwhile is reported as not durable, which is only slower.
+        let durable = self.waiters.durable();
+        let mut misses: Vec<Miss> = Vec::new();
+        self.rows.get_many(keys, durable, visit, &mut misses);
+        self.counters.memory_hits.fetch_add((keys.len() - misses.len()) as u64, Ordering::Relaxed);
+        if misses.is_empty() {
+            return Ok(());
+        }
+        self.counters.run_reads.fetch_add(misses.len() as u64, Ordering::Relaxed);
+        let mut encoded = Vec::with_capacity(PREFIX_LEN + 64);
+        for miss in misses {
+            let key = keys[miss.index];
+            encoded.clear();
+            key.encode_into(&mut encoded);
+            let value = self.runs.get(&encoded)?;
+            visit(miss.index, Row { value: value.as_deref(), changed_at: 0 });
+            if let Some(value) = value
+                && self.rows.bytes() < self.options.row_bytes()
+            {
+                self.rows.cache(miss, key, &value);
+            }
+        }
+        Ok(())
+    }
+
+    fn stats(&self) -> EngineStats {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        EngineStats {
+            commits: load(&self.counters.commits),
+            mutations: load(&self.counters.mutations),
+            log_bytes: self.log.appended_bytes(),
+            syncs: load(&self.counters.syncs),
+            memory_hits: load(&self.counters.memory_hits),
+            run_reads: load(&self.counters.run_reads),
+            rows_in_memory: self.rows.len() as u64,
+            memory_bytes: self.rows.bytes() as u64,
+            dirty_bytes: self.rows.dirty() as u64,
+            log_disk_bytes: self.log.disk_bytes(),
+            run_disk_bytes: self.runs.disk_bytes(),
+            flushes: load(&self.counters.flushes),
+        }
+    }
+}
+
+impl Engine for EmbeddedEngine {
+    fn get_many(
+        &self,
+        keys: &[KeyRef<'_>],
+        visit: &mut dyn FnMut(usize, Row<'_>),
+    ) -> Result<(), EngineError> {
+        self.shared.get_many(keys, visit)
+    }
+
+    fn scan(
+        &self,
+        table: Table,
+        id: u64,
+        after: Option<&[u8]>,
+        visit: &mut VisitRow<'_>,
+    ) -> Result<Position, EngineError> {
+        self.shared.scan((table, id), after, visit)
+    }
+
+    fn scan_table(
+        &self,
+        table: Table,
+        from: Option<KeyRef<'_>>,
+        visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> ControlFlow<()>,
+    ) -> Result<(), EngineError> {
+        self.shared.scan_table(table, from, visit)
+    }
+
+    fn hint_new(&self, table: Table, id: u64) {
+        self.shared.rows.hint_new((table, id));
+    }
+
+    fn commit(&self, kind: BatchKind, mutations: Vec<Mutation>) -> Result<Position, EngineError> {
+        self.shared.commit(kind, &mutations)
+    }
+
+    fn durable(&self) -> Position {
+        self.shared.waiters.durable()
+    }
+
+    fn on_durable(&self, position: Position, done: OnDurable) {
+        if self.shared.waiters.wait(position, done) {
+            self.shared.syncer.request(position);
+        }
+    }
+
+    fn sync(&self) -> Result<(), EngineError> {
+        self.shared.sync()
+    }
+
+    fn tap(&self, tap: Tap) -> TapGuard<'_> {
+        let number = self.shared.taps.add(tap);
+        // What was committed before, and so is not in the tap, must be visible to the scan that follows.
+        self.shared.log.wait_landed();
+        TapGuard(Box::new(move || self.shared.taps.remove(number)))
+    }
+
+    fn stats(&self) -> EngineStats {
+        self.shared.stats()
+    }
+}

@@ -1,0 +1,95 @@
+//! Tests of the embedded engine as a whole, on simulated disks where they need to lose or break something.
+
+mod crash;
+mod faults;
+mod model;
+mod stress;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use kestrel_types::key::{Key, KeyRef, Table};
+
+use super::super::disk::sim::SimDisk;
+use super::super::runs::model::ModelRuns;
+use super::super::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
+use super::{EmbeddedEngine, EmbeddedOptions, open};
+
+/// The volume of these tests.
+const UUID: [u8; 16] = *b"0123456789abcdef";
+
+/// Encoded key to value.
+type Content = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn small_options() -> EmbeddedOptions {
+    EmbeddedOptions {
+        memory_bytes: 256 << 10,
+        sync_interval: None,
+        segment_bytes: 16 << 10,
+        log_bytes_max: 256 << 10,
+        reserve_bytes: 0,
+        ..EmbeddedOptions::default()
+    }
+}
+
+fn no_hook() -> BeforeSync {
+    Arc::new(|| Ok(()))
+}
+
+fn open_sim(
+    disk: &SimDisk,
+    runs: &ModelRuns,
+    options: EmbeddedOptions,
+) -> Result<EmbeddedEngine, EngineError> {
+    let (disk, runs) = (Arc::new(disk.clone()), Box::new(runs.clone()));
+    open::assemble(disk, runs, UUID, options, no_hook(), &mut |_| true, None)
+}
+
+fn put(id: u64, suffix: &[u8], value: &[u8]) -> Mutation {
+    Mutation { key: Key::new(Table::Entry, id, suffix), value: Some(value.into()) }
+}
+
+fn remove(id: u64, suffix: &[u8]) -> Mutation {
+    Mutation { key: Key::new(Table::Entry, id, suffix), value: None }
+}
+
+fn commit(engine: &dyn Engine, mutations: Vec<Mutation>) -> u64 {
+    engine.commit(BatchKind::Growing, mutations).unwrap()
+}
+
+fn encode(key: KeyRef<'_>) -> Vec<u8> {
+    let mut out = Vec::new();
+    key.encode_into(&mut out);
+    out
+}
+
+fn apply(content: &mut Content, mutations: &[Mutation]) {
+    for Mutation { key, value } in mutations {
+        match value {
+            Some(value) => content.insert(encode(key.borrow()), value.to_vec()),
+            None => content.remove(&encode(key.borrow())),
+        };
+    }
+}
+
+/// Everything in the engine.
+fn content(engine: &dyn Engine) -> Content {
+    let mut content = Content::new();
+    for table in Table::ALL {
+        engine
+            .scan_table(table, None, &mut |key, value| {
+                assert!(content.insert(encode(key), value.to_vec()).is_none(), "a row was shown twice");
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+    }
+    content
+}
+
+fn get(engine: &dyn Engine, id: u64, suffix: &[u8]) -> Option<Vec<u8>> {
+    let mut found = None;
+    let key = KeyRef::new(Table::Entry, id, suffix);
+    engine.get_many(&[key], &mut |_, row| found = Some(row.value.map(<[u8]>::to_vec))).unwrap();
+    found.expect("every key is answered")
+}

@@ -1,0 +1,276 @@
+//! Ordered rows of one group. Lazy: a new row is only noted; rows are sorted in when somebody wants order (a scan, a
+//! flush, an eviction) or when many have gathered, so that filling a directory costs no comparisons.
+//!
+//! Rows that left the index (dead) stay until `settle`, because finding them would need a search.
+
+use super::row::RowPtr;
+
+/// Rows of a chunk, at most. Chunks are the leaves of a tree of two levels.
+const CHUNK_MAX: usize = 512;
+/// Unsorted rows before they are sorted in, where there are none sorted yet.
+const FIRST_PENDING_MAX: usize = 4096;
+/// Unsorted rows before they are sorted in: bounds the pause, and what a scan may have to sort.
+const PENDING_MAX: usize = 1024;
+
+/// Groups up to this many rows collect dead rows and sweep them out together; in larger ones that would take too long.
+const SMALL: usize = 4096;
+
+/// The ordered rows.
+#[derive(Default)]
+pub(super) struct Order {
+    /// Sorted, none empty.
+    chunks: Vec<Vec<RowPtr>>,
+    pending: Vec<RowPtr>,
+    /// Rows that left the index, in chunks or pending.
+    dead: usize,
+    /// Rows, dead ones included.
+    len: usize,
+}
+
+fn free(row: RowPtr) {
+    // SAFETY: called for dead rows as they leave the order, which is the last place that knows them.
+    unsafe { row.free() };
+}
+
+impl Order {
+    /// Rows in the index.
+    pub fn live(&self) -> usize {
+        self.len - self.dead
+    }
+
+    /// Notes a row whose key no live row of the order has.
+    pub fn push(&mut self, row: RowPtr) {
+        self.pending.push(row);
+        self.len += 1;
+        let limit = if self.chunks.is_empty() { FIRST_PENDING_MAX } else { PENDING_MAX };
+        if self.pending.len() >= limit {
+            self.settle();
+        }
+    }
+
+    /// Puts `new` where `old`, which just left the index, was. Frees `old`, perhaps later.
+    pub fn replace(&mut self, old: RowPtr, new: RowPtr) {
+        if self.len > SMALL {
+            self.settle();
+            let chunk = self.chunk_of(0, old.suffix());
+            let rows = &mut self.chunks[chunk];
+            let at = rows.partition_point(|other| other.suffix() < old.suffix());
+            debug_assert!(rows[at] == old);
+            rows[at] = new;
+            free(old);
+            return;
+        }
+        old.set_dead();
+        self.dead += 1;
+        self.push(new);
+        // Keeps the dead below the living, so that freeing them is paid for by what killed them.
+        if self.dead > self.len / 2 + 16 {
+            self.settle();
+        }
+    }
+
+    /// Offers live rows above `after` to `out`, about `limit` of them; frees those for which it says true (it took them
+    /// out of the index). Returns the last suffix offered if there are more. Settles.
+    pub fn extract(
+        &mut self,
+        after: Option<&[u8]>,
+        limit: usize,
+        out: &mut dyn FnMut(RowPtr) -> bool,
+    ) -> Option<Box<[u8]>> {
+        self.settle();
+        if self.chunks.is_empty() {
+            return None;
+        }
+        // The first chunk with a row above `after`: each call makes progress.
+        let first = after.map_or(0, |suffix| {
+            let chunk = self.chunk_of(0, suffix);
+            chunk + usize::from(self.chunks[chunk].last().is_some_and(|row| row.suffix() <= suffix))
+        });
+        if first == self.chunks.len() {
+            return None;
+        }
+        let end = (first + limit.div_ceil(CHUNK_MAX).max(1)).min(self.chunks.len());
+        let next = (end < self.chunks.len())
+            .then(|| self.chunks[end - 1].last().map(|row| row.suffix().into()))
+            .flatten();
+        let mut gone = false;
+        let mut kept: Vec<RowPtr> = Vec::with_capacity(self.chunks[first..end].iter().map(Vec::len).sum());
+        for row in self.chunks[first..end].iter().flatten() {
+            let wanted = after.is_none_or(|suffix| row.suffix() > suffix);
+            if wanted && !row.is_dead() && out(*row) {
+                gone = true;
+                self.len -= 1;
+                free(*row);
+            } else {
+                kept.push(*row);
+            }
+        }
+        if gone {
+            // One piece where the rest fits one, so that thinned-out ranges do not keep tiny chunks.
+            let pieces = kept.chunks(CHUNK_MAX / 2).map(<[RowPtr]>::to_vec);
+            self.chunks.splice(first..end, pieces);
+        }
+        next
+    }
+
+    /// Whether the order is up to date, so that [`Order::from`] may be used.
+    pub fn is_settled(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Sorts in what is new and frees what is dead.
+    pub fn settle(&mut self) {
+        if self.dead > 0 {
+            self.sweep();
+        }
+        let mut pending = std::mem::take(&mut self.pending);
+        if pending.is_empty() {
+            return;
+        }
+        pending.sort_unstable_by(|a, b| a.suffix().cmp(b.suffix()));
+        if self.chunks.is_empty() {
+            self.chunks = pending.chunks(CHUNK_MAX / 2).map(<[RowPtr]>::to_vec).collect();
+            return;
+        }
+        let mut chunk = 0;
+        for row in pending {
+            chunk = self.chunk_of(chunk, row.suffix());
+            let rows = &mut self.chunks[chunk];
+            let at = rows.partition_point(|other| other.suffix() < row.suffix());
+            rows.insert(at, row);
+            if rows.len() > CHUNK_MAX {
+                // Appending at the end leaves full chunks behind, not half empty ones.
+                let at = if at + 1 == rows.len() { CHUNK_MAX } else { CHUNK_MAX / 2 };
+                let upper = rows.split_off(at);
+                self.chunks.insert(chunk + 1, upper);
+            }
+        }
+    }
+
+    /// Frees the dead.
+    fn sweep(&mut self) {
+        let mut freed = 0;
+        let mut sweep = |rows: &mut Vec<RowPtr>| {
+            let before = rows.len();
+            rows.retain(|row| {
+                let dead = row.is_dead();
+                if dead {
+                    free(*row);
+                }
+                !dead
+            });
+            freed += before - rows.len();
+        };
+        sweep(&mut self.pending);
+        self.chunks.iter_mut().for_each(&mut sweep);
+        self.chunks.retain(|rows| !rows.is_empty());
+        self.len -= freed;
+        self.dead -= freed;
+        debug_assert_eq!(self.dead, 0);
+    }
+
+    /// The last chunk at or after `from` whose first row is at or below `suffix`; `from` if there is none.
+    fn chunk_of(&self, from: usize, suffix: &[u8]) -> usize {
+        let reaches = |chunk: usize| self.chunks.get(chunk).is_some_and(|rows| rows[0].suffix() <= suffix);
+        // Gallop, because callers come in ascending order.
+        let mut step = 1;
+        while reaches(from + step) {
+            step *= 2;
+        }
+        let low = from + step / 2;
+        let high = (from + step).min(self.chunks.len());
+        let within =
+            self.chunks[low + 1..high.max(low + 1)].partition_point(|rows| rows[0].suffix() <= suffix);
+        low + within
+    }
+
+    /// Live rows from the first one above `after` (or all) on, in order. Only on a settled order.
+    pub fn from<'a>(&'a self, after: Option<&[u8]>) -> impl Iterator<Item = RowPtr> + 'a {
+        debug_assert!(self.is_settled());
+        let (chunk, at) = match after {
+            Some(suffix) if !self.chunks.is_empty() => {
+                let chunk = self.chunk_of(0, suffix);
+                (chunk, self.chunks[chunk].partition_point(|row| row.suffix() <= suffix))
+            }
+            _ => (0, 0),
+        };
+        let rest = self.chunks.get(chunk + 1..).unwrap_or_default();
+        let first = self.chunks.get(chunk).map_or([].as_slice(), |rows| &rows[at..]);
+        first.iter().chain(rest.iter().flatten()).copied().filter(|row| !row.is_dead())
+    }
+
+    /// All rows, dead ones included, in no order.
+    pub fn all(&self) -> impl Iterator<Item = RowPtr> {
+        self.pending.iter().chain(self.chunks.iter().flatten()).copied()
+    }
+}
+
+impl Drop for Order {
+    fn drop(&mut self) {
+        self.all().for_each(free);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kestrel_types::key::{KeyRef, Table};
+
+    use super::*;
+
+    fn row(number: u32) -> RowPtr {
+        RowPtr::new(KeyRef::new(Table::Entry, 1, &number.to_be_bytes()), Some(b"v"), 1, false)
+    }
+
+    fn numbers(order: &Order, after: Option<u32>) -> Vec<u32> {
+        let after = after.map(u32::to_be_bytes);
+        order
+            .from(after.as_ref().map(<[u8; 4]>::as_slice))
+            .map(|row| u32::from_be_bytes(row.suffix().try_into().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn rows_come_out_in_order_whatever_the_order_they_came_in() {
+        let mut order = Order::default();
+        let mut state = 1u32;
+        let mut expected = std::collections::BTreeSet::new();
+        for _ in 0..30_000 {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            if expected.insert(state) {
+                order.push(row(state));
+            }
+        }
+        order.settle();
+        assert_eq!(numbers(&order, None), expected.iter().copied().collect::<Vec<_>>());
+        for after in [0, 1 << 20, 1 << 30, u32::MAX - 7, u32::MAX] {
+            let want: Vec<u32> = expected.range(after..).copied().filter(|n| *n > after).collect();
+            assert_eq!(numbers(&order, Some(after)), want);
+        }
+        let mut after: Option<Box<[u8]>> = None;
+        loop {
+            after = order.extract(after.as_deref(), 100, &mut |row| row.suffix()[3] % 2 == 0);
+            if after.is_none() {
+                break;
+            }
+        }
+        expected.retain(|number| number % 2 != 0);
+        assert_eq!(numbers(&order, None), expected.iter().copied().collect::<Vec<_>>());
+        assert_eq!(order.live(), expected.len());
+    }
+
+    #[test]
+    fn replaced_rows_are_seen_once() {
+        let mut order = Order::default();
+        let mut now: Vec<RowPtr> = (0..10).map(row).collect();
+        now.iter().for_each(|row| order.push(*row));
+        for round in 0..100 {
+            let at = round % 10;
+            let new = row(at as u32);
+            order.replace(now[at], new);
+            now[at] = new;
+        }
+        order.settle();
+        assert_eq!(numbers(&order, None), (0..10).collect::<Vec<_>>());
+        assert_eq!(order.live(), 10);
+    }
+}

@@ -1,0 +1,128 @@
+//! Numbers that are never handed out twice, crashes included: inodes, objects, timestamps.
+//!
+//! A ceiling is written to the log before any number below it is used. After a crash counting goes on at the ceiling that
+//! survived; whatever used a higher number was logged after that ceiling's record and is lost with it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kestrel_types::clock::{HybridClock, Nanos, SECOND};
+use kestrel_types::codec::{DecodeError, Reader};
+use kestrel_types::key::{Key, KeyRef, Table};
+use parking_lot::Mutex;
+
+use crate::engine::{BatchKind, Engine, EngineError, Mutation};
+
+/// Version of a counter's row.
+const VERSION: u8 = 1;
+
+/// Numbers reserved by one record.
+const RESERVE: u64 = 1 << 20;
+
+/// Timestamps reserved by one record.
+const CLOCK_RESERVE: u64 = 10 * SECOND as u64;
+
+/// Key of a volume-wide record.
+pub fn system_key(name: &'static str) -> KeyRef<'static> {
+    KeyRef::new(Table::System, 0, name.as_bytes())
+}
+
+/// A record that holds one number.
+pub fn counter_row(name: &'static str, value: u64) -> Mutation {
+    let mut bytes = vec![VERSION];
+    bytes.extend_from_slice(&value.to_be_bytes());
+    Mutation { key: Key::new(Table::System, 0, name.as_bytes()), value: Some(bytes.into()) }
+}
+
+/// Reads what [`counter_row`] wrote.
+pub fn decode_counter(bytes: &[u8]) -> Result<u64, DecodeError> {
+    let mut reader = Reader::new(bytes);
+    if reader.u8()? != VERSION {
+        return Err(DecodeError("counter of an unknown format version"));
+    }
+    let value = reader.u64()?;
+    reader.end()?;
+    Ok(value)
+}
+
+/// Hands out numbers in order.
+pub struct Allocator {
+    name: &'static str,
+    state: Mutex<(u64, u64)>,
+}
+
+impl Allocator {
+    /// Goes on at the recorded `ceiling`.
+    pub fn new(name: &'static str, ceiling: u64) -> Self {
+        Self { name, state: Mutex::new((ceiling, ceiling)) }
+    }
+
+    /// The first of `count` numbers that now belong to the caller.
+    pub fn take(&self, engine: &dyn Engine, count: u64) -> Result<u64, EngineError> {
+        let mut state = self.state.lock();
+        let (next, ceiling) = *state;
+        let after = next + count;
+        if after > ceiling {
+            let raised = after + RESERVE;
+            // Frees nothing, but must not fail for want of space: an unlink may need a timestamp or a number.
+            engine.commit(BatchKind::Freeing, vec![counter_row(self.name, raised)])?;
+            state.1 = raised;
+        }
+        state.0 = after;
+        Ok(next)
+    }
+}
+
+/// Numbers a worker has taken and not used yet.
+#[derive(Debug, Default)]
+pub struct Block {
+    next: u64,
+    end: u64,
+}
+
+impl Block {
+    /// Makes sure that `count` numbers are there.
+    pub fn fill(&mut self, count: u64, from: &Allocator, engine: &dyn Engine) -> Result<(), EngineError> {
+        if self.end - self.next < count {
+            let take = count.max(1024);
+            self.next = from.take(engine, take)?;
+            self.end = self.next + take;
+        }
+        Ok(())
+    }
+
+    /// A number, if one is left.
+    pub fn take(&mut self) -> Option<u64> {
+        (self.next < self.end).then(|| {
+            self.next += 1;
+            self.next - 1
+        })
+    }
+}
+
+/// Commit timestamps, above everything a volume has recorded.
+pub struct Timestamps {
+    clock: HybridClock,
+    ceiling: AtomicU64,
+    raising: Mutex<()>,
+}
+
+impl Timestamps {
+    /// Goes on above the recorded `ceiling`.
+    pub fn new(ceiling: u64) -> Self {
+        Self { clock: HybridClock::after(ceiling), ceiling: AtomicU64::new(ceiling), raising: Mutex::new(()) }
+    }
+
+    /// A timestamp above all others.
+    pub fn tick(&self, engine: &dyn Engine, now: Nanos) -> Result<u64, EngineError> {
+        let stamp = self.clock.tick(now);
+        if stamp >= self.ceiling.load(Ordering::Acquire) {
+            let _one_at_a_time = self.raising.lock();
+            if stamp >= self.ceiling.load(Ordering::Acquire) {
+                let raised = stamp + CLOCK_RESERVE;
+                engine.commit(BatchKind::Freeing, vec![counter_row("clock", raised)])?;
+                self.ceiling.store(raised, Ordering::Release);
+            }
+        }
+        Ok(stamp)
+    }
+}

@@ -1,0 +1,21 @@
+//! The metadata core.
+//!
+//! A [`node::Node`] takes requests, queues each at the worker that owns its key, and runs what has queued up as one batch:
+//! *resolve* against the [`replica`], *prefetch* with one multi-get ([`rows`]), *execute* the operations ([`ops`], each a pure
+//! function of a [`view`]), *commit* to the [`engine`], reply.
+
+pub mod content;
+pub mod effects;
+pub mod engine;
+pub mod ids;
+pub mod node;
+pub mod ops;
+pub mod perm;
+pub mod pipeline;
+pub mod replica;
+pub mod rows;
+pub mod session;
+pub mod stats;
+pub mod tally;
+pub mod view;
+pub mod worker;

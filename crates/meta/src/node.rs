@@ -1,0 +1,194 @@
+//! The metadata node: takes requests, runs them in batches on its workers' roles, and answers.
+//!
+//! **Lanes.** Each worker has a lane: its queue and role. One more lane is for exclusive batches; whoever holds its role takes
+//! all the others too, in order of their numbers, and nobody takes a second role in any other way, so there is no
+//! deadlock. Taking all roles is the quiescence point of `metadata.md` §3: no operation is running that could have seen what the
+//! exclusive batch is going to change.
+//!
+//! **Replies** leave when no role is held, so a callback may send the next request. In mode `fsync` they leave at once. In mode
+//! `commit` those that changed something, or saw something that is not durable, wait for the log; nobody holds a role meanwhile.
+
+mod caller;
+mod dispatch;
+mod reap;
+mod start;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use kestrel_types::clock::{Clock, Nanos, SECOND};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::request::{Reply, Request};
+
+use crate::engine::{BatchKind, Engine, Mutation};
+use crate::ids::{Allocator, Timestamps, system_key};
+use crate::ops::{self, Lane};
+use crate::pipeline::engine_error;
+use crate::stats::{self, LaneCounters, NodeStats};
+use crate::view::{Core, Route};
+use crate::worker::{Job, Sink, Worker};
+
+pub use crate::worker::Done;
+
+/// Most workers of a node: lanes are bits of a word.
+pub const WORKERS_MAX: usize = 64;
+
+/// What an acknowledgement promises (`metadata.md` §7.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// The change survives the death of the process; power loss after fsync or a second.
+    Fsync,
+    /// The change is durable.
+    Commit,
+}
+
+/// Settings of a node.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeConfig {
+    /// Workers, 1 to [`WORKERS_MAX`].
+    pub workers: usize,
+    /// What an acknowledgement promises.
+    pub durability: Durability,
+    /// Time between the last reference to an object and its deletion, nanoseconds.
+    pub grace: Nanos,
+    /// Memory for the namespace replica, bytes.
+    pub replica_bytes: usize,
+    /// Most requests in one batch.
+    pub batch_max: usize,
+}
+
+impl Default for NodeConfig {
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        Self {
+            workers: cores.clamp(1, 16),
+            durability: Durability::Fsync,
+            grace: 60 * SECOND,
+            replica_bytes: 64 << 20,
+            batch_max: 1024,
+        }
+    }
+}
+
+/// Attributes of a new volume's root.
+#[derive(Debug, Clone, Copy)]
+pub struct RootAttr {
+    /// Permission bits.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// A metadata node.
+pub struct Node {
+    engine: Arc<dyn Engine>,
+    clock: Arc<dyn Clock>,
+    durability: Durability,
+    batch_max: usize,
+    core: Core,
+    /// One for each worker, then the exclusive one.
+    lanes: Box<[Worker]>,
+    /// As `lanes`, then one for replies that waited, then one for requests without a lane.
+    counters: Arc<[LaneCounters]>,
+    inodes: Allocator,
+    objects: Allocator,
+    stamps: Timestamps,
+    /// Files, directories, bytes.
+    usage: [AtomicI64; 3],
+    /// Newest position any batch was committed at.
+    committed: AtomicU64,
+}
+
+impl Node {
+    /// Sends a request and waits for its reply. It runs on this thread unless its worker is busy.
+    pub fn call(&self, request: Request) -> Reply {
+        match ops::lane(&self.core, &request.op, &Route::AsAsked) {
+            Lane::Worker(worker) => self.call_on(worker, Job::new(request, Sink::Caller)),
+            Lane::Exclusive => self.call_on(self.core.workers, Job::new(request, Sink::Caller)),
+            Lane::Caller => self.call_without_lane(request),
+        }
+    }
+
+    /// Sends a request; `done` gets the reply, on this thread or another. Returns when no request can be served by this thread
+    /// any more, so it throttles whoever sends more than the node can do.
+    pub fn submit(&self, request: Request, done: Done) {
+        match ops::lane(&self.core, &request.op, &Route::AsAsked) {
+            Lane::Worker(worker) => self.submit_on(worker, Job::new(request, Sink::Callback(done))),
+            Lane::Exclusive => self.submit_on(self.core.workers, Job::new(request, Sink::Callback(done))),
+            Lane::Caller => self.submit_without_lane(request, done),
+        }
+    }
+
+    /// Sends many requests: one batch a worker, as far as they fit. Those of one worker keep their order.
+    pub fn submit_many(&self, requests: Vec<(Request, Done)>) {
+        let mut pending = 0u128;
+        for (request, done) in requests {
+            let lane = match ops::lane(&self.core, &request.op, &Route::AsAsked) {
+                Lane::Worker(worker) => worker,
+                Lane::Exclusive => self.core.workers,
+                Lane::Caller => {
+                    self.submit_without_lane(request, done);
+                    continue;
+                }
+            };
+            self.lanes[lane].push(Job::new(request, Sink::Callback(done)));
+            pending |= 1 << lane;
+        }
+        self.drive(pending);
+    }
+
+    /// Counters since the node was opened.
+    pub fn stats(&self) -> NodeStats {
+        let mut stats = stats::sum(&self.counters, self.core.workers);
+        stats.open_files = self.core.opens.len() as u64;
+        stats.dentries = self.core.replica.len() as u64;
+        stats
+    }
+
+    /// The store.
+    pub fn engine(&self) -> &Arc<dyn Engine> {
+        &self.engine
+    }
+
+    /// Records the volume's figures, so that opening it again need not add them up, and makes everything durable. The node still
+    /// answers afterwards; the record counts only if nothing happens any more, so call it last.
+    pub fn close(&self) -> FsResult<()> {
+        {
+            let _all = self.hold_all();
+            if self.core.opens.is_empty() {
+                let row = start::usage_row(&self.usage_now());
+                self.engine.commit(BatchKind::Freeing, vec![row]).map_err(engine_error)?;
+            }
+        }
+        self.engine.sync().map_err(engine_error)
+    }
+
+    fn usage_now(&self) -> [i64; 3] {
+        std::array::from_fn(|i| self.usage[i].load(Ordering::Relaxed))
+    }
+
+    fn add_usage(&self, change: [i64; 3]) {
+        for (sum, change) in self.usage.iter().zip(change) {
+            if change != 0 {
+                sum.fetch_add(change, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn committed_at(&self, position: u64) {
+        if position > self.committed.load(Ordering::Relaxed) {
+            self.committed.fetch_max(position, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A volume-wide record to delete.
+fn without(name: &'static str) -> Mutation {
+    Mutation { key: system_key(name).to_owned(), value: None }
+}
+
+fn refused(why: &'static str) -> FsError {
+    FsError::new(libc::EINVAL, why)
+}

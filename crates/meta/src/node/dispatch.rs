@@ -1,0 +1,266 @@
+//! From requests to batches to replies: who holds which role when. See [`crate::worker`] for why no request is forgotten.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kestrel_types::ids::Position;
+use kestrel_types::request::{Outcome, Reply};
+use parking_lot::MutexGuard;
+
+use super::{Durability, Node};
+use crate::engine::EngineError;
+use crate::ops::{self, Lane};
+use crate::pipeline::{self, Desk, Means, Verdict, engine_error};
+use crate::worker::{Job, Role, Sink, Slot, Woken};
+
+/// Batches a thread runs for others after its own before it looks for somebody to take over.
+const ROUNDS_MAX: usize = 8;
+
+/// Times a request is sent on before it runs with every role held, where it can go nowhere else.
+const HOPS_MAX: u8 = 6;
+
+thread_local! {
+    /// The slot this thread waits in, kept for the next time.
+    static SLOT: Cell<Option<Arc<Slot>>> = const { Cell::new(None) };
+}
+
+/// What became of the request of the thread that ran the batch.
+enum Own {
+    Reply(Reply),
+    /// The reply comes when this position is durable.
+    Later(Reply, Position),
+    Moved(usize, Job),
+}
+
+/// A reply on its way out.
+struct Parcel {
+    sink: Sink,
+    reply: Reply,
+    kind: usize,
+    since: Instant,
+}
+
+/// What a batch leaves to do when no role is held any more.
+#[derive(Default)]
+struct Aftermath {
+    own: Option<Own>,
+    replies: Vec<(Sink, Reply)>,
+    /// Replies that must wait for their own batch, and its position.
+    waiting: Vec<Parcel>,
+    position: Position,
+    /// Lanes to look at.
+    pending: u128,
+}
+
+impl Node {
+    /// Runs a request of this thread on a lane, or waits until somebody has.
+    pub(super) fn call_on(&self, mut lane: usize, mut job: Job) -> Reply {
+        loop {
+            let Some(role) = self.lanes[lane].role.try_lock() else {
+                return self.call_queued(lane, job);
+            };
+            let kind = ops::kind(&job.request.op);
+            let since = job.since;
+            let mut after = self.serve(lane, role, Some(job));
+            let own = after.own.take();
+            match own {
+                Some(Own::Reply(reply)) => {
+                    self.finish(after);
+                    return reply;
+                }
+                Some(Own::Later(reply, position)) => {
+                    let slot = take_slot();
+                    after.waiting.push(Parcel { sink: Sink::Slot(slot.clone()), reply, kind, since });
+                    after.position = after.position.max(position);
+                    self.finish(after);
+                    return self.wait(slot);
+                }
+                Some(Own::Moved(to, moved)) => {
+                    self.finish(after);
+                    (lane, job) = (to, moved);
+                }
+                None => unreachable!("a batch ends each of its requests"),
+            }
+        }
+    }
+
+    #[cold]
+    fn call_queued(&self, lane: usize, mut job: Job) -> Reply {
+        let slot = take_slot();
+        job.sink = Sink::Slot(slot.clone());
+        self.lanes[lane].push(job);
+        self.drive(1 << lane);
+        self.wait(slot)
+    }
+
+    fn wait(&self, slot: Arc<Slot>) -> Reply {
+        loop {
+            match slot.wait() {
+                Woken::Done(reply) => {
+                    SLOT.set(Some(slot));
+                    return reply;
+                }
+                Woken::TakeOver(lane) => self.drive(1 << lane),
+            }
+        }
+    }
+
+    /// Puts a request into a lane and serves what can be served.
+    pub(super) fn submit_on(&self, lane: usize, job: Job) {
+        self.lanes[lane].push(job);
+        self.drive(1 << lane);
+    }
+
+    /// Serves lanes until they are empty or somebody else serves them.
+    pub(super) fn drive(&self, mut pending: u128) {
+        let mut rounds = 0;
+        while pending != 0 {
+            let lane = pending.trailing_zeros() as usize;
+            pending &= !(1 << lane);
+            if !self.lanes[lane].has_work() {
+                continue;
+            }
+            if rounds >= ROUNDS_MAX && self.lanes[lane].hand_over(lane) {
+                continue;
+            }
+            if let Some(role) = self.lanes[lane].role.try_lock() {
+                rounds += 1;
+                let after = self.serve(lane, role, None);
+                pending |= after.pending;
+                self.deliver(after);
+            }
+        }
+    }
+
+    /// What remains after a batch of this thread's own request.
+    fn finish(&self, after: Aftermath) {
+        let pending = after.pending;
+        self.deliver(after);
+        self.drive(pending);
+    }
+
+    /// Runs one batch: what waits in the lane, and `own`. All roles are free when it returns.
+    fn serve(&self, lane: usize, mut role: MutexGuard<'_, Role>, own: Option<Job>) -> Aftermath {
+        let exclusive = lane == self.core.workers;
+        let others: Vec<_> =
+            if exclusive { self.lanes[..lane].iter().map(|lane| lane.role.lock()).collect() } else { Vec::new() };
+        let mut jobs = std::mem::take(&mut role.jobs);
+        self.lanes[lane].drain(&mut jobs, self.batch_max);
+        jobs.extend(own);
+        let mut after = Aftermath::default();
+        if !jobs.is_empty() {
+            self.run_batch(lane, &mut role, &mut jobs, &mut after);
+        }
+        role.jobs = jobs;
+        drop(others);
+        drop(role);
+        // Whoever came meanwhile found the role taken. An exclusive batch held them all.
+        after.pending |= if exclusive { (1 << (lane + 1)) - 1 } else { 1 << lane };
+        after
+    }
+
+    fn run_batch(&self, lane: usize, role: &mut Role, jobs: &mut Vec<Job>, after: &mut Aftermath) {
+        let means = Means {
+            engine: &*self.engine,
+            core: &self.core,
+            inodes: &self.inodes,
+            stamps: &self.stamps,
+            now: self.clock.now(),
+            worker: lane,
+        };
+        let mut steps = Vec::with_capacity(jobs.len());
+        let mut desk = Desk { rows: &mut role.rows, effects: &mut role.effects, ids: &mut role.ids };
+        let usage = pipeline::run(&means, &mut desk, jobs, &mut steps);
+        self.add_usage(usage);
+        let counters = &self.counters[lane];
+        counters.batch(jobs.len());
+        let durable = match self.durability {
+            Durability::Fsync => Position::MAX,
+            Durability::Commit => self.engine.durable(),
+        };
+        let end = Instant::now();
+        for (mut job, step) in jobs.drain(..).zip(steps) {
+            self.committed_at(step.wait);
+            let kind = ops::kind(&job.request.op);
+            match step.verdict {
+                Verdict::Reply(reply) if step.wait <= durable => {
+                    counters.reply(kind, reply.is_err(), end.saturating_duration_since(job.since));
+                    match job.sink {
+                        Sink::Caller => after.own = Some(Own::Reply(reply)),
+                        sink => after.replies.push((sink, reply)),
+                    }
+                }
+                Verdict::Reply(reply) => match job.sink {
+                    Sink::Caller => after.own = Some(Own::Later(reply, step.wait)),
+                    sink => {
+                        after.waiting.push(Parcel { sink, reply, kind, since: job.since });
+                        after.position = after.position.max(step.wait);
+                    }
+                },
+                Verdict::Move(to, route) => {
+                    job.hops += 1;
+                    job.route = route;
+                    let to = match to {
+                        Lane::Worker(worker) if job.hops <= HOPS_MAX => worker,
+                        _ => self.core.workers,
+                    };
+                    match job.sink {
+                        Sink::Caller => after.own = Some(Own::Moved(to, job)),
+                        _ => {
+                            self.lanes[to].push(job);
+                            after.pending |= 1 << to;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives replies. No role is held.
+    fn deliver(&self, after: Aftermath) {
+        for (sink, reply) in after.replies {
+            sink.give(reply);
+        }
+        if after.waiting.is_empty() {
+            return;
+        }
+        let (waiting, counters, lane) = (after.waiting, self.counters.clone(), self.core.workers + 1);
+        let give = move |result: Result<(), EngineError>| {
+            let end = Instant::now();
+            for parcel in waiting {
+                let reply = match &result {
+                    Ok(()) => parcel.reply,
+                    Err(error) => Err(Outcome::Failed(engine_error(error.clone()))),
+                };
+                let took = end.saturating_duration_since(parcel.since);
+                counters[lane].reply_shared(parcel.kind, reply.is_err(), took);
+                parcel.sink.give(reply);
+            }
+        };
+        self.engine.on_durable(after.position, Box::new(give));
+    }
+
+    /// Takes every role, in order.
+    pub(super) fn hold_all(&self) -> Held<'_> {
+        let roles = self.lanes.iter().rev().take(1).chain(&self.lanes[..self.core.workers]);
+        Held { node: self, roles: roles.map(|lane| lane.role.lock()).collect() }
+    }
+}
+
+/// Every role. Letting go of it serves what came meanwhile.
+pub(super) struct Held<'a> {
+    node: &'a Node,
+    roles: Vec<MutexGuard<'a, Role>>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.roles.clear();
+        self.node.drive((1 << self.node.lanes.len()) - 1);
+    }
+}
+
+fn take_slot() -> Arc<Slot> {
+    SLOT.take().unwrap_or_default()
+}

@@ -1,0 +1,192 @@
+//! Formatting a volume's metadata, and opening it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::ops::ControlFlow;
+
+use kestrel_types::clock::{Clock, Nanos};
+use kestrel_types::codec::{DecodeError, Reader};
+use kestrel_types::entry::Entry;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ROOT};
+use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::request::{Creds, Op, Request};
+
+use super::{Node, NodeConfig, RootAttr, WORKERS_MAX, refused, without};
+use crate::engine::{BatchKind, Engine, Mutation};
+use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key};
+use crate::ops::usage;
+use crate::pipeline::engine_error;
+use crate::replica::Replica;
+use crate::session::{Condemned, MovedTable, OpenState, OpenTable};
+use crate::stats::LaneCounters;
+use crate::view::{Core, encode_dir_id};
+use crate::worker::Worker;
+
+/// Version of the record "usage".
+const USAGE_VERSION: u8 = 1;
+
+/// The record "usage": figures at a clean stop with no file open, so that no file without a name exists.
+pub(super) fn usage_row(usage: &[i64; 3]) -> Mutation {
+    let mut bytes = vec![USAGE_VERSION];
+    for value in usage {
+        bytes.extend_from_slice(&value.to_be_bytes());
+    }
+    Mutation { key: Key::new(Table::System, 0, b"usage"), value: Some(bytes.into()) }
+}
+
+fn decode_usage(bytes: &[u8]) -> Result<[i64; 3], DecodeError> {
+    let mut reader = Reader::new(bytes);
+    if reader.u8()? != USAGE_VERSION {
+        return Err(DecodeError("figures of an unknown format version"));
+    }
+    let usage = [reader.i64()?, reader.i64()?, reader.i64()?];
+    reader.end()?;
+    Ok(usage)
+}
+
+fn read(engine: &dyn Engine, key: KeyRef<'_>) -> FsResult<Option<Vec<u8>>> {
+    let mut value = None;
+    engine
+        .get_many(&[key], &mut |_, row| value = row.value.map(<[u8]>::to_vec))
+        .map_err(engine_error)?;
+    Ok(value)
+}
+
+fn counter(engine: &dyn Engine, name: &'static str) -> FsResult<u64> {
+    let bytes = read(engine, system_key(name))?.ok_or_else(|| {
+        FsError::because(libc::EINVAL, format!("metadata: no record {name:?}: not a formatted volume"))
+    })?;
+    decode_counter(&bytes)
+        .map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record {name:?}: {why}")))
+}
+
+impl Node {
+    /// Writes the root directory and the counters of a new volume, and syncs.
+    ///
+    /// # Errors
+    /// `EEXIST` if the engine holds a volume already; the engine's.
+    pub fn format(engine: &dyn Engine, root: RootAttr, now: Nanos) -> FsResult<()> {
+        if read(engine, system_key("inodes"))?.is_some() {
+            return Err(FsError::new(libc::EEXIST, "metadata: the engine holds a volume already"));
+        }
+        let inode = Inode {
+            ino: ROOT,
+            kind: Kind::Dir,
+            mode: root.mode & 0o7777,
+            uid: root.uid,
+            gid: root.gid,
+            nlink: 1,
+            rdev: 0,
+            size: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            change: 1,
+            data_change: 1,
+            xattrs: false,
+            data: Data::None,
+        };
+        let rows = vec![
+            counter_row("clock", 2),
+            counter_row("inodes", FIRST_INODE),
+            counter_row("objects", FIRST_OBJECT),
+            counter_row("shares", 1),
+            Mutation { key: Key::new(Table::Entry, 0, b""), value: Some(Entry::Inode(inode).encode()) },
+            Mutation { key: Key::new(Table::DirId, ROOT, b""), value: Some(encode_dir_id(0, b"")) },
+        ];
+        engine.commit(BatchKind::Growing, rows).map_err(engine_error)?;
+        engine.sync().map_err(engine_error)
+    }
+
+    /// Opens a volume: reads the counters, adds up its figures unless it was closed properly, and deletes files that were
+    /// open and had no name.
+    ///
+    /// # Errors
+    /// `EINVAL` for bad settings or an engine without a volume; the engine's.
+    pub fn open(engine: Arc<dyn Engine>, clock: Arc<dyn Clock>, config: NodeConfig) -> FsResult<Arc<Self>> {
+        if config.workers == 0 || config.workers > WORKERS_MAX {
+            return Err(refused("metadata: a node has 1 to 64 workers"));
+        }
+        if config.batch_max == 0 || config.grace < 0 {
+            return Err(refused("metadata: a batch has at least one request, and no grace period is negative"));
+        }
+        let ceilings = ["clock", "inodes", "objects"].map(|name| counter(&*engine, name));
+        let [stamps, inodes, objects] = ceilings;
+        let recorded = counter(&*engine, "shares")?;
+        let recorded = usize::try_from(recorded).ok().filter(|shares| (1..=WORKERS_MAX).contains(shares));
+        let recorded = recorded.ok_or(FsError::new(libc::EIO, "metadata: damaged record \"shares\""))?;
+        let shares = recorded.max(config.workers);
+        let closed = read(&*engine, system_key("usage"))?;
+        let closed_usage = closed.as_deref().map(decode_usage).transpose();
+        let closed_usage = closed_usage
+            .map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record \"usage\": {why}")))?;
+        let figures = match closed_usage {
+            Some(figures) => figures,
+            None => usage::volume(&*engine).map_err(engine_error)?,
+        };
+        let mut changes = Vec::new();
+        if shares > recorded {
+            changes.push(counter_row("shares", shares as u64));
+        }
+        if closed.is_some() {
+            changes.push(without("usage"));
+        }
+        if !changes.is_empty() {
+            engine.commit(BatchKind::Freeing, changes).map_err(engine_error)?;
+        }
+        let core = Core {
+            replica: Replica::new(config.replica_bytes),
+            opens: OpenTable::new(),
+            moved: MovedTable::default(),
+            condemned: Condemned::default(),
+            workers: config.workers,
+            shares,
+            grace: config.grace,
+        };
+        let node = Arc::new(Self {
+            engine,
+            clock,
+            durability: config.durability,
+            batch_max: config.batch_max,
+            core,
+            lanes: (0..=config.workers).map(|_| Worker::default()).collect(),
+            counters: (0..config.workers + 3).map(|_| LaneCounters::default()).collect(),
+            inodes: Allocator::new("inodes", inodes?),
+            objects: Allocator::new("objects", objects?),
+            stamps: Timestamps::new(stamps?),
+            usage: figures.map(AtomicI64::new),
+            committed: AtomicU64::new(0),
+        });
+        if closed.is_none() {
+            node.reclaim_orphans()?;
+        }
+        Ok(node)
+    }
+
+    /// Deletes files without a name: those that were open when the node stopped.
+    fn reclaim_orphans(&self) -> FsResult<()> {
+        let mut orphans: Vec<InodeId> = Vec::new();
+        let visited = self.engine.scan_table(Table::Link, None, &mut |key, row| {
+            // A damaged row is fsck's business; it must not keep the volume from opening.
+            if Inode::decode(&mut Reader::new(row)).is_ok_and(|inode| inode.nlink == 0) {
+                orphans.push(key.id);
+            }
+            ControlFlow::Continue(())
+        });
+        visited.map_err(engine_error)?;
+        for ino in orphans {
+            self.core.opens.set(ino, OpenState { count: 1, orphan: true, linkable: false });
+            if let Err(why) = self.call(Request { creds: Creds::root(), op: Op::Release(ino) }) {
+                self.core.opens.set(ino, OpenState::default());
+                return Err(match why {
+                    kestrel_types::request::Outcome::Failed(error) => error,
+                    _ => FsError::new(libc::EIO, "metadata: a file without a name could not be deleted"),
+                });
+            }
+        }
+        Ok(())
+    }
+}

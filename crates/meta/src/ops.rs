@@ -1,0 +1,186 @@
+//! The operations: each a pure function from what it sees ([`crate::view::View`]) to an answer and changes of rows.
+
+pub mod access;
+pub mod chunks;
+pub mod clone;
+pub mod commit;
+pub mod compact;
+pub mod create;
+pub mod getattr;
+pub mod link;
+pub mod lookup;
+pub mod make;
+pub mod mkdir;
+pub mod open;
+pub mod readdir;
+pub mod rename;
+pub mod rmdir;
+pub mod setattr;
+pub mod symlink;
+pub mod tmpfile;
+pub mod unlink;
+pub mod usage;
+pub mod xattr;
+
+use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::request::{Answer, Op, Request};
+
+use crate::view::{Core, Route, Run, View, fail};
+
+/// Runs a request. Operations that need no worker never come here.
+pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
+    let creds = &request.creds;
+    match &request.op {
+        Op::Lookup(place) => lookup::run(view, creds, place),
+        Op::Parent(dir) => getattr::parent(view, *dir),
+        Op::GetAttr(inode) => getattr::run(view, inode),
+        Op::SetAttr(inode, set) => setattr::run(view, creds, inode, set),
+        Op::Access(inode, mask) => access::run(view, creds, inode, *mask),
+        Op::ReadLink(inode) => access::readlink(view, inode),
+        Op::Create { place, mode, flags, exclusive } => {
+            create::run(view, creds, place, *mode, flags, *exclusive)
+        }
+        Op::Open(inode, flags) => open::run(view, creds, inode, flags),
+        Op::TmpFile { dir, mode, exclusive } => tmpfile::run(view, creds, *dir, *mode, *exclusive),
+        Op::Release(ino) => open::release(view, *ino),
+        Op::MkNod { place, kind, mode, rdev } => create::mknod(view, creds, place, *kind, *mode, *rdev),
+        Op::MkDir(place, mode) => mkdir::run(view, creds, place, *mode),
+        Op::Symlink(place, target) => symlink::run(view, creds, place, target),
+        Op::Unlink(place) => unlink::run(view, creds, place),
+        Op::RmDir(place) => rmdir::run(view, creds, place),
+        Op::Rename(from, to, flags) => rename::run(view, creds, from, to, *flags),
+        Op::Link(inode, place) => link::run(view, creds, inode, place),
+        Op::Commit(commit) => commit::run(view, commit),
+        Op::Compact { inode, chunk, old, new } => compact::run(view, inode, *chunk, old, new),
+        Op::Clone { from, from_offset, to, to_offset, len } => {
+            let window = clone::Window { from: *from_offset, to: *to_offset, len: *len };
+            clone::run(view, creds, from, to, window)
+        }
+        Op::GetXattr(inode, name) => xattr::get(view, creds, inode, name),
+        Op::SetXattr(inode, name, value, flags) => xattr::set(view, creds, inode, name, value, *flags),
+        Op::ListXattr(inode) => xattr::list(view, creds, inode),
+        Op::RemoveXattr(inode, name) => xattr::remove(view, creds, inode, name),
+        Op::ReadDir { .. }
+        | Op::Chunks { .. }
+        | Op::AllocObjects(_)
+        | Op::Usage
+        | Op::TreeUsage(_)
+        | Op::Sync => Err(fail(libc::EINVAL, "this request needs no worker")),
+    }
+}
+
+/// Where a request is executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// By the worker with this number.
+    Worker(usize),
+    /// With every role held.
+    Exclusive,
+    /// By the caller: it reads the engine or asks for numbers, and no batch.
+    Caller,
+}
+
+/// The lane where a request starts; it may turn out to belong elsewhere.
+pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
+    let by_place = |place: &Place| {
+        let mut dir = place.base;
+        for name in &place.dirs {
+            // A guess is as good as any if the replica does not know: the worker resolves and forwards.
+            match core.replica.find(dir, name.as_bytes()) {
+                Some(child) => dir = child,
+                None => break,
+            }
+        }
+        Lane::Worker(core.home_of_name(dir, place.name.as_bytes()))
+    };
+    let by_inode = |inode: &InodeRef| match (route, &inode.seen) {
+        (Route::Name(parent, name), _) => Lane::Worker(core.home_of_name(*parent, name)),
+        (Route::AsAsked, Some((parent, name))) => {
+            Lane::Worker(core.home_of_name(*parent, name.as_bytes()))
+        }
+        _ => Lane::Worker(core.home_of_inode(inode.ino)),
+    };
+    match op {
+        Op::Lookup(place)
+        | Op::Create { place, .. }
+        | Op::MkNod { place, .. }
+        | Op::MkDir(place, _)
+        | Op::Symlink(place, _)
+        | Op::Unlink(place) => by_place(place),
+        Op::GetAttr(inode)
+        | Op::SetAttr(inode, _)
+        | Op::Access(inode, _)
+        | Op::ReadLink(inode)
+        | Op::Open(inode, _)
+        | Op::Compact { inode, .. }
+        | Op::GetXattr(inode, _)
+        | Op::SetXattr(inode, ..)
+        | Op::ListXattr(inode)
+        | Op::RemoveXattr(inode, _) => by_inode(inode),
+        Op::Commit(commit) => by_inode(&commit.inode),
+        Op::Parent(ino) | Op::Release(ino) | Op::TmpFile { dir: ino, .. } => {
+            Lane::Worker(core.home_of_inode(*ino))
+        }
+        Op::RmDir(_) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } => Lane::Exclusive,
+        Op::ReadDir { .. }
+        | Op::Chunks { .. }
+        | Op::AllocObjects(_)
+        | Op::Usage
+        | Op::TreeUsage(_)
+        | Op::Sync => Lane::Caller,
+    }
+}
+
+/// Whether a request frees space, so that it may use the reserve of a full disk.
+pub fn is_freeing(op: &Op) -> bool {
+    match op {
+        Op::Unlink(_) | Op::RmDir(_) | Op::Release(_) | Op::RemoveXattr(..) | Op::Compact { .. } => true,
+        Op::SetAttr(_, set) => set.size.is_some(),
+        Op::Open(_, flags) => flags.truncate,
+        _ => false,
+    }
+}
+
+/// Names of the kinds of requests, for counters. The index is [`kind`].
+pub const KINDS: [&str; 30] = [
+    "lookup", "parent", "getattr", "setattr", "access", "readlink", "create", "open", "tmpfile", "release",
+    "mknod", "mkdir", "symlink", "unlink", "rmdir", "rename", "link", "commit", "compact", "clone",
+    "getxattr", "setxattr", "listxattr", "removexattr", "readdir", "chunks", "alloc_objects", "usage",
+    "tree_usage", "sync",
+];
+
+/// Kind of a request, an index of [`KINDS`].
+pub fn kind(op: &Op) -> usize {
+    match op {
+        Op::Lookup(_) => 0,
+        Op::Parent(_) => 1,
+        Op::GetAttr(_) => 2,
+        Op::SetAttr(..) => 3,
+        Op::Access(..) => 4,
+        Op::ReadLink(_) => 5,
+        Op::Create { .. } => 6,
+        Op::Open(..) => 7,
+        Op::TmpFile { .. } => 8,
+        Op::Release(_) => 9,
+        Op::MkNod { .. } => 10,
+        Op::MkDir(..) => 11,
+        Op::Symlink(..) => 12,
+        Op::Unlink(_) => 13,
+        Op::RmDir(_) => 14,
+        Op::Rename(..) => 15,
+        Op::Link(..) => 16,
+        Op::Commit(_) => 17,
+        Op::Compact { .. } => 18,
+        Op::Clone { .. } => 19,
+        Op::GetXattr(..) => 20,
+        Op::SetXattr(..) => 21,
+        Op::ListXattr(_) => 22,
+        Op::RemoveXattr(..) => 23,
+        Op::ReadDir { .. } => 24,
+        Op::Chunks { .. } => 25,
+        Op::AllocObjects(_) => 26,
+        Op::Usage => 27,
+        Op::TreeUsage(_) => 28,
+        Op::Sync => 29,
+    }
+}

@@ -1,0 +1,34 @@
+//! Access: checks permissions of an inode as `access(2)` with these credentials. ReadLink: target of a symbolic link.
+//!
+//! The superuser may do all but execute a file without any execute bit. Changes nothing; one fetch.
+
+use kestrel_types::inode::{Data, Kind};
+use kestrel_types::name::InodeRef;
+use kestrel_types::request::{Answer, Creds};
+
+use crate::perm;
+use crate::view::{Run, Use, View, fail};
+
+/// Runs Access.
+pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, mask: u32) -> Run<Answer> {
+    let dir = match inode.seen {
+        None => view.find_dir(inode.ino)?,
+        Some(_) => None,
+    };
+    let guard = match dir {
+        Some(dir) => dir.guard,
+        None => view.find(inode, Use::Read)?.guard(),
+    };
+    perm::check(creds, guard, mask & 7)?;
+    Ok(Answer::Done)
+}
+
+/// Runs ReadLink. `EINVAL` for anything but a symbolic link.
+pub fn readlink(view: &mut View<'_>, inode: &InodeRef) -> Run<Answer> {
+    match view.find(inode, Use::Read)?.inode {
+        kestrel_types::inode::Inode { kind: Kind::Symlink, data: Data::Inline(target), .. } => {
+            Ok(Answer::Bytes(target))
+        }
+        _ => Err(fail(libc::EINVAL, "not a symbolic link")),
+    }
+}

@@ -1,0 +1,93 @@
+//! Clone: makes a window of one file refer to the stored bytes of another, copying none (`copy_file_range`, `FICLONERANGE`).
+//!
+//! `EINVAL`: not regular files, a window beyond the source's end, overlapping windows of one file, more than
+//! [`CLONE_CHUNKS_MAX`] chunks. Inline content on either side has no reference to share: `EOPNOTSUPP`, the client copies. Holes are cloned
+//! as holes. Sets mtime and ctime of the destination. Two files, maybe of two workers: exclusive.
+
+use kestrel_types::inode::{CHUNK_BYTES, Data, FILE_SIZE_MAX, Inode, Kind};
+use kestrel_types::name::InodeRef;
+use kestrel_types::request::{Answer, Creds};
+
+use crate::content::{self, Content};
+use crate::perm;
+use crate::view::{Found, Run, Use, View, fail};
+
+/// Most chunks one request may touch.
+pub const CLONE_CHUNKS_MAX: u64 = 4096;
+
+/// What to clone where.
+#[derive(Debug, Clone, Copy)]
+pub struct Window {
+    /// First byte in the source.
+    pub from: u64,
+    /// First byte in the destination.
+    pub to: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Runs the operation.
+pub fn run(view: &mut View<'_>, creds: &Creds, from: &InodeRef, to: &InodeRef, window: Window) -> Run<Answer> {
+    view.need_exclusive()?;
+    let source = view.find(from, Use::Read)?;
+    let target = view.find(to, Use::Write)?;
+    check(&source.inode, &target.inode, window)?;
+    let home = target.at.home();
+    let size = target.inode.size.max(window.to + window.len);
+    let mut content = new_content(view, &source.inode, &target.inode, window)?;
+    content.want(view, home)?;
+    let share = if size != target.inode.size { view.bytes_share(&target.at) } else { None };
+    view.begin()?;
+
+    let Found { mut inode, at } = target;
+    let old_size = inode.size;
+    content.apply(view, &mut inode, home)?;
+    if creds.uid != 0 {
+        inode.mode = perm::without_set_ids(inode.mode);
+    }
+    inode.size = size;
+    inode.mtime = view.now;
+    inode.ctime = view.now;
+    inode.change = view.stamp;
+    inode.data_change = view.stamp;
+    view.put_inode(&at, inode.clone(), old_size, share)?;
+    Ok(Answer::Inode(Box::new(inode)))
+}
+
+fn check(source: &Inode, target: &Inode, window: Window) -> Run<()> {
+    if source.kind != Kind::File || target.kind != Kind::File {
+        return Err(fail(libc::EINVAL, "only regular files can be cloned"));
+    }
+    if matches!(source.data, Data::Inline(_)) || matches!(target.data, Data::Inline(_)) {
+        return Err(fail(libc::EOPNOTSUPP, "inline content cannot be shared"));
+    }
+    let Window { from, to, len } = window;
+    if from.checked_add(len).is_none_or(|end| end > source.size) {
+        return Err(fail(libc::EINVAL, "the source has no such bytes"));
+    }
+    if to.checked_add(len).is_none_or(|end| end > FILE_SIZE_MAX) {
+        return Err(fail(libc::EFBIG, "a file has at most 8 EiB - 1"));
+    }
+    if source.ino == target.ino && from < to + len && to < from + len {
+        return Err(fail(libc::EINVAL, "the windows overlap"));
+    }
+    if len / CHUNK_BYTES >= CLONE_CHUNKS_MAX {
+        return Err(fail(libc::EINVAL, "too many bytes for one request: clone in parts"));
+    }
+    Ok(())
+}
+
+fn new_content(view: &mut View<'_>, source: &Inode, target: &Inode, window: Window) -> Run<Content> {
+    let whole = window.from == 0 && window.to == 0 && window.len == source.size;
+    if whole && target.size <= window.len && !matches!(source.data, Data::Chunked) {
+        // A whole small file stays packed: no chunk row.
+        return content::replace(view, target, source.data.clone());
+    }
+    let pieces = content::pieces(view, source, window.from, window.to, window.len)?;
+    if matches!(target.data, Data::Chunked) {
+        for piece in &pieces {
+            content::chunk_cell(view, target, piece.chunk);
+        }
+    }
+    content::graft(view, target, &pieces)
+}

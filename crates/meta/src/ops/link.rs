@@ -1,0 +1,73 @@
+//! Link: gives a file another name.
+//!
+//! Order of errors as Linux: the source `ESTALE`; the walk; `EEXIST`; `EACCES`; a directory `EPERM`; a file without names `ENOENT`, unless it
+//! is an `O_TMPFILE` that may get one; more than [`crate::view::LINK_MAX`] names `EMLINK`. Sets the file's ctime.
+//!
+//! The first time, the inode moves from its entry to table `link`, where it belongs to no directory (its bytes leave the
+//! directory's figures). It stays there even when one name is left, because nothing leads from the inode to that name.
+//! Exclusive.
+
+use kestrel_types::entry::Entry;
+use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::request::{Answer, Creds};
+
+use super::make;
+
+use crate::rows::Value;
+use crate::session::OpenState;
+use crate::view::{At, Found, LINK_MAX, Run, Use, View, fail};
+
+/// Runs the operation.
+pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) -> Run<Answer> {
+    view.need_exclusive()?;
+    let found = view.find(inode, Use::Write)?;
+    let spot = view.spot(creds, place, true)?;
+    make::check(view, creds, &spot)?;
+    if found.is_dir() {
+        return Err(fail(libc::EPERM, "a directory has one name only"));
+    }
+    let open = view.open_state(found.inode.ino);
+    let nameless = matches!(found.at, At::Link { .. }) && found.inode.nlink == 0;
+    if nameless && !open.linkable {
+        return Err(fail(libc::ENOENT, "the file was removed"));
+    }
+    if found.inode.nlink >= LINK_MAX {
+        return Err(fail(libc::EMLINK, "a file has at most 65000 names"));
+    }
+    let old_share = view.bytes_share(&found.at);
+    view.begin()?;
+
+    let Found { mut inode, at } = found;
+    let (ino, kind, size) = (inode.ino, inode.kind, inode.size.cast_signed());
+    inode.nlink += 1;
+    inode.ctime = view.now;
+    inode.change = view.stamp;
+    match at {
+        At::Link { cell, .. } if nameless => {
+            view.put(cell, Value::Absent);
+            view.effects.usage[2] -= size;
+            view.change_dir(spot.share, 1, 0, size, true)?;
+            view.put(spot.entry, Value::Entry(Entry::Inode(inode.clone())));
+            view.set_open(ino, OpenState { orphan: false, linkable: false, ..open });
+            view.effects.moved.push((ino, Some((spot.dir.ino, place.name.as_bytes().into()))));
+        }
+        At::Link { cell, .. } => {
+            view.change_dir(spot.share, 1, 0, 0, true)?;
+            view.put(cell, Value::Inode(inode.clone()));
+            view.put(spot.entry, Value::Entry(Entry::Link { ino, kind }));
+        }
+        At::Name { cell, .. } | At::Dir(cell) => {
+            if let Some(share) = old_share {
+                view.change_dir(share, 0, 0, -size, false)?;
+            }
+            view.effects.usage[2] += size;
+            view.change_dir(spot.share, 1, 0, 0, true)?;
+            view.put(cell, Value::Entry(Entry::Link { ino, kind }));
+            view.put(spot.entry, Value::Entry(Entry::Link { ino, kind }));
+            let link = view.link_cell(ino);
+            view.put(link, Value::Inode(inode.clone()));
+            view.effects.moved.push((ino, None));
+        }
+    }
+    Ok(Answer::Inode(Box::new(inode)))
+}

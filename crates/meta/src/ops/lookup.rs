@@ -1,0 +1,22 @@
+//! Lookup: finds an entry.
+//!
+//! POSIX path resolution: search permission is needed on every directory of the path (`EACCES`), each must exist (`ENOENT`)
+//! and be a directory (`ENOTDIR`). A symbolic link in mid-path goes back to the client. Changes nothing; one fetch.
+
+use kestrel_types::name::Place;
+use kestrel_types::request::{Answer, Creds};
+
+use crate::view::{Run, Use, View, fail};
+
+/// Runs the operation.
+pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place) -> Run<Answer> {
+    let spot = view.spot(creds, place, false)?;
+    if view.dry {
+        // The figures of a directory are fetched together with its entry if the replica knows it.
+        if let Some(ino) = view.core.replica.find(spot.dir.ino, place.name.as_bytes()) {
+            view.want_figures(ino);
+        }
+    }
+    let found = view.at_spot(&spot, Use::Read)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    Ok(Answer::Inode(Box::new(view.shown(found)?)))
+}

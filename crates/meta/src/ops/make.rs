@@ -1,0 +1,72 @@
+//! What creating anything with a name has in common.
+
+use kestrel_types::entry::Entry;
+use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::request::Creds;
+
+use crate::perm::{self, Guard, WRITE};
+use crate::rows::Value;
+use crate::view::{Run, Spot, View, fail};
+
+/// What is to be created.
+#[derive(Debug)]
+pub struct New {
+    /// Type.
+    pub kind: Kind,
+    /// Permission bits, umask applied.
+    pub mode: u16,
+    /// Device number of a special file.
+    pub rdev: u32,
+    /// Target of a symbolic link.
+    pub data: Data,
+}
+
+impl New {
+    /// An empty regular file.
+    pub fn file(mode: u16) -> Self {
+        Self { kind: Kind::File, mode, rdev: 0, data: Data::None }
+    }
+}
+
+/// Fails unless the name is free and the caller may create in the directory. In this order: `EEXIST`, then `EACCES`.
+pub fn check(view: &mut View<'_>, creds: &Creds, spot: &Spot) -> Run<()> {
+    if view.entry(spot.entry)?.is_some() {
+        return Err(fail(libc::EEXIST, "the name exists"));
+    }
+    perm::check(creds, spot.dir.guard, WRITE)
+}
+
+/// A new inode that belongs to the caller, and to the directory's group if that is set-group-id.
+pub fn inode(view: &mut View<'_>, creds: &Creds, dir: Guard, new: New) -> Run<Inode> {
+    let (gid, mode) = perm::inherit(creds, dir, new.mode, new.kind == Kind::Dir)?;
+    let size = match &new.data {
+        Data::Inline(target) => target.len() as u64,
+        _ => 0,
+    };
+    let now = view.now;
+    Ok(Inode {
+        ino: view.new_ino()?,
+        kind: new.kind,
+        mode,
+        uid: creds.uid,
+        gid,
+        nlink: 1,
+        rdev: new.rdev,
+        size,
+        atime: now,
+        mtime: now,
+        ctime: now,
+        btime: now,
+        change: view.stamp,
+        data_change: view.stamp,
+        xattrs: false,
+        data: new.data,
+    })
+}
+
+/// Gives a new inode that is no directory its name.
+pub fn insert(view: &mut View<'_>, spot: &Spot, inode: &Inode) -> Run<()> {
+    view.change_dir(spot.share, 1, 0, inode.size.cast_signed(), true)?;
+    view.put(spot.entry, Value::Entry(Entry::Inode(inode.clone())));
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! ReadDir: a page of a directory's entries, in the order of their names.
+//!
+//! The cookie is the last name given, so a listing is stable under concurrent creates, renames and unlinks: an entry that is there
+//! all the time appears exactly once, others at most once (`telldir`/`seekdir` build on this in the client). Reads the engine
+//! without a worker's role, a page may be large; each entry is as some batch left it.
+
+use std::ops::ControlFlow;
+
+use kestrel_types::codec::DecodeError;
+use kestrel_types::entry::Entry;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{InodeId, Position};
+use kestrel_types::key::Table;
+use kestrel_types::name::Name;
+use kestrel_types::request::{Answer, DirEntry, READDIR_ENTRIES_MAX};
+
+use crate::engine::Engine;
+use crate::pipeline::engine_error;
+
+/// Reads a page; and the position to wait for before it may be shown in mode `commit`.
+pub fn run(
+    engine: &dyn Engine,
+    dir: InodeId,
+    parent: InodeId,
+    after: Option<&Name>,
+    limit: usize,
+) -> FsResult<(Answer, Position)> {
+    let limit = limit.clamp(1, READDIR_ENTRIES_MAX);
+    let mut entries = Vec::with_capacity(limit.min(256));
+    let (mut end, mut wait) = (true, 0);
+    let mut damage = None;
+    let deleted_at = engine
+        .scan(Table::Entry, dir, after.map(Name::as_bytes), &mut |name, row, changed_at| {
+            if entries.len() == limit {
+                end = false;
+                return ControlFlow::Break(());
+            }
+            match entry(name, row) {
+                Ok(entry) => entries.push(entry),
+                Err(why) => {
+                    damage = Some(why);
+                    return ControlFlow::Break(());
+                }
+            }
+            wait = wait.max(changed_at);
+            ControlFlow::Continue(())
+        })
+        .map_err(engine_error)?;
+    match damage {
+        Some(why) => Err(FsError::because(
+            libc::EIO,
+            format!("metadata: damaged entry in directory {dir}: {why}; run kestrel fsck"),
+        )),
+        None => Ok((Answer::Entries { entries, parent, end }, wait.max(deleted_at))),
+    }
+}
+
+fn entry(name: &[u8], row: &[u8]) -> Result<DirEntry, DecodeError> {
+    let (ino, kind) = Entry::peek(row)?;
+    let name = Name::new(name).map_err(|_| DecodeError("not a valid name"))?;
+    Ok(DirEntry { name, ino, kind })
+}

@@ -1,0 +1,216 @@
+//! Rename: moves an entry, replaces what is there, or exchanges two.
+//!
+//! Order of errors as Linux (`vfs_rename`): the walks; `ENOENT` for the source; `EEXIST` (no_replace); `ENOENT` (exchange without
+//! target); into its own subtree `EINVAL`; onto an ancestor `ENOTEMPTY` (exchange: `EINVAL`); same file: success, nothing happens;
+//! `EACCES` and `EPERM` (sticky) at the source, then at the target; `ENOTDIR` and `EISDIR`; a directory that gets another parent needs
+//! write permission of itself, since its `..` changes (`EACCES`); `ENOTEMPTY`.
+//!
+//! Sets ctime of what moves and times of both directories. A replaced file that is open lives on without a name.
+//!
+//! Exclusive, so the walk up to the root that proves that no cycle forms stays true until the commit. One batch: after a
+//! crash it has happened or not.
+
+use kestrel_types::entry::Entry;
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::key::Table;
+use kestrel_types::name::Place;
+use kestrel_types::request::{Answer, Creds, RenameFlags};
+
+use super::rmdir::DirRemoval;
+use super::unlink::{Detach, check_removal};
+
+use crate::perm::{self, WRITE};
+use crate::rows::Value;
+use crate::view::{At, Found, Run, Spot, Use, View, encode_dir_id, fail};
+
+/// Runs the operation.
+pub fn run(view: &mut View<'_>, creds: &Creds, from: &Place, to: &Place, flags: RenameFlags) -> Run<Answer> {
+    if flags.no_replace && flags.exchange {
+        return Err(fail(libc::EINVAL, "no_replace and exchange exclude each other"));
+    }
+    view.need_exclusive()?;
+    let (a, b) = (view.spot(creds, from, true)?, view.spot(creds, to, true)?);
+    let source = view.at_spot(&a, Use::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    let target = view.at_spot(&b, Use::Write)?;
+    match &target {
+        Some(_) if flags.no_replace => return Err(fail(libc::EEXIST, "the target exists")),
+        None if flags.exchange => return Err(fail(libc::ENOENT, "no such entry to exchange")),
+        _ => {}
+    }
+    check_cycles(view, &a, &b, &source, target.as_ref(), flags)?;
+    let moved = source.inode.ino;
+    if target.as_ref().is_some_and(|target| target.inode.ino == moved) {
+        return Ok(Answer::Renamed { moved, other: None });
+    }
+    check_permissions(creds, &a, &b, &source, target.as_ref(), flags)?;
+    let (from_name, to_name) = (from.name.as_bytes(), to.name.as_bytes());
+    if let (true, Some(target)) = (flags.exchange, &target) {
+        let other = target.inode.ino;
+        view.begin()?;
+        leave(view, &a, &source)?;
+        leave(view, &b, target)?;
+        let nlink = if target.is_dir() { 2 } else { target.inode.nlink };
+        arrive(view, &b, to_name, source)?;
+        arrive(view, &a, from_name, target.clone())?;
+        return Ok(Answer::Renamed { moved, other: Some((other, nlink)) });
+    }
+    let replaced = match target {
+        Some(target) => Some(Replaced::prepare(view, target)?),
+        None => None,
+    };
+    view.begin()?;
+    leave(view, &a, &source)?;
+    let other = replaced.map(|replaced| replaced.apply(view, &b)).transpose()?;
+    view.put(a.entry, Value::Absent);
+    arrive(view, &b, to_name, source)?;
+    Ok(Answer::Renamed { moved, other })
+}
+
+fn check_cycles(
+    view: &mut View<'_>,
+    a: &Spot,
+    b: &Spot,
+    source: &Found,
+    target: Option<&Found>,
+    flags: RenameFlags,
+) -> Run<()> {
+    if a.dir.ino == b.dir.ino {
+        return Ok(());
+    }
+    if source.is_dir() && is_above(view, source.inode.ino, b.dir.ino)? {
+        return Err(fail(libc::EINVAL, "a directory cannot move into itself"));
+    }
+    if let Some(target) = target {
+        if target.is_dir() && is_above(view, target.inode.ino, a.dir.ino)? {
+            return Err(if flags.exchange {
+                fail(libc::EINVAL, "a directory cannot move into itself")
+            } else {
+                fail(libc::ENOTEMPTY, "the target is above the source")
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether `above` is `dir` or one of the directories above it.
+fn is_above(view: &mut View<'_>, above: InodeId, mut dir: InodeId) -> Run<bool> {
+    loop {
+        if dir == above {
+            return Ok(true);
+        }
+        if dir == ROOT {
+            return Ok(false);
+        }
+        dir = view.dir(dir)?.parent;
+    }
+}
+
+fn check_permissions(
+    creds: &Creds,
+    a: &Spot,
+    b: &Spot,
+    source: &Found,
+    target: Option<&Found>,
+    flags: RenameFlags,
+) -> Run<()> {
+    check_removal(creds, a, source)?;
+    let source_is_dir = source.is_dir();
+    match target {
+        None => perm::check(creds, b.dir.guard, WRITE)?,
+        Some(target) => {
+            check_removal(creds, b, target)?;
+            match (source_is_dir, target.is_dir()) {
+                _ if flags.exchange => {}
+                (true, false) => return Err(fail(libc::ENOTDIR, "a directory replaces directories only")),
+                (false, true) => return Err(fail(libc::EISDIR, "a file does not replace a directory")),
+                _ => {}
+            }
+        }
+    }
+    if a.dir.ino != b.dir.ino {
+        if source_is_dir {
+            perm::check(creds, source.guard(), WRITE)?;
+        }
+        if let Some(target) = target.filter(|target| flags.exchange && target.is_dir()) {
+            perm::check(creds, target.guard(), WRITE)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a rename replaces.
+enum Replaced {
+    File(Detach),
+    Dir(DirRemoval, InodeId),
+}
+
+impl Replaced {
+    fn prepare(view: &mut View<'_>, target: Found) -> Run<Self> {
+        if target.is_dir() {
+            return Ok(Self::Dir(DirRemoval::prepare(view, &target.inode)?, target.inode.ino));
+        }
+        Ok(Self::File(Detach::prepare(view, target)?))
+    }
+
+    /// Removes it from everywhere but the entry, which the source is going to take.
+    fn apply(self, view: &mut View<'_>, spot: &Spot) -> Run<(InodeId, u32)> {
+        match self {
+            Self::File(detach) => {
+                view.change_dir(spot.share, -1, 0, -detach.bytes_here(), true)?;
+                detach.apply(view)
+            }
+            Self::Dir(removal, ino) => {
+                view.change_dir(spot.share, -1, -1, 0, true)?;
+                removal.apply(view, spot.dir.ino);
+                Ok((ino, 0))
+            }
+        }
+    }
+}
+
+fn bytes_here(found: &Found) -> i64 {
+    match found.at {
+        At::Name { .. } => found.inode.size.cast_signed(),
+        At::Dir(_) | At::Link { .. } => 0,
+    }
+}
+
+/// Takes what is at `spot` out of the directory's figures. The entry stays for whoever takes the place.
+fn leave(view: &mut View<'_>, spot: &Spot, found: &Found) -> Run<()> {
+    let dir = found.is_dir();
+    view.change_dir(spot.share, -1, -i64::from(dir), -bytes_here(found), true)?;
+    if dir {
+        let subdir = view.rows.cell(Table::Subdir, spot.dir.ino, &found.inode.ino.to_be_bytes());
+        view.put(subdir, Value::Absent);
+    }
+    Ok(())
+}
+
+/// Puts what came from elsewhere at `spot`.
+fn arrive(view: &mut View<'_>, spot: &Spot, name: &[u8], mut found: Found) -> Run<()> {
+    let ino = found.inode.ino;
+    let dir = found.is_dir();
+    view.change_dir(spot.share, 1, i64::from(dir), bytes_here(&found), true)?;
+    found.inode.ctime = view.now;
+    found.inode.change = view.stamp;
+    if dir {
+        let dir_id = view.rows.cell(Table::DirId, ino, b"");
+        view.put(dir_id, Value::Bytes(encode_dir_id(spot.dir.ino, name)));
+        let subdir = view.rows.cell(Table::Subdir, spot.dir.ino, &ino.to_be_bytes());
+        view.put(subdir, Value::Bytes(Box::default()));
+        view.effects.dirs_changed.insert(ino);
+    }
+    match found.at {
+        At::Link { cell, .. } => {
+            let kind = found.inode.kind;
+            view.put(cell, Value::Inode(found.inode));
+            view.put(spot.entry, Value::Entry(Entry::Link { ino, kind }));
+        }
+        At::Name { .. } => {
+            view.effects.moved.push((ino, Some((spot.dir.ino, name.into()))));
+            view.put(spot.entry, Value::Entry(Entry::Inode(found.inode)));
+        }
+        At::Dir(_) => view.put(spot.entry, Value::Entry(Entry::Inode(found.inode))),
+    }
+    Ok(())
+}

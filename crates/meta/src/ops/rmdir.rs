@@ -1,0 +1,64 @@
+//! RmDir: removes an empty directory.
+//!
+//! Order of errors as Linux: `ENOENT`, `EACCES`, `EPERM` (sticky), `ENOTDIR`, `ENOTEMPTY`. Exclusive: with every role held nobody can be
+//! creating in it, and the sum of its shares says exactly whether it is empty. Deletes entry, `dirid`, `subdir`, all shares and its
+//! extended attributes in one batch, so that after a crash it is there or not, never half. The dentry leaves the replica
+//! before the roles are let go.
+
+use kestrel_types::inode::Inode;
+use kestrel_types::key::Table;
+use kestrel_types::name::Place;
+use kestrel_types::request::{Answer, Creds};
+
+use super::unlink::check_removal;
+
+use crate::rows::{CellId, Value};
+use crate::view::{Run, Use, View, fail};
+
+/// Runs the operation.
+pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place) -> Run<Answer> {
+    view.need_exclusive()?;
+    let spot = view.spot(creds, place, true)?;
+    let found = view.at_spot(&spot, Use::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    check_removal(creds, &spot, &found)?;
+    if !found.is_dir() {
+        return Err(fail(libc::ENOTDIR, "rmdir removes directories only"));
+    }
+    let removal = DirRemoval::prepare(view, &found.inode)?;
+    view.begin()?;
+    view.put(spot.entry, Value::Absent);
+    view.change_dir(spot.share, -1, -1, 0, true)?;
+    removal.apply(view, spot.dir.ino);
+    Ok(Answer::Removed { ino: found.inode.ino, nlink: 0 })
+}
+
+/// A directory that goes. Its entry is the caller's to remove or replace.
+pub struct DirRemoval {
+    ino: u64,
+    xattrs: Vec<CellId>,
+}
+
+impl DirRemoval {
+    /// Reads what is needed; `ENOTEMPTY` if it has entries.
+    pub fn prepare(view: &mut View<'_>, inode: &Inode) -> Run<Self> {
+        if view.figures(inode.ino)?.children != 0 {
+            return Err(fail(libc::ENOTEMPTY, "the directory is not empty"));
+        }
+        let xattrs = if inode.xattrs { view.xattrs(inode.ino)? } else { Vec::new() };
+        Ok(Self { ino: inode.ino, xattrs })
+    }
+
+    /// Deletes everything of it.
+    pub fn apply(self, view: &mut View<'_>, parent: u64) {
+        let dir_id = view.rows.cell(Table::DirId, self.ino, b"");
+        let subdir = view.rows.cell(Table::Subdir, parent, &self.ino.to_be_bytes());
+        for cell in self.xattrs.into_iter().chain([dir_id, subdir]) {
+            view.put(cell, Value::Absent);
+        }
+        for home in 0..view.core.shares {
+            let cell = view.share_cell(self.ino, home);
+            view.put(cell, Value::Absent);
+        }
+        view.effects.dirs_changed.insert(self.ino);
+    }
+}

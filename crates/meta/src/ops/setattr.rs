@@ -1,0 +1,144 @@
+//! SetAttr: chmod, chown, truncate, utimes, one or several at once.
+//!
+//! - **chown**: the superuser; the owner may keep the owner and give a group he is in (`EPERM`). Whoever does it, set-user-id goes, and
+//!   set-group-id if the group may execute; not on directories. (Linux treats root like others here.)
+//! - **chmod**: owner or superuser (`EPERM`). Set-group-id is dropped if the caller is neither privileged nor in the group.
+//! - **size**: regular files (`EISDIR`, `EINVAL`), write permission unless it comes through a descriptor (`EACCES`); above
+//!   the limit `EFBIG`. Times of modification and change are set even if the size stays; `data_change` only if it does not.
+//! - **times**: both to the present: owner or write permission (`EACCES`); anything else: owner (`EPERM`).
+//! - Every SetAttr, even an empty one, sets ctime.
+//!
+//! A directory's dentry is in the replica of every worker, and its times are spread over its shares: exclusive. All
+//! checks come before any change, so it happens wholly or not at all.
+
+use kestrel_types::inode::Kind;
+use kestrel_types::name::InodeRef;
+use kestrel_types::request::{Answer, Creds, SetAttr, SetTime};
+
+use crate::content::{self, Content};
+use crate::perm::{self, SET_GID, WRITE};
+use crate::rows::Value;
+use crate::view::{At, Found, Run, Use, View, fail};
+
+/// Runs the operation.
+pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) -> Run<Answer> {
+    let found = view.find(inode, Use::Write)?;
+    let mode = check(creds, &found, set)?;
+    let home = found.at.home();
+    let mut content = Content::default();
+    let mut share = None;
+    if let Some(size) = set.size {
+        if size != found.inode.size {
+            share = view.bytes_share(&found.at);
+            content = content::truncate(view, &found.inode, size)?;
+            content.want(view, home)?;
+        }
+    }
+    let is_dir = matches!(found.at, At::Dir(_));
+    if is_dir {
+        view.figures(found.inode.ino)?;
+    }
+    view.begin()?;
+
+    let Found { mut inode, at } = found;
+    let old_size = inode.size;
+    content.apply(view, &mut inode, home)?;
+    inode.mode = mode;
+    inode.uid = set.uid.unwrap_or(inode.uid);
+    inode.gid = set.gid.unwrap_or(inode.gid);
+    if let Some(size) = set.size {
+        if size != old_size {
+            inode.size = size;
+            inode.data_change = view.stamp;
+        }
+        inode.mtime = view.now;
+    }
+    let time = |set: SetTime| match set {
+        SetTime::Now => view.now,
+        SetTime::At(time) => time,
+    };
+    inode.atime = set.atime.map_or(inode.atime, time);
+    inode.mtime = set.mtime.map_or(inode.mtime, time);
+    inode.ctime = view.now;
+    inode.change = view.stamp;
+    if is_dir && set.mtime.is_some() {
+        forget_times(view, inode.ino)?;
+    }
+    view.put_inode(&at, inode.clone(), old_size, share)?;
+    let inode = if is_dir { view.shown_dir(inode)? } else { inode };
+    Ok(Answer::Inode(Box::new(inode)))
+}
+
+/// Takes the times out of all shares of a directory, because one set explicitly counts from now on.
+fn forget_times(view: &mut View<'_>, dir: u64) -> Run<()> {
+    for home in 0..view.core.shares {
+        let cell = view.share_cell(dir, home);
+        let mut stat = view.share(cell)?;
+        if stat.mtime != 0 {
+            stat.mtime = 0;
+            stat.change = view.stamp;
+            view.put(cell, Value::DirStat(stat));
+        }
+    }
+    Ok(())
+}
+
+/// Checks everything; the mode that the inode will have.
+fn check(creds: &Creds, found: &Found, set: &SetAttr) -> Run<u16> {
+    let inode = &found.inode;
+    if let Some(size) = set.size {
+        match inode.kind {
+            Kind::File => content::check_size(size)?,
+            Kind::Dir => return Err(fail(libc::EISDIR, "a directory has no size to set")),
+            _ => return Err(fail(libc::EINVAL, "only regular files have a size to set")),
+        }
+        if !set.through_handle {
+            perm::check(creds, found.guard(), WRITE)?;
+        }
+    }
+    let owns = perm::owns(creds, inode.uid);
+    if creds.uid != 0 {
+        if set.uid.is_some_and(|uid| uid != inode.uid || !owns) {
+            return Err(fail(libc::EPERM, "only the superuser gives files away"));
+        }
+        if let Some(gid) = set.gid {
+            if !owns || gid != inode.gid && !perm::in_group(creds, gid)? {
+                return Err(fail(libc::EPERM, "the owner may only set a group he is in"));
+            }
+        }
+    }
+    let mut mode = inode.mode;
+    let chown = set.uid.is_some() || set.gid.is_some();
+    if inode.kind != Kind::Dir && (chown || set.kill_suid) {
+        mode = perm::without_set_ids(mode);
+    }
+    if let Some(new) = set.mode {
+        if !owns {
+            return Err(fail(libc::EPERM, "only the owner changes the mode"));
+        }
+        mode = new & 0o7777;
+        let gid = set.gid.unwrap_or(inode.gid);
+        if mode & SET_GID != 0 && creds.uid != 0 && !perm::in_group(creds, gid)? {
+            mode &= !SET_GID;
+        }
+    }
+    if !owns && (set.atime.is_some() || set.mtime.is_some()) {
+        check_times(creds, found, set)?;
+    }
+    Ok(mode)
+}
+
+/// Whether somebody who does not own the file may set these times.
+fn check_times(creds: &Creds, found: &Found, set: &SetAttr) -> Run<()> {
+    let explicit = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
+    if explicit(set.atime) || explicit(set.mtime) {
+        return Err(fail(libc::EPERM, "only the owner sets a time"));
+    }
+    if set.size.is_some() {
+        return Ok(());
+    }
+    if set.atime.is_none() || set.mtime.is_none() {
+        return Err(fail(libc::EPERM, "only the owner sets one time alone"));
+    }
+    perm::check(creds, found.guard(), WRITE)
+}

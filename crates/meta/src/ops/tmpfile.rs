@@ -1,0 +1,26 @@
+//! TmpFile: `open(O_TMPFILE)`: a file without a name, open.
+//!
+//! Needs write and search permission of the directory, whose group it takes if that is set-group-id. It lies in table `link` with
+//! no name. Link gives it one unless it was opened `O_EXCL`. The last release, or a crash, deletes it.
+
+use kestrel_types::ids::InodeId;
+use kestrel_types::request::{Answer, Creds};
+
+use super::make::{self, New};
+use crate::perm::{self, EXEC, WRITE};
+use crate::rows::Value;
+use crate::session::OpenState;
+use crate::view::{Run, View};
+
+/// Runs the operation.
+pub fn run(view: &mut View<'_>, creds: &Creds, dir: InodeId, mode: u16, exclusive: bool) -> Run<Answer> {
+    let dir = view.dir(dir)?;
+    perm::check(creds, dir.guard, WRITE | EXEC)?;
+    view.begin()?;
+    let mut inode = make::inode(view, creds, dir.guard, New::file(mode))?;
+    inode.nlink = 0;
+    let cell = view.link_cell(inode.ino);
+    view.put(cell, Value::Inode(inode.clone()));
+    view.set_open(inode.ino, OpenState { count: 1, orphan: true, linkable: !exclusive });
+    Ok(Answer::Opened { inode: Box::new(inode), created: true })
+}

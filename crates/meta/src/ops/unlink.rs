@@ -1,0 +1,106 @@
+//! Unlink: removes an entry that is not a directory.
+//!
+//! Order of errors as Linux: `ENOENT`, `EACCES` (write and search permission of the directory), `EPERM` (sticky), `EISDIR`.
+//! Changes the directory's times and, if names are left, the file's ctime.
+//!
+//! The common case, a file with one name that is not open: entry, share, and what its content refers to, in one worker's
+//! batch. A file that is open moves to table `link` with no names until its last release; one with several names counts down
+//! there. Both touch a row of another worker, so they are exclusive.
+
+use kestrel_types::name::Place;
+use kestrel_types::request::{Answer, Creds};
+
+use crate::content::Removal;
+
+use crate::perm::{self, EXEC, WRITE};
+use crate::rows::Value;
+use crate::session::OpenState;
+use crate::view::{At, Found, Run, Spot, Use, View, fail};
+
+/// Runs the operation.
+pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place) -> Run<Answer> {
+    let spot = view.spot(creds, place, true)?;
+    let found = view.at_spot(&spot, Use::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    check_removal(creds, &spot, &found)?;
+    if found.is_dir() {
+        return Err(fail(libc::EISDIR, "unlink does not remove directories"));
+    }
+    let detach = Detach::prepare(view, found)?;
+    view.begin()?;
+    view.put(spot.entry, Value::Absent);
+    view.change_dir(spot.share, -1, 0, -detach.bytes_here(), true)?;
+    let (ino, nlink) = detach.apply(view)?;
+    Ok(Answer::Removed { ino, nlink })
+}
+
+/// Fails unless the caller may take this entry out of its directory.
+pub fn check_removal(creds: &Creds, spot: &Spot, found: &Found) -> Run<()> {
+    perm::check(creds, spot.dir.guard, WRITE | EXEC)?;
+    perm::check_sticky(creds, spot.dir.guard, found.inode.uid)
+}
+
+/// A file that loses one of its names. The entry itself is the caller's to remove or replace.
+pub struct Detach {
+    found: Found,
+    /// Present if the file goes with the name.
+    removal: Option<Removal>,
+    open: OpenState,
+}
+
+impl Detach {
+    /// Reads what is needed.
+    pub fn prepare(view: &mut View<'_>, found: Found) -> Run<Self> {
+        let open = view.open_state(found.inode.ino);
+        let linked = matches!(found.at, At::Link { .. });
+        if linked || open.count > 0 {
+            view.need_exclusive()?;
+        }
+        let last = !linked || found.inode.nlink <= 1;
+        let removal = if last && open.count == 0 {
+            Some(Removal::prepare(view, &found.inode, found.at.home())?)
+        } else {
+            None
+        };
+        Ok(Self { found, removal, open })
+    }
+
+    /// Bytes that the directory's share counts for this name.
+    pub fn bytes_here(&self) -> i64 {
+        match self.found.at {
+            At::Link { .. } => 0,
+            _ => self.found.inode.size.cast_signed(),
+        }
+    }
+
+    /// Does it; the inode and the names it has left.
+    pub fn apply(self, view: &mut View<'_>) -> Run<(u64, u32)> {
+        let Found { mut inode, at } = self.found;
+        let (ino, size) = (inode.ino, inode.size.cast_signed());
+        if let Some(removal) = self.removal {
+            removal.apply(view)?;
+            if let At::Link { cell, .. } = at {
+                view.put(cell, Value::Absent);
+                view.effects.usage[2] -= size;
+            }
+            view.effects.moved.push((ino, None));
+            return Ok((ino, 0));
+        }
+        inode.nlink = if matches!(at, At::Link { .. }) { inode.nlink.saturating_sub(1) } else { 0 };
+        inode.ctime = view.now;
+        inode.change = view.stamp;
+        let nlink = inode.nlink;
+        if nlink == 0 {
+            view.set_open(ino, OpenState { orphan: true, linkable: false, ..self.open });
+            view.effects.moved.push((ino, None));
+        }
+        let cell = match at {
+            At::Link { cell, .. } => cell,
+            At::Name { .. } | At::Dir(_) => {
+                view.effects.usage[2] += size;
+                view.link_cell(ino)
+            }
+        };
+        view.put(cell, Value::Inode(inode));
+        Ok((ino, nlink))
+    }
+}

@@ -1,0 +1,91 @@
+//! Usage and TreeUsage: figures from the directories' shares, without walking the files.
+
+use std::ops::ControlFlow;
+
+use kestrel_types::codec::DecodeError;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::InodeId;
+use kestrel_types::key::Table;
+use kestrel_types::request::Usage;
+use kestrel_types::stat::DirStat;
+
+use crate::engine::{Engine, EngineError};
+use crate::pipeline::engine_error;
+use crate::rows::number_of;
+
+fn damaged(why: &DecodeError) -> FsError {
+    FsError::because(libc::EIO, format!("metadata: damaged dirstat row: {why}; run kestrel fsck"))
+}
+
+/// Figures of a directory and everything below it: reads one row a directory and worker, none a file. Directories made or
+/// removed meanwhile may be counted or not. Files with several names count once a name, and no bytes.
+pub fn tree(engine: &dyn Engine, dir: InodeId) -> FsResult<Usage> {
+    let mut sum = DirStat::default();
+    let mut dirs = 0;
+    let mut stack = vec![dir];
+    while let Some(dir) = stack.pop() {
+        let mut damage = None;
+        let visited = engine.scan(Table::DirStat, dir, None, &mut |_, row, _| match DirStat::decode(row) {
+            Ok(stat) => {
+                sum.merge(&stat);
+                ControlFlow::Continue(())
+            }
+            Err(why) => {
+                damage = Some(why);
+                ControlFlow::Break(())
+            }
+        });
+        visited.map_err(engine_error)?;
+        if let Some(why) = damage {
+            return Err(damaged(&why));
+        }
+        let listed = engine.scan(Table::Subdir, dir, None, &mut |child, _, _| {
+            stack.push(number_of(child));
+            ControlFlow::Continue(())
+        });
+        listed.map_err(engine_error)?;
+        dirs += 1;
+    }
+    Ok(usage(&sum, dirs - 1))
+}
+
+fn usage(sum: &DirStat, dirs: u64) -> Usage {
+    let files = (sum.children - sum.subdirs).max(0).cast_unsigned();
+    Usage { files, dirs, bytes: sum.bytes.max(0).cast_unsigned() }
+}
+
+/// Figures of the whole volume, by reading all shares and all files in table `link`: files, directories, bytes.
+pub fn volume(engine: &dyn Engine) -> Result<[i64; 3], EngineError> {
+    let mut sum = DirStat::default();
+    let mut bytes = 0i64;
+    let corrupt =
+        |table: &str, why: DecodeError| EngineError::Corrupt(format!("metadata: damaged {table} row: {why}"));
+    let mut damage = None;
+    engine.scan_table(Table::DirStat, None, &mut |_, row| match DirStat::decode(row) {
+        Ok(stat) => {
+            sum.merge(&stat);
+            ControlFlow::Continue(())
+        }
+        Err(why) => {
+            damage = Some(corrupt("dirstat", why));
+            ControlFlow::Break(())
+        }
+    })?;
+    engine.scan_table(Table::Link, None, &mut |_, row| {
+        let mut reader = kestrel_types::codec::Reader::new(row);
+        match kestrel_types::inode::Inode::decode(&mut reader) {
+            Ok(inode) => {
+                bytes += inode.size.cast_signed();
+                ControlFlow::Continue(())
+            }
+            Err(why) => {
+                damage = Some(corrupt("link", why));
+                ControlFlow::Break(())
+            }
+        }
+    })?;
+    match damage {
+        Some(why) => Err(why),
+        None => Ok([sum.children - sum.subdirs, sum.subdirs, sum.bytes + bytes]),
+    }
+}

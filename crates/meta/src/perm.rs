@@ -1,0 +1,197 @@
+//! Permission rules of POSIX as Linux applies them.
+//!
+//! Supplementary groups may be unknown ([`Creds::groups`]). Every rule here asks for them only if they decide.
+
+use kestrel_types::ids::InodeId;
+use kestrel_types::request::{Creds, Outcome};
+
+use crate::view::{Run, Stop, fail};
+
+/// Read permission, as in `R_OK`.
+pub const READ: u32 = 4;
+/// Write permission, as in `W_OK`.
+pub const WRITE: u32 = 2;
+/// Execute or search permission, as in `X_OK`.
+pub const EXEC: u32 = 1;
+
+/// Set-user-id bit.
+pub const SET_UID: u16 = 0o4000;
+/// Set-group-id bit; on a directory: what is created in it gets its group.
+pub const SET_GID: u16 = 0o2000;
+/// Sticky bit; on a directory: only owners remove.
+pub const STICKY: u16 = 0o1000;
+/// Execute permission of the group.
+pub const GROUP_EXEC: u16 = 0o010;
+
+/// What decides who may do what with a file or directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Guard {
+    /// Permission bits, 12 bits.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// It is a directory.
+    pub dir: bool,
+}
+
+/// Whether the caller is a member of `gid`.
+pub fn in_group(creds: &Creds, gid: u32) -> Run<bool> {
+    if creds.gid == gid {
+        return Ok(true);
+    }
+    match &creds.groups {
+        Some(groups) => Ok(groups.contains(&gid)),
+        None => Err(Stop::Out(Box::new(Outcome::NeedGroups))),
+    }
+}
+
+/// Fails with `EACCES` unless the caller has all permissions in `want`.
+#[inline]
+pub fn check(creds: &Creds, guard: Guard, want: u32) -> Run<()> {
+    let mode = u32::from(guard.mode);
+    let granted = if creds.uid == 0 {
+        // The superuser may do anything but execute what nobody may execute.
+        want & EXEC == 0 || guard.dir || mode & 0o111 != 0
+    } else if creds.uid == guard.uid {
+        mode >> 6 & want == want
+    } else {
+        let (as_group, as_other) = (mode >> 3 & want == want, mode & want == want);
+        if as_group == as_other {
+            as_group
+        } else if in_group(creds, guard.gid)? {
+            as_group
+        } else {
+            as_other
+        }
+    };
+    if granted { Ok(()) } else { Err(fail(libc::EACCES, "permission denied by the mode bits")) }
+}
+
+/// Whether the caller owns the file or is the superuser.
+pub fn owns(creds: &Creds, uid: u32) -> bool {
+    creds.uid == 0 || creds.uid == uid
+}
+
+/// Fails with `EPERM` if `dir` is sticky and the caller owns neither it nor the entry to be removed from it.
+pub fn check_sticky(creds: &Creds, dir: Guard, victim_uid: u32) -> Run<()> {
+    if dir.mode & STICKY != 0 && !owns(creds, dir.uid) && creds.uid != victim_uid {
+        return Err(fail(libc::EPERM, "the directory is sticky and the entry belongs to somebody else"));
+    }
+    Ok(())
+}
+
+/// Mode without the set-id bits that a change by somebody unprivileged takes away: set-user-id always, set-group-id if the
+/// group may execute (else it means something else).
+pub fn without_set_ids(mode: u16) -> u16 {
+    let mode = mode & !SET_UID;
+    if mode & GROUP_EXEC != 0 { mode & !SET_GID } else { mode }
+}
+
+/// Group and mode of something to be created in `dir`: a set-group-id directory passes its group on, and to directories also
+/// the bit itself. A file cannot become set-group-id for a group its creator is not in.
+pub fn inherit(creds: &Creds, dir: Guard, mode: u16, is_dir: bool) -> Run<(u32, u16)> {
+    let mode = mode & 0o7777;
+    if dir.mode & SET_GID == 0 {
+        return Ok((creds.gid, mode));
+    }
+    if is_dir {
+        return Ok((dir.gid, mode | SET_GID));
+    }
+    let runs_as_group = mode & (SET_GID | GROUP_EXEC) == SET_GID | GROUP_EXEC;
+    if runs_as_group && creds.uid != 0 && !in_group(creds, dir.gid)? {
+        return Ok((dir.gid, mode & !SET_GID));
+    }
+    Ok((dir.gid, mode))
+}
+
+/// What path resolution needs of a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dentry {
+    /// Number.
+    pub ino: InodeId,
+    /// The directory above; the root's is itself.
+    pub parent: InodeId,
+    /// Who may do what.
+    pub guard: Guard,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn creds(uid: u32, gid: u32, groups: Option<&[u32]>) -> Creds {
+        Creds { uid, gid, groups: groups.map(Arc::from) }
+    }
+
+    fn errno(result: Run<()>) -> i32 {
+        match result {
+            Ok(()) => 0,
+            Err(Stop::Fail(error)) => error.errno,
+            Err(Stop::Out(outcome)) if *outcome == Outcome::NeedGroups => -1,
+            Err(_) => -2,
+        }
+    }
+
+    #[test]
+    fn one_class_decides_and_groups_are_asked_for_only_if_they_do() {
+        let guard = |mode| Guard { mode, uid: 10, gid: 20, dir: false };
+        // The owner's bits decide for the owner, even if others may more.
+        assert_eq!(errno(check(&creds(10, 20, None), guard(0o077), READ)), libc::EACCES);
+        assert_eq!(errno(check(&creds(10, 20, None), guard(0o700), READ | WRITE | EXEC)), 0);
+        // The group's bits decide for the group.
+        assert_eq!(errno(check(&creds(11, 20, None), guard(0o704), READ)), libc::EACCES);
+        assert_eq!(errno(check(&creds(11, 21, Some(&[20])), guard(0o704), READ)), libc::EACCES);
+        assert_eq!(errno(check(&creds(11, 21, Some(&[20])), guard(0o740), READ)), 0);
+        assert_eq!(errno(check(&creds(11, 21, Some(&[])), guard(0o740), READ)), libc::EACCES);
+        // Unknown groups matter only where they differ from the rest.
+        assert_eq!(errno(check(&creds(11, 21, None), guard(0o744), READ)), 0);
+        assert_eq!(errno(check(&creds(11, 21, None), guard(0o700), READ)), libc::EACCES);
+        assert_eq!(errno(check(&creds(11, 21, None), guard(0o740), READ)), -1);
+        assert_eq!(errno(check(&creds(11, 21, None), guard(0o704), READ)), -1);
+    }
+
+    #[test]
+    fn the_superuser_may_all_but_execute_what_nobody_may() {
+        let root = creds(0, 0, None);
+        let file = |mode| Guard { mode, uid: 10, gid: 20, dir: false };
+        assert_eq!(errno(check(&root, file(0), READ | WRITE)), 0);
+        assert_eq!(errno(check(&root, file(0o666), EXEC)), libc::EACCES);
+        assert_eq!(errno(check(&root, file(0o010), EXEC)), 0);
+        assert_eq!(errno(check(&root, Guard { dir: true, ..file(0) }, EXEC)), 0);
+    }
+
+    #[test]
+    fn sticky_directories_protect_entries() {
+        let dir = Guard { mode: 0o1777, uid: 10, gid: 20, dir: true };
+        assert_eq!(errno(check_sticky(&creds(11, 20, None), dir, 12)), libc::EPERM);
+        for uid in [0, 10, 12] {
+            assert_eq!(errno(check_sticky(&creds(uid, 20, None), dir, 12)), 0);
+        }
+        assert_eq!(errno(check_sticky(&creds(11, 20, None), Guard { mode: 0o777, ..dir }, 12)), 0);
+    }
+
+    #[test]
+    fn set_group_id_directories_pass_their_group_on() {
+        let plain = Guard { mode: 0o777, uid: 10, gid: 20, dir: true };
+        let dir = Guard { mode: 0o2777, ..plain };
+        let caller = creds(11, 21, Some(&[22]));
+        assert_eq!(inherit(&caller, plain, 0o2755, false).ok(), Some((21, 0o2755)));
+        assert_eq!(inherit(&caller, dir, 0o755, true).ok(), Some((20, 0o2755)));
+        assert_eq!(inherit(&caller, dir, 0o2755, false).ok(), Some((20, 0o755)));
+        assert_eq!(inherit(&caller, dir, 0o2644, false).ok(), Some((20, 0o2644)));
+        assert_eq!(inherit(&creds(11, 21, Some(&[20])), dir, 0o2755, false).ok(), Some((20, 0o2755)));
+        assert_eq!(inherit(&creds(0, 0, None), dir, 0o2755, false).ok(), Some((20, 0o2755)));
+        assert!(inherit(&creds(11, 21, None), dir, 0o2755, false).is_err());
+    }
+
+    #[test]
+    fn set_ids_fall_as_linux_drops_them() {
+        assert_eq!(without_set_ids(0o6755), 0o755);
+        assert_eq!(without_set_ids(0o6745), 0o2745);
+        assert_eq!(without_set_ids(0o1755), 0o1755);
+    }
+}

@@ -1,0 +1,278 @@
+//! The batch pipeline: prefetch, execute in order, commit, and what each request gets to hear.
+//!
+//! 1. **Plan.** Every operation runs dry, which names the rows it needs.
+//! 2. **Prefetch.** One multi-get for all of them.
+//! 3. **Execute** in order; each sees what those before it changed. One that finds it needs more rows is undone, the rest of
+//!    the batch is planned again, and it goes on after another fetch.
+//! 4. **Commit** all changes as one atomic batch.
+//!
+//! If the commit fails, nothing has happened: session state is put back, and every operation that changed something, or saw a
+//! change of this batch, fails with the engine's error. A batch that did not fit the disk is run again one by one, so that
+//! operations that free space get through and others fail alone.
+
+use kestrel_types::clock::Nanos;
+use kestrel_types::crash;
+use kestrel_types::error::FsError;
+use kestrel_types::ids::Position;
+use kestrel_types::key::Table;
+use kestrel_types::request::{Outcome, Reply};
+
+use crate::effects::{Effects, Mark};
+use crate::engine::{BatchKind, Engine, EngineError};
+use crate::ids::{Allocator, Block, Timestamps};
+use crate::ops::{self, Lane};
+use crate::rows::Rows;
+use crate::view::{Core, Route, Run, Stop, View};
+use crate::worker::Job;
+
+/// After so many stops for rows a batch plans only the operation that stopped, not the whole rest again.
+const REPLANS_MAX: usize = 4;
+
+/// How an engine's error looks to a client.
+pub fn engine_error(error: EngineError) -> FsError {
+    match error {
+        EngineError::NoSpace => FsError::because(libc::ENOSPC, error.to_string()),
+        other => FsError::because(libc::EIO, other.to_string()),
+    }
+}
+
+/// What batches run on.
+#[derive(Clone, Copy)]
+pub struct Means<'a> {
+    /// The store.
+    pub engine: &'a dyn Engine,
+    /// What workers share.
+    pub core: &'a Core,
+    /// Inode numbers.
+    pub inodes: &'a Allocator,
+    /// Timestamps.
+    pub stamps: &'a Timestamps,
+    /// The time.
+    pub now: Nanos,
+    /// Worker whose role is held, or the number of workers if all are.
+    pub worker: usize,
+}
+
+/// A worker's memory as a batch uses it.
+pub struct Desk<'a> {
+    /// Rows.
+    pub rows: &'a mut Rows,
+    /// Effects.
+    pub effects: &'a mut Effects,
+    /// Inode numbers to give out.
+    pub ids: &'a mut Block,
+}
+
+/// How a request ended.
+pub enum Verdict {
+    /// With this reply.
+    Reply(Reply),
+    /// It has to run elsewhere.
+    Move(Lane, Route),
+}
+
+/// A request's end.
+pub struct Step {
+    /// How it ended.
+    pub verdict: Verdict,
+    /// Position that must be durable before anybody may see it in mode `commit`; 0 if there is nothing to wait for.
+    pub wait: Position,
+    /// It changed rows.
+    changed: bool,
+    /// It changed session state, which goes with the batch.
+    session: bool,
+    /// It saw what the batch changed.
+    depends: bool,
+}
+
+/// What batches do to the volume's figures; files, directories, bytes.
+pub type UsageChange = [i64; 3];
+
+/// Runs the jobs as one batch; one step a job in `steps`.
+pub fn run(means: &Means<'_>, desk: &mut Desk<'_>, jobs: &[Job], steps: &mut Vec<Step>) -> UsageChange {
+    let first = steps.len();
+    let stamp = means.stamps.tick(means.engine, means.now);
+    // A failure shows when an operation finds no number left.
+    let _ = desk.ids.fill(jobs.len() as u64, means.inodes, means.engine);
+    let result = execute(means, desk, jobs, *stamp.as_ref().unwrap_or(&0), steps)
+        // Without a timestamp nothing may change, but reads are as good as ever.
+        .and_then(|()| if desk.rows.is_dirty() { stamp.map(drop) } else { Ok(()) })
+        .and_then(|()| commit(means, desk, jobs, &mut steps[first..]));
+    let usage = match result {
+        Ok(()) => std::mem::take(&mut desk.effects.usage),
+        Err(error) => {
+            desk.effects.back_to(&Mark::default(), &means.core.opens);
+            if jobs.len() > 1 && is_worth_single_runs(&error, jobs) {
+                steps.truncate(first);
+                let mut sum = [0; 3];
+                for job in jobs {
+                    let change = run(means, desk, std::slice::from_ref(job), steps);
+                    sum = std::array::from_fn(|i| sum[i] + change[i]);
+                }
+                return sum;
+            }
+            fail_all(jobs.len(), &error, first, steps);
+            [0; 3]
+        }
+    };
+    desk.rows.clear();
+    desk.effects.clear();
+    usage
+}
+
+/// Whether some of the operations may succeed alone though the batch failed.
+fn is_worth_single_runs(error: &EngineError, jobs: &[Job]) -> bool {
+    match error {
+        EngineError::NoSpace => jobs.iter().any(|job| ops::is_freeing(&job.request.op)),
+        // One damaged or unreadable row must not fail its neighbours.
+        EngineError::Io(_) | EngineError::Corrupt(_) => true,
+        EngineError::Refused(_) => false,
+    }
+}
+
+/// Every operation that has not ended without the failed commit fails with it.
+fn fail_all(count: usize, error: &EngineError, first: usize, steps: &mut Vec<Step>) {
+    let failed = || Verdict::Reply(Err(Outcome::Failed(engine_error(error.clone()))));
+    for step in &mut steps[first..] {
+        if step.changed || step.session || step.depends {
+            step.verdict = failed();
+            step.wait = 0;
+        }
+    }
+    while steps.len() < first + count {
+        steps.push(Step { verdict: failed(), wait: 0, changed: false, session: false, depends: false });
+    }
+}
+
+/// Runs one operation.
+fn attempt(
+    means: &Means<'_>,
+    desk: &mut Desk<'_>,
+    job: &Job,
+    stamp: u64,
+    dry: bool,
+) -> (Run<kestrel_types::request::Answer>, Position, bool) {
+    let mut view = View {
+        rows: desk.rows,
+        core: means.core,
+        effects: desk.effects,
+        ids: desk.ids,
+        worker: means.worker,
+        now: means.now,
+        stamp,
+        dry,
+        route: &job.route,
+        wait: 0,
+        depends: false,
+    };
+    let result = ops::execute(&mut view, &job.request);
+    (result, view.wait, view.depends)
+}
+
+fn execute(
+    means: &Means<'_>,
+    desk: &mut Desk<'_>,
+    jobs: &[Job],
+    stamp: u64,
+    steps: &mut Vec<Step>,
+) -> Result<(), EngineError> {
+    desk.rows.clear();
+    desk.effects.clear();
+    for job in jobs {
+        let _plan = attempt(means, desk, job, stamp, true);
+    }
+    desk.rows.fetch(means.engine)?;
+    let mut stops = 0;
+    for (number, job) in jobs.iter().enumerate() {
+        loop {
+            let mark = desk.effects.mark();
+            let (result, wait, depends) = attempt(means, desk, job, stamp, false);
+            let (mut changed, mut session) = (false, false);
+            let verdict = match result {
+                Ok(answer) => {
+                    changed = desk.rows.keep();
+                    session = desk.effects.session_changed_since(&mark);
+                    Some(Verdict::Reply(Ok(answer)))
+                }
+                Err(stop) => {
+                    desk.rows.rollback();
+                    desk.effects.back_to(&mark, &means.core.opens);
+                    verdict_of(stop)
+                }
+            };
+            if let Some(verdict) = verdict {
+                steps.push(Step { verdict, wait, changed, session, depends });
+                break;
+            }
+            if !desk.rows.lacks() {
+                let error = FsError::new(libc::EIO, "metadata: an operation stopped without asking for a row");
+                let verdict = Verdict::Reply(Err(Outcome::Failed(error)));
+                steps.push(Step { verdict, wait, changed, session, depends });
+                break;
+            }
+            stops += 1;
+            let rest = if stops <= REPLANS_MAX { &jobs[number + 1..] } else { &[] };
+            for job in rest {
+                let _plan = attempt(means, desk, job, stamp, true);
+            }
+            desk.rows.fetch(means.engine)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a stop means for the request; `None` if it has to run again.
+fn verdict_of(stop: Stop) -> Option<Verdict> {
+    match stop {
+        Stop::Need => None,
+        Stop::Exclusive => Some(Verdict::Move(Lane::Exclusive, Route::AsAsked)),
+        Stop::Forward(worker, route) => Some(Verdict::Move(Lane::Worker(worker), route)),
+        Stop::Fail(error) => Some(Verdict::Reply(Err(Outcome::Failed(error)))),
+        Stop::Out(outcome) => Some(Verdict::Reply(Err(*outcome))),
+    }
+}
+
+fn commit(
+    means: &Means<'_>,
+    desk: &mut Desk<'_>,
+    jobs: &[Job],
+    steps: &mut [Step],
+) -> Result<(), EngineError> {
+    let mut position = 0;
+    if desk.rows.is_dirty() {
+        for (dir, _) in &desk.effects.dirs_made {
+            for table in [Table::Entry, Table::DirStat, Table::Subdir] {
+                means.engine.hint_new(table, dir.ino);
+            }
+        }
+        let mutations = desk.rows.mutations();
+        if !mutations.is_empty() {
+            let growing =
+                steps.iter().zip(jobs).any(|(step, job)| step.changed && !ops::is_freeing(&job.request.op));
+            let kind = if growing { BatchKind::Growing } else { BatchKind::Freeing };
+            crash::point("node.commit.before");
+            position = means.engine.commit(kind, mutations)?;
+            crash::point("node.commit.after");
+        }
+    }
+    take_effect(means.core, desk.effects, position);
+    for step in steps.iter_mut().filter(|step| step.changed || step.depends) {
+        step.wait = step.wait.max(position);
+    }
+    Ok(())
+}
+
+/// What happens when the batch has committed, before anybody else runs.
+fn take_effect(core: &Core, effects: &mut Effects, position: Position) {
+    for dir in &effects.dirs_changed {
+        core.replica.remove(*dir);
+    }
+    for (dir, name) in effects.dirs_made.drain(..) {
+        if !effects.dirs_changed.contains(&dir.ino) {
+            core.replica.insert(dir, &name, position);
+        }
+    }
+    for (ino, place) in effects.moved.drain(..) {
+        core.moved.set(ino, place, &core.opens);
+    }
+}

@@ -1,0 +1,450 @@
+//! The rows of one batch: what was fetched, and what the batch's operations made of it so far.
+//!
+//! Operations never see the engine. They read and write *cells*, found by key; a cell that nobody has fetched yet is
+//! *wanted* and the operation runs again once it is there. Changes stay here until the batch commits, so a later operation of
+//! the batch sees what an earlier one did. Values are decoded at most once a batch and encoded at most once.
+//!
+//! A journal undoes the changes of an operation that stopped half-way, so an operation happens wholly or not at all.
+
+use std::ops::ControlFlow;
+
+use kestrel_types::codec::{DecodeError, Reader};
+use kestrel_types::entry::Entry;
+use kestrel_types::extent::ExtentList;
+use kestrel_types::ids::Position;
+use kestrel_types::inode::Inode;
+use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::placement::hash_entry;
+use kestrel_types::stat::{DirStat, ObjStat};
+use rustc_hash::FxHashMap;
+
+use crate::engine::{Engine, EngineError, Mutation};
+
+/// Index of a cell within its batch.
+pub type CellId = u32;
+
+/// Content of a cell.
+#[derive(Debug, Clone)]
+pub enum Value {
+    /// Not fetched yet.
+    Wanted,
+    /// No such row.
+    Absent,
+    /// As fetched: a stretch of the batch's buffer.
+    Raw(u32, u32),
+    /// A row of table `entry`.
+    Entry(Entry),
+    /// A row of table `link`.
+    Inode(Inode),
+    /// A row of table `dirstat`.
+    DirStat(DirStat),
+    /// A row of table `objstat`.
+    ObjStat(ObjStat),
+    /// A row of table `chunk`.
+    Extents(ExtentList),
+    /// A row without a type of its own.
+    Bytes(Box<[u8]>),
+}
+
+#[derive(Debug)]
+struct Cell {
+    id: u64,
+    hash: u64,
+    suffix: u32,
+    suffix_len: u16,
+    table: Table,
+    dirty: bool,
+    /// The engine may hold such a row (so a deletion has to be written).
+    stored: bool,
+    /// Position to wait for before anybody may see what the engine said; 0 if durable.
+    changed_at: Position,
+    value: Value,
+}
+
+struct Undo {
+    cell: CellId,
+    dirty: bool,
+    value: Value,
+}
+
+/// Cells by key. Cleared, not freed, between batches.
+#[derive(Default)]
+pub struct Rows {
+    cells: Vec<Cell>,
+    /// Open addressing over `cells`: cell number + 1, or 0 for a free slot. A power of two, at most half full.
+    index: Vec<u32>,
+    suffixes: Vec<u8>,
+    values: Vec<u8>,
+    wanted: Vec<CellId>,
+    journal: Vec<Undo>,
+    /// Cells of tables that operations list by inode, whatever their content.
+    groups: FxHashMap<(Table, u64), Vec<CellId>>,
+    /// First suffix from which on all rows of `(table, id)` are here.
+    scanned: FxHashMap<(Table, u64), u64>,
+    wanted_scans: Vec<(Table, u64, u64)>,
+    dirty_cells: usize,
+}
+
+/// Buffers above this are given back after a batch that needed them.
+const KEEP_BYTES: usize = 4 << 20;
+
+fn is_grouped(table: Table) -> bool {
+    matches!(table, Table::Xattr | Table::Chunk)
+}
+
+/// Key suffix of a worker's share.
+pub fn share_suffix(worker: usize) -> [u8; 2] {
+    (worker as u16).to_be_bytes()
+}
+
+impl Rows {
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        if self.cells.is_empty() && self.scanned.is_empty() {
+            return;
+        }
+        if self.values.capacity() > KEEP_BYTES || self.cells.capacity() > 1 << 15 {
+            *self = Self::default();
+            return;
+        }
+        if self.cells.len() * 8 < self.index.len() {
+            let mask = self.index.len() - 1;
+            for cell in &self.cells {
+                // The probe sequence of a cell ends at its own slot; all slots before it belong to other cells.
+                let mut at = cell.hash as usize & mask;
+                while self.index[at] != 0 {
+                    self.index[at] = 0;
+                    at = (at + 1) & mask;
+                }
+            }
+            debug_assert!(self.index.iter().all(|slot| *slot == 0));
+        } else {
+            self.index.fill(0);
+        }
+        self.cells.clear();
+        self.suffixes.clear();
+        self.values.clear();
+        self.wanted.clear();
+        self.journal.clear();
+        self.groups.clear();
+        self.scanned.clear();
+        self.wanted_scans.clear();
+        self.dirty_cells = 0;
+    }
+
+    fn suffix_of(&self, cell: &Cell) -> &[u8] {
+        &self.suffixes[cell.suffix as usize..][..usize::from(cell.suffix_len)]
+    }
+
+    /// The cell of a key; new ones are wanted.
+    pub fn cell(&mut self, table: Table, id: u64, suffix: &[u8]) -> CellId {
+        let hash = hash_entry(id, suffix) ^ (table as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        if self.cells.len() * 2 >= self.index.len() {
+            self.grow();
+        }
+        let mask = self.index.len() - 1;
+        let mut at = hash as usize & mask;
+        while self.index[at] != 0 {
+            let number = self.index[at] - 1;
+            let cell = &self.cells[number as usize];
+            if cell.hash == hash && cell.table == table && cell.id == id && self.suffix_of(cell) == suffix {
+                return number;
+            }
+            at = (at + 1) & mask;
+        }
+        let number = self.cells.len() as CellId;
+        self.index[at] = number + 1;
+        let start = self.suffixes.len() as u32;
+        self.suffixes.extend_from_slice(suffix);
+        self.cells.push(Cell {
+            id,
+            hash,
+            suffix: start,
+            suffix_len: suffix.len() as u16,
+            table,
+            dirty: false,
+            stored: true,
+            changed_at: 0,
+            value: Value::Wanted,
+        });
+        let known_absent = is_grouped(table) && {
+            self.groups.entry((table, id)).or_default().push(number);
+            let first = self.scanned.get(&(table, id));
+            first.is_some_and(|first| table == Table::Xattr || number_of(suffix) >= *first)
+        };
+        if known_absent {
+            self.cells[number as usize].value = Value::Absent;
+            self.cells[number as usize].stored = false;
+        } else {
+            self.wanted.push(number);
+        }
+        number
+    }
+
+    fn grow(&mut self) {
+        let size = (self.index.len() * 2).max(64);
+        self.index.clear();
+        self.index.resize(size, 0);
+        for (number, cell) in self.cells.iter().enumerate() {
+            let mut at = cell.hash as usize & (size - 1);
+            while self.index[at] != 0 {
+                at = (at + 1) & (size - 1);
+            }
+            self.index[at] = number as u32 + 1;
+        }
+    }
+
+    /// Wants all rows of `(table, id)` whose suffix, read as a number, is at least `first`.
+    pub fn want_all(&mut self, table: Table, id: u64, first: u64) {
+        debug_assert!(is_grouped(table));
+        if self.scanned.get(&(table, id)).is_none_or(|have| *have > first) {
+            self.wanted_scans.push((table, id, first));
+        }
+    }
+
+    /// Cells of `(table, id)` in the order of their suffixes, absent ones among them. Complete only from where
+    /// [`Rows::want_all`] asked for.
+    pub fn group(&self, table: Table, id: u64) -> Vec<CellId> {
+        let mut cells = self.groups.get(&(table, id)).cloned().unwrap_or_default();
+        cells.sort_by(|a, b| self.suffix(*a).cmp(self.suffix(*b)));
+        cells
+    }
+
+    /// A cell's key suffix.
+    pub fn suffix(&self, cell: CellId) -> &[u8] {
+        self.suffix_of(&self.cells[cell as usize])
+    }
+
+    /// Whether something is wanted that is not here yet.
+    pub fn lacks(&self) -> bool {
+        !self.wanted.is_empty() || !self.wanted_scans.is_empty()
+    }
+
+    /// Fetches what is wanted.
+    pub fn fetch(&mut self, engine: &dyn Engine) -> Result<(), EngineError> {
+        let wanted = std::mem::take(&mut self.wanted);
+        let mut keys = Vec::with_capacity(wanted.len());
+        for number in &wanted {
+            let cell = &self.cells[*number as usize];
+            let suffix = &self.suffixes[cell.suffix as usize..][..usize::from(cell.suffix_len)];
+            keys.push(KeyRef::new(cell.table, cell.id, suffix));
+        }
+        let (values, mut seen) = (&mut self.values, Vec::with_capacity(wanted.len()));
+        engine.get_many(&keys, &mut |index, row| {
+            let value = row.value.map(|bytes| {
+                let start = values.len() as u32;
+                values.extend_from_slice(bytes);
+                (start, bytes.len() as u32)
+            });
+            seen.push((index, value, row.changed_at));
+        })?;
+        drop(keys);
+        for (index, value, changed_at) in seen {
+            let cell = &mut self.cells[wanted[index] as usize];
+            if matches!(cell.value, Value::Wanted) {
+                cell.stored = value.is_some();
+                cell.value = value.map_or(Value::Absent, |(start, len)| Value::Raw(start, len));
+                cell.changed_at = changed_at;
+            }
+        }
+        self.wanted = wanted;
+        self.wanted.clear();
+        while let Some((table, id, first)) = self.wanted_scans.pop() {
+            self.scan(engine, table, id, first)?;
+        }
+        Ok(())
+    }
+
+    fn scan(&mut self, engine: &dyn Engine, table: Table, id: u64, first: u64) -> Result<(), EngineError> {
+        let mut found: Vec<(Vec<u8>, u32, u32, Position)> = Vec::new();
+        let after = first.checked_sub(1).map(u64::to_be_bytes);
+        let values = &mut self.values;
+        let deleted_at =
+            engine.scan(table, id, after.as_ref().map(|a| &a[..]), &mut |suffix, value, changed_at| {
+                let start = values.len() as u32;
+                values.extend_from_slice(value);
+                found.push((suffix.to_vec(), start, value.len() as u32, changed_at));
+                ControlFlow::Continue(())
+            })?;
+        for (suffix, start, len, changed_at) in found {
+            let number = self.cell(table, id, &suffix);
+            let cell = &mut self.cells[number as usize];
+            if matches!(cell.value, Value::Wanted) {
+                cell.value = Value::Raw(start, len);
+                cell.changed_at = changed_at.max(deleted_at);
+            }
+        }
+        // Cells that were wanted one by one and did not turn up do not exist.
+        let group = self.groups.get(&(table, id)).cloned().unwrap_or_default();
+        for number in group {
+            let in_range = table == Table::Xattr || number_of(self.suffix(number)) >= first;
+            let cell = &mut self.cells[number as usize];
+            if in_range && matches!(cell.value, Value::Wanted) {
+                cell.value = Value::Absent;
+                cell.stored = false;
+                cell.changed_at = deleted_at;
+            }
+        }
+        self.wanted.retain(|number| matches!(self.cells[*number as usize].value, Value::Wanted));
+        self.scanned.insert((table, id), first);
+        Ok(())
+    }
+
+    /// Whether an earlier operation of this batch changed the cell, and the position to wait for before anybody may see
+    /// what was read from the engine.
+    pub fn provenance(&self, cell: CellId) -> (bool, Position) {
+        let cell = &self.cells[cell as usize];
+        (cell.dirty, cell.changed_at)
+    }
+
+    /// Whether the cell has not been fetched.
+    #[inline]
+    pub fn is_wanted(&self, cell: CellId) -> bool {
+        matches!(self.cells[cell as usize].value, Value::Wanted)
+    }
+
+    /// Whether the row exists.
+    pub fn exists(&self, cell: CellId) -> bool {
+        debug_assert!(!matches!(self.cells[cell as usize].value, Value::Wanted));
+        !matches!(self.cells[cell as usize].value, Value::Absent | Value::Wanted)
+    }
+
+    /// A row of table `entry`.
+    pub fn entry(&mut self, cell: CellId) -> Result<Option<&Entry>, DecodeError> {
+        let value = &mut self.cells[cell as usize].value;
+        if let Value::Raw(start, len) = *value {
+            *value = Value::Entry(Entry::decode(&self.values[start as usize..][..len as usize])?);
+        }
+        Ok(if let Value::Entry(entry) = value { Some(entry) } else { None })
+    }
+
+    /// A row of table `link`.
+    pub fn inode(&mut self, cell: CellId) -> Result<Option<&Inode>, DecodeError> {
+        let value = &mut self.cells[cell as usize].value;
+        if let Value::Raw(start, len) = *value {
+            let mut reader = Reader::new(&self.values[start as usize..][..len as usize]);
+            let inode = Inode::decode(&mut reader)?;
+            reader.end()?;
+            *value = Value::Inode(inode);
+        }
+        Ok(if let Value::Inode(inode) = value { Some(inode) } else { None })
+    }
+
+    /// A share of a directory; zeros if it does not exist.
+    pub fn dir_stat(&mut self, cell: CellId) -> Result<DirStat, DecodeError> {
+        let value = &mut self.cells[cell as usize].value;
+        if let Value::Raw(start, len) = *value {
+            *value = Value::DirStat(DirStat::decode(&self.values[start as usize..][..len as usize])?);
+        }
+        Ok(if let Value::DirStat(stat) = value { *stat } else { DirStat::default() })
+    }
+
+    /// A share of an object; zero if it does not exist.
+    pub fn obj_stat(&mut self, cell: CellId) -> Result<ObjStat, DecodeError> {
+        let value = &mut self.cells[cell as usize].value;
+        if let Value::Raw(start, len) = *value {
+            *value = Value::ObjStat(ObjStat::decode(&self.values[start as usize..][..len as usize])?);
+        }
+        Ok(if let Value::ObjStat(stat) = value { *stat } else { ObjStat::default() })
+    }
+
+    /// Extents of a chunk; none if the row does not exist.
+    pub fn extents(&mut self, cell: CellId) -> Result<&ExtentList, DecodeError> {
+        static NONE: ExtentList = ExtentList::new();
+        let value = &mut self.cells[cell as usize].value;
+        if let Value::Raw(start, len) = *value {
+            let mut reader = Reader::new(&self.values[start as usize..][..len as usize]);
+            let list = ExtentList::decode(&mut reader)?;
+            reader.end()?;
+            *value = Value::Extents(list);
+        }
+        Ok(if let Value::Extents(list) = value { list } else { &NONE })
+    }
+
+    /// Bytes of a row that is never decoded to another type.
+    pub fn bytes(&self, cell: CellId) -> Option<&[u8]> {
+        match &self.cells[cell as usize].value {
+            Value::Raw(start, len) => Some(&self.values[*start as usize..][..*len as usize]),
+            Value::Bytes(bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
+    /// Changes a row. A cell that was not fetched is written blindly.
+    pub fn put(&mut self, cell: CellId, value: Value) {
+        debug_assert!(!matches!(value, Value::Wanted | Value::Raw(..)));
+        let target = &mut self.cells[cell as usize];
+        let old = std::mem::replace(&mut target.value, value);
+        if matches!(old, Value::Wanted) {
+            self.wanted.retain(|wanted| *wanted != cell);
+        }
+        if !target.dirty {
+            target.dirty = true;
+            self.dirty_cells += 1;
+            self.journal.push(Undo { cell, dirty: false, value: old });
+        } else {
+            self.journal.push(Undo { cell, dirty: true, value: old });
+        }
+    }
+
+    /// The operation that ran is complete: its changes stay. Whether there were any.
+    #[inline]
+    pub fn keep(&mut self) -> bool {
+        let changed = !self.journal.is_empty();
+        self.journal.clear();
+        changed
+    }
+
+    /// Undoes what the operation that ran has changed.
+    pub fn rollback(&mut self) {
+        while let Some(undo) = self.journal.pop() {
+            let cell = &mut self.cells[undo.cell as usize];
+            if matches!(undo.value, Value::Wanted) {
+                self.wanted.push(undo.cell);
+            }
+            cell.value = undo.value;
+            if cell.dirty && !undo.dirty {
+                self.dirty_cells -= 1;
+            }
+            cell.dirty = undo.dirty;
+        }
+    }
+
+    /// Whether any row changed.
+    pub fn is_dirty(&self) -> bool {
+        self.dirty_cells > 0
+    }
+
+    /// What the batch changed, one mutation a row.
+    pub fn mutations(&self) -> Vec<Mutation> {
+        let mut out = Vec::with_capacity(self.dirty_cells);
+        for cell in self.cells.iter().filter(|cell| cell.dirty) {
+            let value = match &cell.value {
+                Value::Wanted | Value::Raw(..) => unreachable!("a changed cell has a decoded value"),
+                Value::Absent if !cell.stored => continue,
+                Value::Absent => None,
+                Value::Entry(entry) => Some(entry.encode()),
+                Value::Inode(inode) => {
+                    let mut bytes = Vec::with_capacity(80);
+                    inode.encode_into(&mut bytes);
+                    Some(bytes.into_boxed_slice())
+                }
+                Value::DirStat(stat) => Some(stat.encode()),
+                Value::ObjStat(stat) => Some(stat.encode()),
+                Value::Extents(list) => {
+                    let mut bytes = Vec::new();
+                    list.encode_into(&mut bytes);
+                    Some(bytes.into_boxed_slice())
+                }
+                Value::Bytes(bytes) => Some(bytes.clone()),
+            };
+            out.push(Mutation { key: Key::new(cell.table, cell.id, self.suffix_of(cell)), value });
+        }
+        out
+    }
+}
+
+/// A suffix read as a number, for tables whose suffix is one.
+pub fn number_of(suffix: &[u8]) -> u64 {
+    suffix.try_into().map_or(0, u64::from_be_bytes)
+}

@@ -1,0 +1,172 @@
+//! Workers are roles, not threads (flat combining: Hendler, Incze, Shavit, Tzafrir, 2010).
+//!
+//! Each worker has a queue and a role, which is a lock around its working memory. Whoever brings a request tries to take the
+//! role; if somebody else has it, the request stays in the queue and the holder serves it. So an idle worker serves a request at
+//! once on the caller's own thread, and load makes batches large by itself.
+//!
+//! **No request is forgotten.** Who brings one: puts it into the queue, *then* tries the role. Who holds the role: lets it go,
+//! *then* looks at the queue again. The queue's mutex orders the two: if the holder's look came before the request, then its
+//! release of the role came before the other's attempt, which therefore succeeds or meets a new holder, who will look.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kestrel_types::request::{Reply, Request};
+use parking_lot::{Condvar, Mutex};
+
+use crate::effects::Effects;
+use crate::ids::Block;
+use crate::rows::Rows;
+use crate::view::Route;
+
+/// Takes a reply; may run on any thread, and must not block.
+pub type Done = Box<dyn FnOnce(Reply) + Send>;
+
+/// Where a blocked caller waits.
+#[derive(Default)]
+pub struct Slot {
+    state: Mutex<SlotState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+enum SlotState {
+    #[default]
+    Waiting,
+    /// The holder of this lane's role has worked for others long enough: it is the waiter's turn.
+    TakeOver(usize),
+    Done(Box<Reply>),
+}
+
+/// What a waiter wakes up to.
+pub enum Woken {
+    /// The reply.
+    Done(Reply),
+    /// Serve this lane.
+    TakeOver(usize),
+}
+
+impl Slot {
+    /// Blocks until there is something to do.
+    pub fn wait(&self) -> Woken {
+        let mut state = self.state.lock();
+        loop {
+            match std::mem::take(&mut *state) {
+                SlotState::Done(reply) => return Woken::Done(*reply),
+                SlotState::TakeOver(lane) => return Woken::TakeOver(lane),
+                SlotState::Waiting => self.changed.wait(&mut state),
+            }
+        }
+    }
+
+    /// Gives the reply.
+    pub fn fill(&self, reply: Reply) {
+        *self.state.lock() = SlotState::Done(Box::new(reply));
+        self.changed.notify_one();
+    }
+
+    /// Asks the waiter to serve `lane`; not if it already has its reply.
+    pub fn hand_over(&self, lane: usize) -> bool {
+        let mut state = self.state.lock();
+        if matches!(*state, SlotState::Done(_)) {
+            return false;
+        }
+        *state = SlotState::TakeOver(lane);
+        self.changed.notify_one();
+        true
+    }
+}
+
+/// Who gets the reply.
+pub enum Sink {
+    /// The thread that runs the batch: its own request.
+    Caller,
+    /// A thread that waits.
+    Slot(Arc<Slot>),
+    /// A callback.
+    Callback(Done),
+}
+
+impl Sink {
+    /// Gives the reply to somebody else than the caller.
+    pub fn give(self, reply: Reply) {
+        match self {
+            Sink::Caller => debug_assert!(false, "the caller takes its reply itself"),
+            Sink::Slot(slot) => slot.fill(reply),
+            Sink::Callback(done) => done(reply),
+        }
+    }
+}
+
+/// A request on its way.
+pub struct Job {
+    /// What is asked.
+    pub request: Request,
+    /// Where to look for the inode it names.
+    pub route: Route,
+    /// How often it was sent on.
+    pub hops: u8,
+    /// When it came.
+    pub since: Instant,
+    /// Who gets the reply.
+    pub sink: Sink,
+}
+
+impl Job {
+    /// A request that has just come.
+    pub fn new(request: Request, sink: Sink) -> Self {
+        Self { request, route: Route::AsAsked, hops: 0, since: Instant::now(), sink }
+    }
+}
+
+/// A worker's memory. Whoever holds it is the worker.
+#[derive(Default)]
+pub struct Role {
+    /// Rows of the present batch.
+    pub rows: Rows,
+    /// What the present batch does besides.
+    pub effects: Effects,
+    /// Inode numbers to give out.
+    pub ids: Block,
+    /// Requests of the present batch.
+    pub jobs: Vec<Job>,
+}
+
+/// A queue and a role. On cache lines of its own (two, because processors fetch them in pairs).
+#[derive(Default)]
+#[repr(align(128))]
+pub struct Worker {
+    /// Requests that wait. Bounded by the callers: each has one request, or throttles itself.
+    pub queue: Mutex<VecDeque<Job>>,
+    /// The role.
+    pub role: Mutex<Role>,
+}
+
+impl Worker {
+    /// Puts a request into the queue.
+    pub fn push(&self, job: Job) {
+        self.queue.lock().push_back(job);
+    }
+
+    /// Whether requests wait.
+    pub fn has_work(&self) -> bool {
+        !self.queue.lock().is_empty()
+    }
+
+    /// Moves up to `max` waiting requests to `jobs`.
+    pub fn drain(&self, jobs: &mut Vec<Job>, max: usize) {
+        let mut queue = self.queue.lock();
+        let count = queue.len().min(max);
+        jobs.extend(queue.drain(..count));
+    }
+
+    /// Wakes a thread that waits in the queue to serve `lane`. False if there is none.
+    pub fn hand_over(&self, lane: usize) -> bool {
+        let queue = self.queue.lock();
+        queue.iter().any(|job| match &job.sink {
+            Sink::Slot(slot) => slot.hand_over(lane),
+            Sink::Caller | Sink::Callback(_) => false,
+        })
+    }
+}

@@ -1,0 +1,494 @@
+//! Random steps, turned into requests on what exists at that moment, so that a failing sequence can be shrunk.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kestrel_meta::engine::EngineError;
+use kestrel_types::extent::{Extent, Source};
+use kestrel_types::inode::{CHUNK_BYTES, Data, Kind};
+use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::range::Range;
+use kestrel_types::request::{
+    Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr, SetTime, XattrFlags,
+};
+use parking_lot::Mutex;
+use proptest::prelude::*;
+
+use super::model::{Byte, Layout, Model};
+use super::{Fixture, check, errno, name};
+
+/// A step's dice.
+#[derive(Debug, Clone, Copy)]
+pub struct Raw {
+    pub op: u8,
+    pub who: u8,
+    pub a: u8,
+    pub b: u8,
+    pub c: u8,
+    pub d: u8,
+}
+
+pub fn raws(len: usize) -> impl Strategy<Value = Vec<Raw>> {
+    let raw = any::<[u8; 6]>().prop_map(|[op, who, a, b, c, d]| Raw { op, who, a, b, c, d });
+    proptest::collection::vec(raw, 1..len)
+}
+
+/// A file that was seen, and where.
+#[derive(Debug, Clone)]
+struct Known {
+    ino: u64,
+    kind: Kind,
+    places: Vec<(u64, Name)>,
+}
+
+/// A node, the model of what it should do, and what a client has seen of both.
+pub struct World {
+    pub fixture: Option<Fixture>,
+    pub model: Model,
+    known: Vec<Known>,
+    next_object: u64,
+    synced: BTreeMap<u64, super::model::Node>,
+    faults: bool,
+}
+
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+impl World {
+    pub fn new(fixture: Fixture, faults: bool) -> Self {
+        let mut model = Model::new(kestrel_types::clock::SECOND * 1_000);
+        model.nodes.get_mut(&1).unwrap().data_change = 1;
+        let synced = model.nodes.clone();
+        Self {
+            fixture: Some(fixture),
+            model,
+            known: vec![Known { ino: 1, kind: Kind::Dir, places: Vec::new() }],
+            next_object: 1000,
+            synced,
+            faults,
+        }
+    }
+
+    fn fixture(&self) -> &Fixture {
+        self.fixture.as_ref().unwrap()
+    }
+
+    fn dir(&self, dice: u8) -> u64 {
+        let dirs: Vec<u64> = self.known.iter().filter(|k| k.kind == Kind::Dir).map(|k| k.ino).collect();
+        dirs[usize::from(dice) % dirs.len()]
+    }
+
+    fn place(&self, a: u8, b: u8) -> Place {
+        let mut place = Place::new(self.dir(a / 2), name(NAMES[usize::from(b) % 4]));
+        if a % 2 == 1 {
+            place.dirs.push(name(NAMES[usize::from(b / 4) % 4]));
+            if b > 200 {
+                place.dirs.push(name(NAMES[usize::from(b / 16) % 4]));
+            }
+        }
+        place
+    }
+
+    /// A place where something is, mostly.
+    fn taken(&self, a: u8, b: u8) -> Place {
+        let entries: Vec<(u64, &Vec<u8>)> = self
+            .model
+            .nodes
+            .iter()
+            .flat_map(|(dir, node)| node.children.keys().map(|name| (*dir, name)))
+            .filter(|(dir, _)| self.known.iter().any(|known| known.ino == *dir))
+            .collect();
+        match entries.get(usize::from(a) % entries.len().max(1)) {
+            Some((dir, name)) if b % 4 != 0 => Place::new(*dir, Name::new(name).unwrap()),
+            _ => self.place(a, b),
+        }
+    }
+
+    /// One of the inodes that are as wanted, if there are any.
+    fn such(&self, a: u8, c: u8, wanted: impl Fn(&super::model::Node) -> bool) -> InodeRef {
+        let known = self.known.iter().filter(|known| self.model.nodes.get(&known.ino).is_some_and(&wanted));
+        let known: Vec<&Known> = known.collect();
+        match known.get(usize::from(a) % known.len().max(1)) {
+            Some(known) if a % 8 != 0 => Self::reference(known, c),
+            _ => self.inode(a, c),
+        }
+    }
+
+    fn inode(&self, a: u8, c: u8) -> InodeRef {
+        // Files are more interesting than the root.
+        Self::reference(&self.known[(usize::from(a) + 1) % self.known.len()], c)
+    }
+
+    fn reference(known: &Known, c: u8) -> InodeRef {
+        let seen = match known.places.len() {
+            0 => None,
+            len => Some(known.places[usize::from(c) % len].clone()),
+        };
+        InodeRef { ino: known.ino, seen: if known.kind == Kind::Dir { None } else { seen } }
+    }
+
+    fn creds(dice: u8) -> Creds {
+        let (uid, gid, groups): (u32, u32, &[u32]) = match dice % 8 {
+            0..=3 => (0, 0, &[]),
+            4 => (1000, 1000, &[2000]),
+            5 => (1001, 1000, &[]),
+            6 => (1002, 1002, &[1000, 2000]),
+            _ => (1000, 2000, &[1000]),
+        };
+        Creds { uid, gid, groups: Some(groups.into()) }
+    }
+
+    fn range(&mut self, len: u32) -> Range {
+        self.next_object += 1;
+        // A few objects are shared, as packs are.
+        let object = if self.next_object % 3 == 0 { self.next_object } else { 500 + self.next_object % 2 };
+        Range { object, offset: 64 * (self.next_object as u32 % 1000), len }
+    }
+
+    fn extent(&mut self, c: u8, d: u8) -> (u64, Extent) {
+        let (pos, len) = (u32::from(c % 16) * 7, 1 + u32::from(d % 40));
+        let source = match d % 5 {
+            0 => Source::Hole,
+            _ => Source::Stored { range: self.range(len + 9), skip: u32::from(c % 9) },
+        };
+        (u64::from(d % 3 == 2), Extent { pos, len, source })
+    }
+
+    fn commit(&mut self, raw: Raw) -> Op {
+        let inode = self.such(raw.a, raw.c, |node| node.kind == Kind::File);
+        let node = self.model.nodes.get(&inode.ino);
+        let base = node.map_or(1, |node| if raw.who > 240 { 7 } else { node.data_change });
+        let old_size = node.map_or(0, |node| node.size);
+        let (data, size) = match raw.b % 8 {
+            0 => (NewData::Unchanged, Some(u64::from(raw.d))),
+            1 => (NewData::Unchanged, None),
+            2 | 3 => {
+                let bytes: Vec<u8> = (0..raw.d % 60).collect();
+                (NewData::Inline(bytes.into()), Some(u64::from(raw.d % 70)))
+            }
+            4 => {
+                let range = self.range(1 + u32::from(raw.d % 90));
+                (NewData::Packed(range), Some(u64::from(range.len) + u64::from(raw.c % 3)))
+            }
+            _ => {
+                let mut patches = vec![self.extent(raw.c, raw.d), self.extent(raw.d, raw.c)];
+                if raw.b % 8 == 7 {
+                    let range = self.range(80);
+                    patches.insert(0, (0, Extent::of_range(0, range)));
+                }
+                let end = patches.iter().map(|(chunk, extent)| chunk * CHUNK_BYTES + u64::from(extent.end())).max();
+                let size = match raw.who % 4 {
+                    0 => end.unwrap_or(0),
+                    1 => u64::from(raw.d),
+                    _ => end.unwrap_or(0).max(old_size),
+                };
+                (NewData::Patches(patches), Some(size))
+            }
+        };
+        let kill_suid = raw.c % 2 == 0;
+        Op::Commit(Commit { inode, base, data, size, mtime: i64::from(raw.c), kill_suid })
+    }
+
+    fn setattr(&self, raw: Raw) -> Op {
+        let (b, d) = (raw.b, raw.d);
+        let on = |bit: u8| b >> bit & 1 == 1;
+        let time = |dice: u8| if dice % 2 == 0 { SetTime::Now } else { SetTime::At(i64::from(dice) << 40) };
+        let set = SetAttr {
+            mode: (on(0) && on(1)).then_some(u16::from(d) * 37 % 0o10000),
+            uid: (on(2) && on(3)).then_some([0, 1000, 1001][usize::from(d % 3)]),
+            gid: (on(2) && on(4)).then_some([0, 1000, 2000][usize::from(d / 3 % 3)]),
+            size: (on(5) && on(0)).then_some(u64::from(d)),
+            atime: (on(6) && on(1)).then_some(time(d)),
+            mtime: (on(6) && on(2)).then_some(time(d / 2)),
+            through_handle: on(7),
+            kill_suid: on(7) && on(3),
+        };
+        Op::SetAttr(self.inode(raw.a, raw.c), set)
+    }
+
+    fn xattr(&self, raw: Raw) -> Op {
+        let fresh = raw.d % 8 < 3;
+        let inode = self.such(raw.a, raw.c, |node| fresh || !node.xattrs.is_empty());
+        let name: Box<[u8]> =
+            (*[&b"user.x"[..], b"user.x", b"trusted.t", b"security.s"][usize::from(raw.b % 4)]).into();
+        match raw.d % 8 {
+            0..=2 => {
+                let flags = XattrFlags { create: raw.c % 8 == 0, replace: raw.c % 8 == 1 };
+                Op::SetXattr(inode, name, vec![raw.c; usize::from(raw.d)].into(), flags)
+            }
+            3 | 4 => Op::GetXattr(inode, name),
+            5 | 6 => Op::RemoveXattr(inode, name),
+            _ => Op::ListXattr(inode),
+        }
+    }
+
+    /// The request that a step stands for.
+    fn op(&mut self, raw: Raw) -> Op {
+        let flags = OpenFlags {
+            read: raw.d & 1 != 0,
+            write: raw.d & 2 != 0,
+            exec: raw.d & 0x1c == 4,
+            truncate: raw.d & 0x60 == 0x20,
+            kill_suid: raw.d & 0x80 != 0,
+        };
+        let mode = [0o644, 0o755, 0o600, 0o777, 0o2775, 0o4755, 0o1777, 0o070][usize::from(raw.c % 8)];
+        match raw.op {
+            0..=19 => Op::Lookup(self.taken(raw.a, raw.b)),
+            20..=49 => Op::Create { place: self.place(raw.a, raw.b), mode, flags, exclusive: raw.d % 3 == 0 },
+            50..=69 => Op::MkDir(self.place(raw.a, raw.b), mode),
+            70..=84 => Op::Unlink(self.taken(raw.a, raw.b)),
+            85..=99 => Op::RmDir(self.taken(raw.a, raw.b)),
+            100..=129 => {
+                let flags = RenameFlags { no_replace: raw.who / 8 % 5 == 0, exchange: raw.who / 8 % 5 == 1 };
+                let to = if raw.op % 3 == 0 { self.taken(raw.c, raw.d) } else { self.place(raw.c, raw.d) };
+                Op::Rename(self.taken(raw.a, raw.b), to, flags)
+            }
+            130..=144 => Op::Link(self.such(raw.a, raw.c, |node| node.kind != Kind::Dir), self.place(raw.b, raw.d)),
+            145..=154 => Op::Open(self.inode(raw.a, raw.c), flags),
+            155..=169 => {
+                let open: Vec<u64> =
+                    self.model.nodes.iter().filter(|(_, n)| n.opens > 0).map(|(ino, _)| *ino).collect();
+                Op::Release(open.get(usize::from(raw.a) % open.len().max(1)).copied().unwrap_or(99))
+            }
+            170..=184 => self.setattr(raw),
+            185..=209 => self.commit(raw),
+            210..=214 => {
+                let kinds = [Kind::Fifo, Kind::Char, Kind::File, Kind::Socket];
+                let kind = kinds[usize::from(raw.d % 4)];
+                Op::MkNod { place: self.place(raw.a, raw.b), kind, mode, rdev: 5 }
+            }
+            215..=219 => Op::Symlink(self.place(raw.a, raw.b), vec![b'x'; 1 + usize::from(raw.c)].into()),
+            220..=223 => Op::TmpFile { dir: self.dir(raw.a), mode, exclusive: raw.d % 3 == 0 },
+            224..=229 => {
+                let stored = |n: &super::model::Node| n.kind == Kind::File && n.layout != Layout::Inline && n.size > 0;
+                let from = self.such(raw.a, raw.c, stored);
+                let size = self.model.nodes.get(&from.ino).map_or(0, |node| node.size);
+                let (from_offset, len) = match raw.who % 3 {
+                    0 => (0, size),
+                    1 => (size / 3, size / 3),
+                    _ => (u64::from(raw.c % 50), u64::from(raw.d)),
+                };
+                let to = self.such(raw.b, raw.d, |node| node.kind == Kind::File && node.layout != Layout::Inline);
+                Op::Clone { from, from_offset, to, to_offset: u64::from(raw.d % 3) * 25, len }
+            }
+            230..=241 => self.xattr(raw),
+            242..=244 => Op::Access(self.inode(raw.a, raw.c), u32::from(raw.d % 8)),
+            245..=246 => Op::ReadLink(self.such(raw.a, raw.c, |node| node.kind == Kind::Symlink)),
+            247..=248 => Op::Parent(self.dir(raw.a)),
+            249..=250 => Op::ReadDir { dir: self.dir(raw.a), after: None, limit: 4096, check: true },
+            _ => Op::GetAttr(self.inode(raw.a, raw.c)),
+        }
+    }
+
+    fn learn(&mut self, op: &Op, reply: &Reply) {
+        let Ok(answer) = reply else { return };
+        let (Answer::Inode(inode) | Answer::Opened { inode, .. }) = answer else {
+            if let (Op::Rename(_, to, _), Answer::Renamed { moved, .. }) = (op, answer) {
+                self.seen(*moved, None, to);
+            }
+            return;
+        };
+        match op {
+            Op::Lookup(place)
+            | Op::Create { place, .. }
+            | Op::MkNod { place, .. }
+            | Op::MkDir(place, _)
+            | Op::Symlink(place, _)
+            | Op::Link(_, place) => self.seen(inode.ino, Some(inode.kind), place),
+            Op::TmpFile { .. } => {
+                self.known.push(Known { ino: inode.ino, kind: Kind::File, places: Vec::new() });
+            }
+            _ => {}
+        }
+    }
+
+    fn seen(&mut self, ino: u64, kind: Option<Kind>, place: &Place) {
+        // Only places below a directory known by number can be named in an InodeRef.
+        let here = place.dirs.is_empty().then(|| (place.base, place.name.clone()));
+        match self.known.iter_mut().find(|known| known.ino == ino) {
+            Some(known) => known.places.extend(here),
+            None => {
+                if let (Some(kind), true) = (kind, here.is_some() || kind == Some(Kind::Dir)) {
+                    self.known.push(Known { ino, kind, places: here.into_iter().collect() });
+                }
+            }
+        }
+    }
+
+    /// Runs one request by itself, as a client that does not know its groups at first.
+    fn single(&mut self, creds: &Creds, op: Op) -> Result<(), String> {
+        self.fixture().clock.advance(1_000_000);
+        self.model.now += 1_000_000;
+        let unknown = Creds { groups: None, ..creds.clone() };
+        let mut reply = self.fixture().call_as(&unknown, op.clone());
+        if errno(&reply) == super::model::NEED_GROUPS {
+            reply = self.fixture().call_as(creds, op.clone());
+        }
+        self.judge(creds, &op, &reply)
+    }
+
+    fn judge(&mut self, creds: &Creds, op: &Op, reply: &Reply) -> Result<(), String> {
+        if self.faults && [libc::EIO, libc::ENOSPC].contains(&errno(reply)) {
+            return Ok(());
+        }
+        self.model.judge(creds, op, reply).map_err(|why| format!("{op:?} as {creds:?}: {why}"))?;
+        self.learn(op, reply);
+        Ok(())
+    }
+
+    /// Runs requests as one batch a lane. The model follows in the order of the replies.
+    fn batch(&mut self, requests: Vec<(Creds, Op)>) -> Result<(), String> {
+        self.fixture().clock.advance(1_000_000);
+        self.model.now += 1_000_000;
+        let order: Arc<Mutex<Vec<(usize, Reply)>>> = Arc::default();
+        let jobs = requests.iter().enumerate().map(|(number, (creds, op))| {
+            let order = order.clone();
+            let done: kestrel_meta::node::Done = Box::new(move |reply| order.lock().push((number, reply)));
+            (Request { creds: creds.clone(), op: op.clone() }, done)
+        });
+        self.fixture().node.submit_many(jobs.collect());
+        let order = std::mem::take(&mut *order.lock());
+        if order.len() != requests.len() {
+            return Err(format!("{} of {} requests were answered", order.len(), requests.len()));
+        }
+        for (number, reply) in &order {
+            let (creds, op) = &requests[*number];
+            self.judge(creds, op, reply)?;
+        }
+        Ok(())
+    }
+
+    fn crash(&mut self, power_loss: bool) {
+        let fixture = self.fixture.take().unwrap();
+        self.fixture = Some(fixture.crash(power_loss));
+        if power_loss {
+            self.model.nodes = self.synced.clone();
+        }
+        for node in self.model.nodes.values_mut() {
+            node.opens = 0;
+        }
+        self.model.nodes.retain(|_, node| node.nlink > 0);
+        // Opening the volume made what it did on the way permanent only if it synced.
+        self.fixture().node.engine().sync().unwrap();
+        self.synced = self.model.nodes.clone();
+        // Where files went is forgotten: look everything up again.
+        let mut places: BTreeMap<u64, Vec<(u64, Name)>> = BTreeMap::new();
+        for (dir, node) in &self.model.nodes {
+            for (name, child) in &node.children {
+                places.entry(*child).or_default().push((*dir, Name::new(name).unwrap()));
+            }
+        }
+        let nodes = &self.model.nodes;
+        self.known.retain(|known| nodes.contains_key(&known.ino));
+        for known in &mut self.known {
+            known.places = places.remove(&known.ino).unwrap_or_default();
+        }
+    }
+
+    /// Runs a sequence. `splits` says how many steps make a batch each time.
+    pub fn run(&mut self, raws: &[Raw], splits: &[u8]) -> Result<(), String> {
+        let mut splits = splits.iter().cycle();
+        let mut raws = raws.iter().copied();
+        loop {
+            let size = splits.next().map_or(1, |size| usize::from(*size)).max(1);
+            let part: Vec<Raw> = raws.by_ref().take(size).collect();
+            if part.is_empty() {
+                return self.finish();
+            }
+            if self.faults {
+                self.inject(part[0]);
+            }
+            let requests: Vec<_> = part.iter().map(|raw| (Self::creds(raw.who), self.op(*raw))).collect();
+            if let [(creds, op)] = &requests[..] {
+                self.single(&creds.clone(), op.clone())?;
+            } else {
+                self.batch(requests)?;
+            }
+        }
+    }
+
+    fn inject(&mut self, raw: Raw) {
+        match raw.d {
+            0..=9 => self.fixture().engine.fail_commit(EngineError::Io("injected".into())),
+            10..=19 => self.fixture().engine.fail_commit(EngineError::NoSpace),
+            20..=25 => {
+                self.fixture().node.engine().sync().unwrap();
+                self.synced = self.model.nodes.clone();
+            }
+            26..=30 => self.crash(false),
+            31..=35 => self.crash(true),
+            36..=45 => self.fixture().engine.set_full(raw.a % 3 == 0),
+            _ => {}
+        }
+    }
+
+    /// Compares everything, and checks the rows.
+    fn finish(&mut self) -> Result<(), String> {
+        self.fixture().engine.set_full(false);
+        let root = Creds::root();
+        let dirs: Vec<u64> =
+            self.model.nodes.iter().filter(|(_, node)| node.kind == Kind::Dir).map(|(ino, _)| *ino).collect();
+        for dir in dirs {
+            self.faults = false;
+            self.single(&root, Op::GetAttr(InodeRef::by_id(dir)))?;
+            self.single(&root, Op::ReadDir { dir, after: None, limit: 4096, check: false })?;
+            let names: Vec<Vec<u8>> = self.model.nodes[&dir].children.keys().cloned().collect();
+            for name in names {
+                self.file(dir, Name::new(&name).unwrap())?;
+            }
+        }
+        let model = &self.model;
+        let open = |ino: u64| model.nodes.get(&ino).is_some_and(|node| node.nlink == 0 && node.opens > 0);
+        let found = check::check(&*self.fixture().engine, &open);
+        let nameless = model.nodes.values().filter(|node| node.nlink == 0).count();
+        if found.orphans != nameless {
+            return Err(format!("{} files without a name, expected {nameless}", found.orphans));
+        }
+        let Ok(Answer::Usage(usage)) = self.fixture().call(Op::Usage) else { return Err("no usage".into()) };
+        let ours = (found.files as u64, found.dirs as u64, found.bytes as u64);
+        if (usage.files, usage.dirs, usage.bytes) != ours {
+            return Err(format!("usage {usage:?}, rows say {ours:?}"));
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, dir: u64, name: Name) -> Result<(), String> {
+        let op = Op::Lookup(Place::new(dir, name));
+        let reply = self.fixture().call(op.clone());
+        self.model.now += 1_000_000;
+        self.fixture().clock.advance(1_000_000);
+        self.judge(&Creds::root(), &op, &reply)?;
+        let Ok(Answer::Inode(inode)) = reply else { return Err("no inode".into()) };
+        if inode.kind != Kind::File {
+            return Ok(());
+        }
+        let mut bytes: BTreeMap<u64, Byte> = BTreeMap::new();
+        let mut lay = |at: u64, extent: &Extent| {
+            if let Source::Stored { range, skip } = extent.source {
+                for i in 0..extent.len {
+                    bytes.insert(at + u64::from(extent.pos + i), Byte::Stored(range.object, range.offset, skip + i));
+                }
+            }
+        };
+        match &inode.data {
+            Data::None => {}
+            Data::Inline(content) => bytes.extend((0..).zip(content.iter().map(|byte| Byte::Inline(*byte)))),
+            Data::Packed { range, visible } => lay(0, &Extent { len: *visible, ..Extent::of_range(0, *range) }),
+            Data::Chunked => {
+                let Ok(Answer::Chunks(chunks)) =
+                    self.fixture().call(Op::Chunks { ino: inode.ino, first: 0, last: 10 })
+                else {
+                    return Err("no chunks".into());
+                };
+                for (chunk, extents) in &chunks {
+                    extents.iter().for_each(|extent| lay(chunk * CHUNK_BYTES, extent));
+                }
+            }
+        }
+        let node = &self.model.nodes[&inode.ino];
+        assert!(node.layout != Layout::None || node.bytes.is_empty());
+        if bytes != node.bytes {
+            return Err(format!("content of {inode:?}: {bytes:?}, expected {:?}", node.bytes));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! Reading of encoded rows and frames: every read is bounds-checked, nothing panics on what comes from outside.
+//!
+//! Fixed-width integers are big-endian. Variable-width integers are LEB128 (7 bits a byte, low bits first).
+
+use std::fmt;
+
+/// Why bytes could not be decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecodeError(pub &'static str);
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for DecodeError {}
+
+const SHORT: DecodeError = DecodeError("truncated");
+
+/// A cursor over encoded bytes.
+#[derive(Debug, Clone)]
+pub struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// Starts at the beginning of `bytes`.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// Bytes not yet read.
+    pub fn remaining(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The next `len` bytes.
+    pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], DecodeError> {
+        let (head, tail) = self.0.split_at_checked(len).ok_or(SHORT)?;
+        self.0 = tail;
+        Ok(head)
+    }
+
+    /// Everything that is left.
+    pub fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.0)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let (head, tail) = self.0.split_first_chunk::<N>().ok_or(SHORT)?;
+        self.0 = tail;
+        Ok(*head)
+    }
+
+    /// One byte.
+    pub fn u8(&mut self) -> Result<u8, DecodeError> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    /// Two bytes.
+    pub fn u16(&mut self) -> Result<u16, DecodeError> {
+        Ok(u16::from_be_bytes(self.array()?))
+    }
+
+    /// Four bytes.
+    pub fn u32(&mut self) -> Result<u32, DecodeError> {
+        Ok(u32::from_be_bytes(self.array()?))
+    }
+
+    /// Eight bytes.
+    pub fn u64(&mut self) -> Result<u64, DecodeError> {
+        Ok(u64::from_be_bytes(self.array()?))
+    }
+
+    /// Eight bytes, two's complement.
+    pub fn i64(&mut self) -> Result<i64, DecodeError> {
+        Ok(i64::from_be_bytes(self.array()?))
+    }
+
+    /// A variable-width integer, at most 10 bytes.
+    pub fn varint(&mut self) -> Result<u64, DecodeError> {
+        let mut value = 0u64;
+        for shift in (0..70).step_by(7) {
+            let byte = self.u8()?;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                break;
+            }
+            value |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(DecodeError("integer too long"))
+    }
+
+    /// A variable-width integer that must fit 32 bits.
+    pub fn varint32(&mut self) -> Result<u32, DecodeError> {
+        u32::try_from(self.varint()?).map_err(|_| DecodeError("integer too large"))
+    }
+
+    /// A byte string preceded by its length.
+    pub fn string(&mut self, len_max: usize) -> Result<&'a [u8], DecodeError> {
+        let len = usize::try_from(self.varint()?).map_err(|_| DecodeError("length too large"))?;
+        if len > len_max {
+            return Err(DecodeError("length above its limit"));
+        }
+        self.bytes(len)
+    }
+
+    /// Fails unless everything has been read.
+    pub fn end(&self) -> Result<(), DecodeError> {
+        if self.0.is_empty() { Ok(()) } else { Err(DecodeError("bytes left over")) }
+    }
+}
+
+/// Appends a variable-width integer.
+pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+/// Appends a byte string preceded by its length.
+pub fn put_string(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn varints_round_trip_and_overlong_ones_are_refused() {
+        for value in [0, 1, 127, 128, 300, u64::from(u32::MAX), u64::MAX - 1, u64::MAX] {
+            let mut out = Vec::new();
+            put_varint(&mut out, value);
+            let mut reader = Reader::new(&out);
+            assert_eq!(reader.varint(), Ok(value));
+            assert_eq!(reader.end(), Ok(()));
+        }
+        assert!(Reader::new(&[0xff; 11]).varint().is_err());
+        assert!(Reader::new(&[0x80]).varint().is_err());
+    }
+}

@@ -1,0 +1,157 @@
+//! The entry: the record of one name in one directory.
+
+use crate::codec::{DecodeError, Reader, put_varint};
+use crate::ids::InodeId;
+use crate::inode::{Inode, KIND_MASK, Kind};
+
+/// What a name in a directory stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Entry {
+    /// A file with this one name, or a directory: entry and inode are one record.
+    Inode(Inode),
+    /// One of several names of a file whose inode lies in table `link`.
+    Link {
+        /// The file.
+        ino: InodeId,
+        /// Its type.
+        kind: Kind,
+    },
+}
+
+/// First byte of a link reference; an inode's record begins with its version, which stays below this.
+const LINK_TAG: u8 = 0x80;
+
+impl Entry {
+    /// Inode number behind the name.
+    pub fn ino(&self) -> InodeId {
+        match self {
+            Entry::Inode(inode) => inode.ino,
+            Entry::Link { ino, .. } => *ino,
+        }
+    }
+
+    /// Type of what is behind the name.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Entry::Inode(inode) => inode.kind,
+            Entry::Link { kind, .. } => *kind,
+        }
+    }
+
+    /// The record's bytes.
+    pub fn encode(&self) -> Box<[u8]> {
+        let mut out = Vec::with_capacity(64);
+        match self {
+            Entry::Inode(inode) => inode.encode_into(&mut out),
+            Entry::Link { ino, kind } => {
+                out.extend_from_slice(&[LINK_TAG, *kind as u8]);
+                put_varint(&mut out, *ino);
+            }
+        }
+        out.into_boxed_slice()
+    }
+
+    /// Reads what [`Entry::encode`] wrote, all of it.
+    ///
+    /// # Errors
+    /// If the bytes are truncated, out of bounds, of a newer version, or too many.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let entry = if bytes.first() == Some(&LINK_TAG) {
+            reader.u8()?;
+            let kind = Kind::from_u8(reader.u8()?).ok_or(DecodeError("unknown file type"))?;
+            Entry::Link { ino: reader.varint()?, kind }
+        } else {
+            Entry::Inode(Inode::decode(&mut reader)?)
+        };
+        reader.end()?;
+        Ok(entry)
+    }
+
+    /// Inode number and type without decoding the rest: what a directory listing needs.
+    ///
+    /// # Errors
+    /// As [`Entry::decode`], as far as it looks.
+    pub fn peek(bytes: &[u8]) -> Result<(InodeId, Kind), DecodeError> {
+        let mut reader = Reader::new(bytes);
+        let tag = reader.u8()?;
+        let kind = Kind::from_u8(reader.u8()? & KIND_MASK).ok_or(DecodeError("unknown file type"))?;
+        if tag != LINK_TAG {
+            reader.u8()?;
+        }
+        Ok((reader.varint()?, kind))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inode::Data;
+    use crate::range::Range;
+    use proptest::prelude::*;
+
+    fn data() -> impl Strategy<Value = Data> {
+        prop_oneof![
+            Just(Data::None),
+            Just(Data::Chunked),
+            prop::collection::vec(any::<u8>(), 0..200).prop_map(|bytes| Data::Inline(bytes.into())),
+            (1u64.., any::<u32>(), 1u32..1 << 24).prop_map(|(object, offset, len)| Data::Packed {
+                range: Range { object, offset, len },
+                visible: len.div_ceil(2),
+            }),
+        ]
+    }
+
+    prop_compose! {
+        fn inode()(ino in 1u64.., kind in 1u8..8, mode in 0u16..0o10000, ids in any::<(u32, u32, u32, u32)>(),
+            size in 0..=i64::MAX as u64, times in any::<[i64; 4]>(), same in any::<bool>(),
+            changes in any::<(u64, u64)>(), data in data()) -> Inode {
+            let [atime, mtime, ctime, btime] = if same { [times[0]; 4] } else { times };
+            Inode { ino, kind: Kind::from_u8(kind).unwrap(), mode, uid: ids.0, gid: ids.1, nlink: ids.2, rdev: ids.3,
+                size, atime, mtime, ctime, btime, change: changes.0,
+                data_change: if same { changes.0 } else { changes.1 }, xattrs: same, data }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn entries_round_trip(inode in inode()) {
+            let entry = Entry::Inode(inode);
+            let bytes = entry.encode();
+            prop_assert_eq!(Entry::peek(&bytes).unwrap(), (entry.ino(), entry.kind()));
+            prop_assert_eq!(Entry::decode(&bytes).unwrap(), entry);
+            for len in 0..bytes.len() {
+                prop_assert!(Entry::decode(&bytes[..len]).is_err());
+            }
+        }
+
+        #[test]
+        fn garbage_is_an_error_not_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+            let _ = Entry::decode(&bytes);
+            let _ = Entry::peek(&bytes);
+        }
+    }
+
+    #[test]
+    fn an_empty_file_takes_little_room() {
+        let inode = Inode {
+            ino: 10_000_000,
+            kind: Kind::File,
+            mode: 0o644,
+            uid: 1000,
+            gid: 1000,
+            nlink: 1,
+            rdev: 0,
+            size: 0,
+            atime: 1,
+            mtime: 1,
+            ctime: 1,
+            btime: 1,
+            change: 1,
+            data_change: 1,
+            xattrs: false,
+            data: Data::None,
+        };
+        assert!(Entry::Inode(inode).encode().len() <= 32);
+    }
+}

@@ -1,0 +1,265 @@
+//! The inode: attributes of a file or directory and where its bytes are.
+
+use crate::clock::Nanos;
+use crate::codec::{DecodeError, Reader, put_string, put_varint};
+use crate::ids::InodeId;
+use crate::range::Range;
+
+/// Largest inline content, bytes: the upper bound of the volume setting.
+pub const INLINE_MAX: usize = 16 * 1024;
+
+/// Largest file, bytes (8 EiB − 1, as `off_t` allows).
+pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;
+
+/// Bytes of a chunk of a large file.
+pub const CHUNK_BYTES: u64 = 64 * 1024 * 1024;
+
+/// Number of the chunk that holds file offset `offset`; chunk numbers fit 38 bits.
+pub const fn chunk_of(offset: u64) -> u64 {
+    offset / CHUNK_BYTES
+}
+
+/// Type of a file. Numbers are on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// Regular file.
+    File = 1,
+    /// Directory.
+    Dir = 2,
+    /// Symbolic link.
+    Symlink = 3,
+    /// Named pipe.
+    Fifo = 4,
+    /// Character device.
+    Char = 5,
+    /// Block device.
+    Block = 6,
+    /// Unix-domain socket.
+    Socket = 7,
+}
+
+impl Kind {
+    /// The kind with this number.
+    pub fn from_u8(number: u8) -> Option<Kind> {
+        use Kind::*;
+        [File, Dir, Symlink, Fifo, Char, Block, Socket].into_iter().find(|kind| *kind as u8 == number)
+    }
+
+    /// The `S_IFMT` bits.
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            Kind::File => libc::S_IFREG,
+            Kind::Dir => libc::S_IFDIR,
+            Kind::Symlink => libc::S_IFLNK,
+            Kind::Fifo => libc::S_IFIFO,
+            Kind::Char => libc::S_IFCHR,
+            Kind::Block => libc::S_IFBLK,
+            Kind::Socket => libc::S_IFSOCK,
+        }
+    }
+
+    /// The kind that `st_mode` names.
+    pub fn from_mode(mode: u32) -> Option<Kind> {
+        use Kind::*;
+        [File, Dir, Symlink, Fifo, Char, Block, Socket]
+            .into_iter()
+            .find(|kind| kind.mode_bits() == mode & libc::S_IFMT)
+    }
+
+    /// The `d_type` of a directory entry.
+    pub fn dirent_type(self) -> u8 {
+        (self.mode_bits() >> 12) as u8
+    }
+}
+
+/// Where a file's bytes are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Data {
+    /// Nowhere: empty, or one hole as long as the size; also directories and special files.
+    None,
+    /// In the record itself (small files, targets of symbolic links). Bytes beyond it up to the size are a hole.
+    Inline(Box<[u8]>),
+    /// The first `visible` bytes of one stored range. Bytes beyond it up to the size are a hole.
+    Packed {
+        /// The stored bytes.
+        range: Range,
+        /// Logical bytes of the range that are still part of the file, 1 to `range.len`.
+        visible: u32,
+    },
+    /// In table `chunk`, one row of extents for each chunk that has any.
+    Chunked,
+}
+
+/// A file or directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inode {
+    /// Number.
+    pub ino: InodeId,
+    /// Type.
+    pub kind: Kind,
+    /// Permission bits, set-id and sticky bits (12 bits).
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Names of a file; 1 unless it lies in table `link`. Unused for directories, whose count comes from their shares.
+    pub nlink: u32,
+    /// Device number of a special file, as the kernel encodes it.
+    pub rdev: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Last access (explicitly set only).
+    pub atime: Nanos,
+    /// Last change of content. For a directory: of what was set explicitly, see [`crate::stat::DirStat`].
+    pub mtime: Nanos,
+    /// Last change of attributes; for a directory as `mtime`.
+    pub ctime: Nanos,
+    /// Creation.
+    pub btime: Nanos,
+    /// Commit timestamp (hybrid clock) of this record.
+    pub change: u64,
+    /// Commit timestamp of the last change of the content.
+    pub data_change: u64,
+    /// Rows in table `xattr` may exist. Stays set once an extended attribute was set, so that files that never had one
+    /// (nearly all) cost no look-up when they are read or removed.
+    pub xattrs: bool,
+    /// Content.
+    pub data: Data,
+}
+
+/// Version of the inode's encoding.
+const VERSION: u8 = 1;
+
+/// Bit of the byte that holds the type: [`Inode::xattrs`].
+const HAS_XATTRS: u8 = 0x80;
+
+/// The bits of the byte that holds the type which are the type.
+pub(crate) const KIND_MASK: u8 = 0x7f;
+
+const ATIME_IS_MTIME: u8 = 1;
+const CTIME_IS_MTIME: u8 = 2;
+const BTIME_IS_MTIME: u8 = 4;
+const DATA_CHANGE_IS_CHANGE: u8 = 8;
+const HAS_NLINK: u8 = 16;
+const HAS_RDEV: u8 = 32;
+const DATA_SHIFT: u32 = 6;
+
+impl Inode {
+    /// `st_mode`: type and permission bits.
+    pub fn st_mode(&self) -> u32 {
+        self.kind.mode_bits() | u32::from(self.mode)
+    }
+
+    /// Appends the record's bytes (`docs/format.md`, "Inode").
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        let flag = |on: bool, bit: u8| if on { bit } else { 0 };
+        let data_tag = match self.data {
+            Data::None => 0u8,
+            Data::Inline(_) => 1,
+            Data::Packed { .. } => 2,
+            Data::Chunked => 3,
+        };
+        let flags = flag(self.atime == self.mtime, ATIME_IS_MTIME)
+            | flag(self.ctime == self.mtime, CTIME_IS_MTIME)
+            | flag(self.btime == self.mtime, BTIME_IS_MTIME)
+            | flag(self.data_change == self.change, DATA_CHANGE_IS_CHANGE)
+            | flag(self.nlink != 1, HAS_NLINK)
+            | flag(self.rdev != 0, HAS_RDEV)
+            | data_tag << DATA_SHIFT;
+        out.extend_from_slice(&[VERSION, self.kind as u8 | flag(self.xattrs, HAS_XATTRS), flags]);
+        put_varint(out, self.ino);
+        put_varint(out, u64::from(self.mode));
+        put_varint(out, u64::from(self.uid));
+        put_varint(out, u64::from(self.gid));
+        put_varint(out, self.size);
+        out.extend_from_slice(&self.change.to_be_bytes());
+        out.extend_from_slice(&self.mtime.to_be_bytes());
+        for (time, bit) in
+            [(self.atime, ATIME_IS_MTIME), (self.ctime, CTIME_IS_MTIME), (self.btime, BTIME_IS_MTIME)]
+        {
+            if flags & bit == 0 {
+                out.extend_from_slice(&time.to_be_bytes());
+            }
+        }
+        if flags & DATA_CHANGE_IS_CHANGE == 0 {
+            out.extend_from_slice(&self.data_change.to_be_bytes());
+        }
+        if flags & HAS_NLINK != 0 {
+            put_varint(out, u64::from(self.nlink));
+        }
+        if flags & HAS_RDEV != 0 {
+            put_varint(out, u64::from(self.rdev));
+        }
+        match &self.data {
+            Data::None | Data::Chunked => {}
+            Data::Inline(bytes) => put_string(out, bytes),
+            Data::Packed { range, visible } => {
+                range.encode_into(out);
+                put_varint(out, u64::from(*visible));
+            }
+        }
+    }
+
+    /// Reads what [`Inode::encode_into`] wrote.
+    ///
+    /// # Errors
+    /// If the bytes are truncated, out of bounds or of a newer version.
+    pub fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        if reader.u8()? != VERSION {
+            return Err(DecodeError("inode of an unknown format version"));
+        }
+        let kind_byte = reader.u8()?;
+        let kind = Kind::from_u8(kind_byte & KIND_MASK).ok_or(DecodeError("unknown file type"))?;
+        let xattrs = kind_byte & HAS_XATTRS != 0;
+        let flags = reader.u8()?;
+        let ino = reader.varint()?;
+        let mode = u16::try_from(reader.varint()?).ok().filter(|mode| *mode <= 0o7777);
+        let mode = mode.ok_or(DecodeError("mode out of bounds"))?;
+        let (uid, gid) = (reader.varint32()?, reader.varint32()?);
+        let size = reader.varint()?;
+        let change = reader.u64()?;
+        let mtime = reader.i64()?;
+        let mut time = |bit: u8| if flags & bit == 0 { reader.i64() } else { Ok(mtime) };
+        let (atime, ctime, btime) = (time(ATIME_IS_MTIME)?, time(CTIME_IS_MTIME)?, time(BTIME_IS_MTIME)?);
+        let data_change = if flags & DATA_CHANGE_IS_CHANGE == 0 { reader.u64()? } else { change };
+        let nlink = if flags & HAS_NLINK == 0 { 1 } else { reader.varint32()? };
+        let rdev = if flags & HAS_RDEV == 0 { 0 } else { reader.varint32()? };
+        let data = match flags >> DATA_SHIFT {
+            0 => Data::None,
+            1 => Data::Inline(reader.string(INLINE_MAX)?.into()),
+            2 => {
+                let range = Range::decode(reader)?;
+                let visible = reader.varint32()?;
+                if visible == 0 || visible > range.len {
+                    return Err(DecodeError("visible bytes out of bounds"));
+                }
+                Data::Packed { range, visible }
+            }
+            _ => Data::Chunked,
+        };
+        if ino == 0 || size > FILE_SIZE_MAX {
+            return Err(DecodeError("inode out of bounds"));
+        }
+        let inode = Self {
+            ino,
+            kind,
+            mode,
+            uid,
+            gid,
+            nlink,
+            rdev,
+            size,
+            atime,
+            mtime,
+            ctime,
+            btime,
+            change,
+            data_change,
+            xattrs,
+            data,
+        };
+        Ok(inode)
+    }
+}

@@ -1,0 +1,134 @@
+//! Names and places in the tree.
+
+use crate::error::{FsError, FsResult};
+use crate::ids::InodeId;
+
+/// Longest name of an entry, bytes.
+pub const NAME_MAX: usize = 255;
+
+/// Longest path a request may carry and longest target of a symbolic link, bytes (Linux `PATH_MAX` less the NUL).
+pub const PATH_MAX: usize = 4095;
+
+/// One component of a path: 1 to [`NAME_MAX`] bytes, any byte but NUL and `/`, neither `.` nor `..`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Box<[u8]>);
+
+impl Name {
+    /// Checks and keeps a name.
+    ///
+    /// # Errors
+    /// `ENAMETOOLONG` above [`NAME_MAX`]; `EINVAL` for an empty name, NUL, `/`, `.` and `..`.
+    pub fn new(bytes: &[u8]) -> FsResult<Self> {
+        Self::check(bytes)?;
+        Ok(Self(bytes.into()))
+    }
+
+    /// Checks a name without keeping it; errors as [`Name::new`].
+    pub fn check(bytes: &[u8]) -> FsResult<()> {
+        if bytes.len() > NAME_MAX {
+            return Err(FsError::new(libc::ENAMETOOLONG, "a name has at most 255 bytes"));
+        }
+        if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.iter().any(|b| matches!(b, 0 | b'/'))
+        {
+            return Err(FsError::new(libc::EINVAL, "not a valid name"));
+        }
+        Ok(())
+    }
+
+    /// The name's bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl AsRef<[u8]> for Name {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Where an entry is or shall be: a name below a directory that the client knows by id, reached through `dirs`.
+///
+/// A mount that looks up one component at a time leaves `dirs` empty; a client that knows the whole path sends it whole,
+/// so that an operation is one request (`metadata.md` §6).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Directory where resolution starts.
+    pub base: InodeId,
+    /// Directories between `base` and the entry, outermost first; none of them `.` or `..`.
+    pub dirs: Vec<Name>,
+    /// The entry's own name.
+    pub name: Name,
+}
+
+impl Place {
+    /// A name directly below a directory.
+    pub fn new(base: InodeId, name: Name) -> Self {
+        Self { base, dirs: Vec::new(), name }
+    }
+
+    /// The place a relative path leads to from `base`: components separated by `/`, empty and `.` components skipped.
+    ///
+    /// # Errors
+    /// As [`Name::new`]; `EINVAL` if nothing is left; `ENAMETOOLONG` above [`PATH_MAX`].
+    pub fn from_path(base: InodeId, path: &[u8]) -> FsResult<Self> {
+        if path.len() > PATH_MAX {
+            return Err(FsError::new(libc::ENAMETOOLONG, "a path has at most 4095 bytes"));
+        }
+        let mut dirs = path
+            .split(|b| *b == b'/')
+            .filter(|part| !part.is_empty() && *part != b".")
+            .map(Name::new)
+            .collect::<FsResult<Vec<_>>>()?;
+        let name = dirs.pop().ok_or(FsError::new(libc::EINVAL, "the path names no entry"))?;
+        Ok(Self { base, dirs, name })
+    }
+}
+
+/// An inode the client knows by number, with the place where it last saw it.
+///
+/// A file's record lies under its directory and name, so the place is what finds it; if the file has been renamed since, or
+/// has several names, or none any more, the node finds it by number.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct InodeRef {
+    /// The inode.
+    pub ino: InodeId,
+    /// Directory and name where the client last saw it; `None` for the root and for files without a name.
+    pub seen: Option<(InodeId, Name)>,
+}
+
+impl InodeRef {
+    /// An inode that is found by number alone: a directory, or a file in table `link`.
+    pub fn by_id(ino: InodeId) -> Self {
+        Self { ino, seen: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_names_are_refused_with_the_errno_posix_wants() {
+        for (bytes, errno) in [
+            (&b""[..], libc::EINVAL),
+            (b".", libc::EINVAL),
+            (b"..", libc::EINVAL),
+            (b"a/b", libc::EINVAL),
+            (b"a\0b", libc::EINVAL),
+            (&[b'x'; 256], libc::ENAMETOOLONG),
+        ] {
+            assert_eq!(Name::new(bytes).unwrap_err().errno, errno, "{bytes:?}");
+        }
+        assert!(Name::new(&[0xff; 255]).is_ok());
+    }
+
+    #[test]
+    fn paths_become_places() {
+        let place = Place::from_path(1, b"/a//./b/c").unwrap();
+        assert_eq!(place.dirs.iter().map(Name::as_bytes).collect::<Vec<_>>(), [b"a", b"b"]);
+        assert_eq!(place.name.as_bytes(), b"c");
+        assert!(Place::from_path(1, b"/").is_err());
+        assert!(Place::from_path(1, b"a/../b").is_err());
+    }
+}

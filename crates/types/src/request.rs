@@ -1,0 +1,385 @@
+//! What a client asks of a metadata node, and what it is told.
+//!
+//! Every operation is one request. Types here are plain values: the embedded volume passes them by call, the cluster will
+//! encode them.
+
+use std::sync::Arc;
+
+use crate::clock::Nanos;
+use crate::extent::Extent;
+use crate::ids::{InodeId, ObjectId};
+use crate::inode::{Inode, Kind};
+use crate::name::{InodeRef, Name, Place};
+use crate::range::Range;
+
+/// Most entries in one answer to [`Op::ReadDir`].
+pub const READDIR_ENTRIES_MAX: usize = 4096;
+
+/// Most extents in one [`Op::Commit`]; a client with more sends several commits.
+pub const COMMIT_EXTENTS_MAX: usize = 4096;
+
+/// Largest value of an extended attribute, bytes (Linux `XATTR_SIZE_MAX`).
+pub const XATTR_VALUE_MAX: usize = 65536;
+
+/// Longest name of an extended attribute, bytes (Linux `XATTR_NAME_MAX`).
+pub const XATTR_NAME_MAX: usize = 255;
+
+/// Who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Creds {
+    /// Effective user. 0 may do anything that `CAP_DAC_OVERRIDE`, `CAP_FOWNER` and `CAP_CHOWN` allow.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups, or `None` if the client has not looked them up: an operation whose outcome depends on them is
+    /// answered with [`Outcome::NeedGroups`] and sent again. (FUSE does not carry them.)
+    pub groups: Option<Arc<[u32]>>,
+}
+
+impl Creds {
+    /// The superuser.
+    pub fn root() -> Self {
+        Self { uid: 0, gid: 0, groups: Some(Arc::new([])) }
+    }
+}
+
+/// A time to set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetTime {
+    /// The node's present time (`UTIME_NOW`); allowed to whoever may write.
+    Now,
+    /// This time; allowed to the owner.
+    At(Nanos),
+}
+
+/// Attributes to change; absent ones stay.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permission bits, 12 bits.
+    pub mode: Option<u16>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size: truncates or extends with a hole. Content beyond the new size is released.
+    pub size: Option<u64>,
+    /// Last access.
+    pub atime: Option<SetTime>,
+    /// Last modification.
+    pub mtime: Option<SetTime>,
+    /// The size changes through a descriptor opened for writing: no permission check of the file.
+    pub through_handle: bool,
+    /// Drop set-user-id and (if group-executable) set-group-id, as a truncation by somebody unprivileged must.
+    pub kill_suid: bool,
+}
+
+/// How a file is opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OpenFlags {
+    /// Read permission is needed.
+    pub read: bool,
+    /// Write permission is needed.
+    pub write: bool,
+    /// Opened to be executed: execute permission is needed instead.
+    pub exec: bool,
+    /// Truncate to nothing (needs write permission even if not opened for writing).
+    pub truncate: bool,
+    /// With [`OpenFlags::truncate`]: drop set-id bits.
+    pub kill_suid: bool,
+}
+
+/// Flags of a rename.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RenameFlags {
+    /// Fail with `EEXIST` if the destination exists.
+    pub no_replace: bool,
+    /// Exchange the two entries, which must both exist.
+    pub exchange: bool,
+}
+
+/// Flags of setting an extended attribute.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct XattrFlags {
+    /// Fail with `EEXIST` if it exists.
+    pub create: bool,
+    /// Fail with `ENODATA` if it does not exist.
+    pub replace: bool,
+}
+
+/// New content of a file in a [`Op::Commit`]. All bytes named here are already in the block store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NewData {
+    /// Content does not change (size and times may).
+    Unchanged,
+    /// The whole content, to be kept in the record.
+    Inline(Box<[u8]>),
+    /// The whole content is this range.
+    Packed(Range),
+    /// Patches over the content there is, as `(chunk, extent)` in the order they were written: a later one wins. An inline
+    /// file must be patched by a commit whose extents cover all its inline bytes (they cannot be referred to); a packed one
+    /// becomes chunked with its range as the oldest extent.
+    Patches(Vec<(u64, Extent)>),
+}
+
+/// A change of content.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Commit {
+    /// The file, open by this client.
+    pub inode: InodeRef,
+    /// The `data_change` the change was made on. If the file has another one meanwhile, the answer is
+    /// [`Outcome::Conflict`] and nothing changes: the client merges and sends again.
+    pub base: u64,
+    /// The change.
+    pub data: NewData,
+    /// New size, or `None` to keep it.
+    pub size: Option<u64>,
+    /// When the content was last written, by the client's clock.
+    pub mtime: Nanos,
+    /// Drop set-id bits, as a write by somebody unprivileged must.
+    pub kill_suid: bool,
+}
+
+/// An operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Op {
+    /// Finds an entry. Answer: [`Answer::Inode`].
+    Lookup(Place),
+    /// The directory above a directory (the root's is the root). Answer: [`Answer::Inode`].
+    Parent(InodeId),
+    /// Attributes. Answer: [`Answer::Inode`].
+    GetAttr(InodeRef),
+    /// Changes attributes. Answer: [`Answer::Inode`], with the content after a truncation.
+    SetAttr(InodeRef, SetAttr),
+    /// Checks `R_OK | W_OK | X_OK` permissions. Answer: [`Answer::Done`].
+    Access(InodeRef, u32),
+    /// Target of a symbolic link. Answer: [`Answer::Bytes`].
+    ReadLink(InodeRef),
+    /// Opens a file, creating it if it does not exist (unless `exclusive`, then it must not). Answer: [`Answer::Opened`].
+    /// A symbolic link or directory at the place is answered with `EEXIST` if `exclusive`, else `ELOOP` and `EISDIR`.
+    Create {
+        /// Where.
+        place: Place,
+        /// Permission bits of a new file, umask applied.
+        mode: u16,
+        /// How it is opened; permission bits do not apply to a file just created.
+        flags: OpenFlags,
+        /// Fail if it exists.
+        exclusive: bool,
+    },
+    /// Opens a file by number. Answer: [`Answer::Opened`].
+    Open(InodeRef, OpenFlags),
+    /// Creates and opens a file without a name in a directory. Answer: [`Answer::Opened`]. It can be given a name by
+    /// [`Op::Link`] unless `exclusive` (`O_EXCL`).
+    TmpFile {
+        /// The directory.
+        dir: InodeId,
+        /// Permission bits, umask applied.
+        mode: u16,
+        /// `O_EXCL`: it must never get a name.
+        exclusive: bool,
+    },
+    /// Gives back one open (of Create, Open or TmpFile). The last release of a file without names deletes it. Answer: Done.
+    Release(InodeId),
+    /// Creates a special file or an empty regular file without opening it. Answer: [`Answer::Inode`].
+    MkNod {
+        /// Where.
+        place: Place,
+        /// Type; not Dir or Symlink.
+        kind: Kind,
+        /// Permission bits, umask applied.
+        mode: u16,
+        /// Device number.
+        rdev: u32,
+    },
+    /// Creates a directory. Answer: [`Answer::Inode`].
+    MkDir(Place, u16),
+    /// Creates a symbolic link with this target, 1 to 4095 bytes. Answer: [`Answer::Inode`].
+    Symlink(Place, Box<[u8]>),
+    /// Removes an entry that is not a directory. Answer: [`Answer::Removed`].
+    Unlink(Place),
+    /// Removes an empty directory. Answer: [`Answer::Removed`].
+    RmDir(Place),
+    /// Renames. Answer: [`Answer::Renamed`].
+    Rename(Place, Place, RenameFlags),
+    /// Gives a file another name. Answer: [`Answer::Inode`].
+    Link(InodeRef, Place),
+    /// Lists a directory by name from the first one after `after`. Needs read permission when `check` is set (opendir).
+    /// Answer: [`Answer::Entries`].
+    ReadDir {
+        /// The directory.
+        dir: InodeId,
+        /// Name to continue after.
+        after: Option<Name>,
+        /// Entries wanted at most, 1 to [`READDIR_ENTRIES_MAX`].
+        limit: usize,
+        /// Check read permission of the directory.
+        check: bool,
+    },
+    /// Changes content. Answer: [`Answer::Inode`].
+    Commit(Commit),
+    /// Replaces the extents within a window of a chunk by one stored range, if they are still what the client read. Answer:
+    /// Done, or [`Outcome::Conflict`].
+    Compact {
+        /// The file.
+        inode: InodeRef,
+        /// The chunk.
+        chunk: u64,
+        /// Extents the window had when it was read, as they stand in the row (trimmed to the window).
+        old: Vec<Extent>,
+        /// What replaces them.
+        new: Vec<Extent>,
+    },
+    /// Makes a window of one file refer to the stored bytes of another (copy by reference). Both must hold no unflushed
+    /// bytes at the client. Answer: [`Answer::Inode`] of the destination. Inline content is answered with `EOPNOTSUPP`: the
+    /// client copies bytes.
+    Clone {
+        /// Source.
+        from: InodeRef,
+        /// First byte in the source.
+        from_offset: u64,
+        /// Destination, open for writing at this client.
+        to: InodeRef,
+        /// First byte in the destination.
+        to_offset: u64,
+        /// Bytes; the source must have them.
+        len: u64,
+    },
+    /// Extents of chunks `first..=last` that have any. Answer: [`Answer::Chunks`].
+    Chunks {
+        /// The file.
+        ino: InodeId,
+        /// First chunk.
+        first: u64,
+        /// Last chunk, at most 4096 after the first.
+        last: u64,
+    },
+    /// Value of an extended attribute. Answer: [`Answer::Bytes`].
+    GetXattr(InodeRef, Box<[u8]>),
+    /// Sets an extended attribute. Answer: Done.
+    SetXattr(InodeRef, Box<[u8]>, Box<[u8]>, XattrFlags),
+    /// Names of all extended attributes, each followed by NUL. Answer: [`Answer::Bytes`].
+    ListXattr(InodeRef),
+    /// Removes an extended attribute. Answer: Done.
+    RemoveXattr(InodeRef, Box<[u8]>),
+    /// Hands out object numbers. Answer: [`Answer::Objects`].
+    AllocObjects(u32),
+    /// Files, directories and bytes of the volume. Answer: [`Answer::Usage`].
+    Usage,
+    /// Sums of a directory's tree from its shares. Answer: [`Answer::Usage`].
+    TreeUsage(InodeId),
+    /// Makes everything acknowledged so far durable. Answer: Done.
+    Sync,
+}
+
+/// A request: who wants what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Who asks.
+    pub creds: Creds,
+    /// What for.
+    pub op: Op,
+}
+
+/// One entry of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirEntry {
+    /// Its name.
+    pub name: Name,
+    /// Inode number.
+    pub ino: InodeId,
+    /// Type.
+    pub kind: Kind,
+}
+
+/// Counts and bytes of a tree or a volume.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Entries that are not directories.
+    pub files: u64,
+    /// Directories.
+    pub dirs: u64,
+    /// Bytes, sum of file sizes.
+    pub bytes: u64,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// Nothing to tell.
+    Done,
+    /// An inode.
+    Inode(Box<Inode>),
+    /// An open file; `created` if it did not exist.
+    Opened {
+        /// The file, with its content's place.
+        inode: Box<Inode>,
+        /// It was created by this request.
+        created: bool,
+    },
+    /// What was removed: inode number, names left, and whether it stays alive because it is open.
+    Removed {
+        /// The inode whose name was removed.
+        ino: InodeId,
+        /// Names it still has.
+        nlink: u32,
+    },
+    /// What a rename moved, and what it removed or exchanged at the destination.
+    Renamed {
+        /// The inode that moved.
+        moved: InodeId,
+        /// Inode that was replaced (or exchanged), with the names it still has.
+        other: Option<(InodeId, u32)>,
+    },
+    /// Bytes.
+    Bytes(Box<[u8]>),
+    /// Part of a listing; `end` if nothing follows.
+    Entries {
+        /// Entries in order of their names.
+        entries: Vec<DirEntry>,
+        /// The directory above, for `..`.
+        parent: InodeId,
+        /// Nothing follows.
+        end: bool,
+    },
+    /// Extents of chunks, by chunk number.
+    Chunks(Vec<(u64, Vec<Extent>)>),
+    /// `count` object numbers from `first` on belong to the client.
+    Objects {
+        /// First number.
+        first: ObjectId,
+        /// How many.
+        count: u32,
+    },
+    /// Counts.
+    Usage(Usage),
+}
+
+/// How a request ended other than with an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It failed; nothing changed.
+    Failed(crate::error::FsError),
+    /// The caller's supplementary groups decide: look them up and ask again. Nothing changed.
+    NeedGroups,
+    /// The content changed meanwhile; this is the present inode. Nothing changed.
+    Conflict(Box<Inode>),
+    /// A symbolic link in mid-path: `resolved` directories of the place were walked, then this target stands where the next
+    /// component is. The client substitutes and sends again, at most 40 times.
+    Symlink {
+        /// Components of `dirs` before the link.
+        resolved: usize,
+        /// Directory the link lies in.
+        dir: InodeId,
+        /// Its target.
+        target: Box<[u8]>,
+    },
+}
+
+impl From<crate::error::FsError> for Outcome {
+    fn from(error: crate::error::FsError) -> Self {
+        Outcome::Failed(error)
+    }
+}
+
+/// Result of a request.
+pub type Reply = Result<Answer, Outcome>;

@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Dependency audit that needs no network: licences, sources, duplicates, and size of the tree, from `cargo metadata`.
+
+Advisories need a database that cannot be fetched everywhere; run `cargo audit` where it can.
+"""
+
+import collections
+import json
+import os
+import re
+import subprocess
+import sys
+
+ALLOWED = {
+    "Apache-2.0", "MIT", "BSD-2-Clause", "BSD-3-Clause", "ISC", "Unicode-3.0", "Zlib", "0BSD", "Unlicense", "BSL-1.0",
+    "Apache-2.0 WITH LLVM-exception", "CC0-1.0", "MIT-0",
+}
+# Crates that ship with the binary; the bound is there so that growth is a decision.
+CRATES_MAX = 80
+
+
+def allowed(expression):
+    """Whether one alternative of an SPDX expression is wholly allowed."""
+    expression = expression.replace("/", " OR ").replace("(", " ").replace(")", " ")
+    parts = [re.split(r"\s+AND\s+", part.strip()) for part in re.split(r"\s+OR\s+", expression)]
+    return any(all(term.strip() in ALLOWED for term in part) for part in parts)
+
+
+def main():
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", "x86_64-unknown-linux-gnu"]
+    data = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout)
+    packages = {package["id"]: package for package in data["packages"]}
+    nodes = {node["id"]: node for node in data["resolve"]["nodes"]}
+    cli = next(id for id, package in packages.items() if package["name"] == "kestrel")
+    shipped, queue = set(), [cli]
+    while queue:
+        id = queue.pop()
+        if id not in shipped:
+            shipped.add(id)
+            queue += [d["pkg"] for d in nodes[id]["deps"] if any(k["kind"] is None for k in d["dep_kinds"])]
+    problems, versions = [], collections.defaultdict(set)
+    for id, package in packages.items():
+        if package["source"] is None:
+            continue
+        name = f"{package['name']} {package['version']}"
+        if package["source"] != "registry+https://github.com/rust-lang/crates.io-index":
+            problems.append(f"{name}: from {package['source']}, not from crates.io")
+        if not allowed(package["license"] or ""):
+            problems.append(f"{name}: licence {package['license'] or 'missing'} is not on the list")
+        if id in shipped:
+            versions[package["name"]].add(package["version"])
+    foreign = sum(len(found) for found in versions.values())
+    for name, found in sorted(versions.items()):
+        if len(found) > 1:
+            print(f"note: {name} is there in versions {', '.join(sorted(found))}")
+    if foreign > CRATES_MAX:
+        problems.append(f"{foreign} foreign crates ship with the binary, at most {CRATES_MAX} are planned")
+    for problem in problems:
+        print(f"FAIL {problem}")
+    print(f"audit: {foreign} foreign crates in the binary, {len(packages)} packages in all, {len(problems)} problems")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

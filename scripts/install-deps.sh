@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Installs what is missing, and only that: Debian packages and the judges' tools from crates.io. Quick when all is there.
+#
+#   scripts/install-deps.sh --demo    what `make demo` needs
+#   scripts/install-deps.sh           what `make test` needs as well
+#
+# Needs root for apt-get. Tools go to $KESTREL_TOOLS (default ~/.cache/kestrel-tools), never into the repository.
+set -euo pipefail
+
+TOOLS=${KESTREL_TOOLS:-$HOME/.cache/kestrel-tools}
+demo_packages=(gcc libc6-dev python3 fuse3 xz-utils util-linux procps)
+test_packages=(xfsprogs e2fsprogs rsync sqlite3 git stress-ng fio attr tar python3-venv python3-pip shellcheck)
+# Judges: exact versions, built with their own lock files.
+tools=(pjdfstest@0.2.2 fsx@0.3.2)
+
+packages=("${demo_packages[@]}")
+[ "${1:-}" = --demo ] || packages+=("${test_packages[@]}")
+
+missing=()
+for package in "${packages[@]}"; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+    echo "installing: ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+# A real tree of small files: the kernel's sources, as Debian ships them. Downloaded, not installed: it takes 140 MB.
+tree=$TOOLS/tree
+if [ ! -e "$tree/.complete" ]; then
+    echo "unpacking a tree of small files (Debian's linux-source-6.1)"
+    mkdir -p "$TOOLS/download"
+    (
+        cd "$TOOLS/download"
+        apt-get download -qq linux-source-6.1 2>/dev/null || { apt-get update -qq && apt-get download -qq linux-source-6.1; }
+    )
+    rm -rf "$tree" "$TOOLS/download/unpacked"
+    dpkg-deb -x "$TOOLS"/download/linux-source-6.1_*.deb "$TOOLS/download/unpacked"
+    mkdir -p "$tree"
+    tar -xJf "$TOOLS"/download/unpacked/usr/src/linux-source-6.1.tar.xz -C "$tree"
+    rm -rf "$TOOLS/download"
+    touch "$tree/.complete"
+fi
+
+if [ "${1:-}" != --demo ]; then
+    for tool in "${tools[@]}"; do
+        name=${tool%@*} version=${tool#*@}
+        if [ ! -x "$TOOLS/bin/$name" ] || [ ! -e "$TOOLS/$name-$version" ]; then
+            echo "building $tool"
+            CARGO_TARGET_DIR="$TOOLS/target" cargo install --quiet --locked --root "$TOOLS" "$name" --version "$version"
+            touch "$TOOLS/$name-$version"
+        fi
+    done
+    # pjdfstest switches to this user.
+    id tests >/dev/null 2>&1 || useradd --no-create-home --shell /usr/sbin/nologin tests
+    getent group nogroup >/dev/null || groupadd nogroup
+fi

@@ -1,0 +1,521 @@
+#!/usr/bin/env python3
+"""Executes docs/semantics.md on a mount: one test for each numbered statement.
+
+    semantics.py DIR [--doc docs/semantics.md]
+
+DIR is a directory on the mount, as root. Statements about crashes are tested by tests/crash; they are listed in
+ELSEWHERE. Fails if a statement has no test or a test no statement.
+"""
+
+import argparse
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import re
+import shutil
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+ELSEWHERE = {
+    "D3": "tests/crash/power.sh",
+    "D4": "tests/crash/full-disk.sh",
+    "D5": "tests/crash/corrupt.sh",
+}
+TESTS = {}
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def statement(number):
+    def register(function):
+        TESTS[number] = function
+        return function
+
+    return register
+
+
+def expect_errno(wanted, call, *arguments, **keywords):
+    try:
+        call(*arguments, **keywords)
+    except OSError as error:
+        codes = wanted if isinstance(wanted, tuple) else (wanted,)
+        assert error.errno in codes, f"errno {errno.errorcode[error.errno]}, wanted {codes}"
+        return
+    raise AssertionError("succeeded")
+
+
+def write(path, data, mode="wb"):
+    with open(path, mode) as file:
+        file.write(data)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def renameat2(old, new, flags):
+    if libc.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), flags) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def linkat(fd, new):
+    """Names the file behind a descriptor (AT_SYMLINK_FOLLOW through /proc)."""
+    if libc.linkat(-100, b"/proc/self/fd/%d" % fd, -100, os.fsencode(new), 0x400) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def fallocate(fd, mode, offset, length):
+    call = libc.fallocate
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    if call(fd, mode, offset, length) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def as_user(uid, gid, groups, function):
+    """Runs a function as somebody else in a child; its assertion errors count."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups(groups)
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+            function()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0, f"as uid {uid} gid {gid} groups {groups}"
+
+
+@statement("N1")
+def names(d):
+    for name in (b"x" * 255, b"\xff\x01 \n\\*", b"..."):
+        write(os.path.join(os.fsencode(d), name), b"")
+        assert name in os.listdir(os.fsencode(d))
+    expect_errno(errno.ENAMETOOLONG, write, f"{d}/{'x' * 256}", b"")
+
+
+@statement("N2")
+def directory_attributes(d):
+    assert os.stat(d).st_nlink == 2
+    before = os.stat(d).st_mtime_ns
+    os.mkdir(f"{d}/a")
+    os.mkdir(f"{d}/b")
+    write(f"{d}/f", b"")
+    after = os.stat(d)
+    assert after.st_nlink == 4 and after.st_mtime_ns > before and after.st_ctime_ns >= after.st_mtime_ns
+    time.sleep(0.01)
+    os.rename(f"{d}/f", f"{d}/g")
+    assert os.stat(d).st_mtime_ns > after.st_mtime_ns
+    os.rmdir(f"{d}/a")
+    assert os.stat(d).st_nlink == 3
+
+
+@statement("N3")
+def atomic_replace(d):
+    write(f"{d}/f", b"0" * 1000)
+    stop = threading.Event()
+    wrong = []
+
+    def look():
+        while not stop.is_set():
+            content = read(f"{d}/f")
+            if len(content) != 1000 or len(set(content)) != 1:
+                wrong.append(content[:10])
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for i in range(300):
+        write(f"{d}/new", bytes([i % 256]) * 1000)
+        os.rename(f"{d}/new", f"{d}/f")
+    stop.set()
+    reader.join()
+    assert not wrong, wrong[:3]
+
+
+@statement("N4")
+def rename_flags(d):
+    write(f"{d}/a", b"a")
+    os.mkdir(f"{d}/b")
+    expect_errno(errno.EEXIST, renameat2, f"{d}/a", f"{d}/b", 1)
+    renameat2(f"{d}/a", f"{d}/b", 2)
+    assert read(f"{d}/b") == b"a" and os.path.isdir(f"{d}/a")
+    renameat2(f"{d}/b", f"{d}/c", 1)
+    assert read(f"{d}/c") == b"a"
+    expect_errno(errno.EINVAL, renameat2, f"{d}/c", f"{d}/d", 4)
+
+
+@statement("N5")
+def no_cycles(d):
+    os.makedirs(f"{d}/a/b/c")
+    os.makedirs(f"{d}/x/y")
+    expect_errno(errno.EINVAL, os.rename, f"{d}/a", f"{d}/a/b/c/d")
+    expect_errno((errno.ENOTEMPTY, errno.EEXIST), os.rename, f"{d}/a/b", f"{d}/x")
+
+
+@statement("N6")
+def listings(d):
+    for i in range(3000):
+        write(f"{d}/stable{i:05}", b"")
+    stop = threading.Event()
+
+    def disturb():
+        i = 0
+        while not stop.is_set():
+            i += 1
+            write(f"{d}/extra{i % 50}", b"")
+            os.rename(f"{d}/extra{i % 50}", f"{d}/moved{i % 50}")
+            os.unlink(f"{d}/moved{i % 50}")
+
+    other = threading.Thread(target=disturb)
+    other.start()
+    try:
+        for _ in range(5):
+            seen = [name for name in os.listdir(d) if name.startswith("stable")]
+            assert len(seen) == 3000 and len(set(seen)) == 3000, len(seen)
+    finally:
+        stop.set()
+        other.join()
+    libc.opendir.restype = ctypes.c_void_p
+    libc.telldir.argtypes = [ctypes.c_void_p]
+    libc.telldir.restype = ctypes.c_long
+    libc.readdir.argtypes = [ctypes.c_void_p]
+    libc.readdir.restype = ctypes.c_void_p
+    libc.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]
+    libc.closedir.argtypes = [ctypes.c_void_p]
+    handle = libc.opendir(os.fsencode(d))
+    cookies, names = [], []
+    while True:
+        cookies.append(libc.telldir(handle))
+        entry = libc.readdir(handle)
+        if not entry:
+            break
+        names.append(ctypes.string_at(entry + 19))
+    for at in (2500, 10, 1500, len(names) - 1):
+        libc.seekdir(handle, cookies[at])
+        assert ctypes.string_at(libc.readdir(handle) + 19) == names[at]
+    libc.closedir(handle)
+
+
+@statement("N7")
+def directory_times(d):
+    os.utime(d, ns=(1, 5_000_000_001))
+    assert os.stat(d).st_mtime_ns == 5_000_000_001
+    os.utime(d, ns=(1, 4_000_000_000))
+    assert os.stat(d).st_mtime_ns == 4_000_000_000
+    write(f"{d}/f", b"")
+    assert os.stat(d).st_mtime_ns > 5_000_000_001
+
+
+@statement("F1")
+def coherent(d):
+    with open(f"{d}/f", "wb", buffering=0) as writer, open(f"{d}/f", "rb", buffering=0) as reader:
+        for i in range(50):
+            writer.write(bytes([i]) * 5000)
+            assert os.stat(f"{d}/f").st_size == 5000 * (i + 1)
+            assert reader.read(5000) == bytes([i]) * 5000
+
+
+@statement("F2")
+def unlinked(d):
+    for size in (10, 100_000, 10_000_000):
+        with open(f"{d}/f", "w+b", buffering=0) as file:
+            file.write(b"x" * size)
+            os.unlink(f"{d}/f")
+            assert os.fstat(file.fileno()).st_nlink == 0
+            file.write(b"y" * size)
+            file.seek(0)
+            content = b""
+            while part := file.read(1 << 20):
+                content += part
+            assert content == b"x" * size + b"y" * size
+
+
+@statement("F3")
+def holes(d):
+    with open(f"{d}/f", "w+b", buffering=0) as file:
+        fd = file.fileno()
+        os.pwrite(fd, b"a" * 4096, 8 << 20)
+        os.pwrite(fd, b"b" * 4096, 200 << 20)
+        assert os.pread(fd, 100, 1 << 20) == b"\0" * 100
+        assert os.lseek(fd, 0, os.SEEK_HOLE) == 0
+        assert os.lseek(fd, 0, os.SEEK_DATA) <= 8 << 20
+        assert os.lseek(fd, 9 << 20, os.SEEK_DATA) <= 200 << 20
+        assert os.lseek(fd, 200 << 20, os.SEEK_HOLE) == (200 << 20) + 4096
+        expect_errno(errno.ENXIO, os.lseek, fd, (200 << 20) + 4096, os.SEEK_DATA)
+        data = os.lseek(fd, 1, os.SEEK_DATA)
+        assert set(os.pread(fd, 1000, data)) <= {0, ord("a")}
+
+
+@statement("F4")
+def allocation(d):
+    with open(f"{d}/f", "w+b", buffering=0) as file:
+        fd = file.fileno()
+        fallocate(fd, 0, 0, 10000)
+        assert os.fstat(fd).st_size == 10000
+        os.pwrite(fd, b"x" * 10000, 0)
+        fallocate(fd, 3, 1000, 2000)
+        assert os.pread(fd, 10000, 0) == b"x" * 1000 + b"\0" * 2000 + b"x" * 7000
+        fallocate(fd, 0x10, 9000, 3000)
+        assert os.fstat(fd).st_size == 12000 and os.pread(fd, 3000, 9000) == b"\0" * 3000
+        expect_errno(errno.EOPNOTSUPP, fallocate, fd, 8, 0, 4096)
+        expect_errno(errno.EOPNOTSUPP, fallocate, fd, 0x20, 0, 4096)
+
+
+@statement("F5")
+def appends(d):
+    children = []
+    for who in range(4):
+        child = os.fork()
+        if child == 0:
+            fd = os.open(f"{d}/log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            for i in range(200):
+                os.write(fd, b"%d %06d\n" % (who, i))
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+    lines = read(f"{d}/log").splitlines()
+    assert len(lines) == 800 and len(set(lines)) == 800
+    for who in range(4):
+        mine = [line for line in lines if line.startswith(b"%d " % who)]
+        assert mine == sorted(mine)
+
+
+@statement("F6")
+def large(d):
+    with open(f"{d}/f", "w+b", buffering=0) as file:
+        fd = file.fileno()
+        for offset in (16 << 40, 1 << 60):
+            os.pwrite(fd, b"end", offset)
+            assert os.fstat(fd).st_size == offset + 3
+            assert os.pread(fd, 10, offset) == b"end"
+        expect_errno((errno.EFBIG, errno.EINVAL), os.pwrite, fd, b"x" * 10, (1 << 63) - 2)
+
+
+@statement("F7")
+def copies(d):
+    for size in (100, 100_000, 20_000_000):
+        original = os.urandom(size)
+        write(f"{d}/a", original)
+        with open(f"{d}/a", "rb") as source, open(f"{d}/b", "wb") as target:
+            left = size
+            while left:
+                left -= os.copy_file_range(source.fileno(), target.fileno(), left)
+        assert read(f"{d}/b") == original
+        with open(f"{d}/b", "r+b") as file:
+            file.seek(size // 2)
+            file.write(b"changed")
+        assert read(f"{d}/a") == original and read(f"{d}/b") != original
+
+
+@statement("F8")
+def mapped(d):
+    write(f"{d}/f", b"a" * 100_000)
+    with open(f"{d}/f", "r+b", buffering=0) as file:
+        shared = mmap.mmap(file.fileno(), 0)
+        private = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        shared[50_000:50_005] = b"hello"
+        private[10:15] = b"hidden"[:5]
+        assert os.pread(file.fileno(), 5, 50_000) == b"hello"
+        os.pwrite(file.fileno(), b"world", 60_000)
+        assert shared[60_000:60_005] == b"world"
+        shared.flush()
+        shared.close()
+        private.close()
+    content = read(f"{d}/f")
+    assert content[50_000:50_005] == b"hello" and content[10:15] == b"aaaaa" and len(content) == 100_000
+
+
+@statement("F9")
+def nameless(d):
+    fd = os.open(d, os.O_TMPFILE | os.O_RDWR, 0o600)
+    os.write(fd, b"nameless")
+    assert os.listdir(d) == []
+    linkat(fd, f"{d}/named")
+    os.close(fd)
+    assert read(f"{d}/named") == b"nameless" and os.stat(f"{d}/named").st_nlink == 1
+    fd = os.open(d, os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600)
+    expect_errno(errno.ENOENT, linkat, fd, f"{d}/never")
+    os.close(fd)
+
+
+@statement("F10")
+def truncation(d):
+    for size in (1000, 100_000, 9_000_000):
+        write(f"{d}/f", b"x" * size)
+        os.truncate(f"{d}/f", size // 3)
+        os.truncate(f"{d}/f", size)
+        assert read(f"{d}/f") == b"x" * (size // 3) + b"\0" * (size - size // 3)
+
+
+@statement("A1")
+def permissions(d):
+    os.chmod(d, 0o755)
+    os.makedirs(f"{d}/a/b")
+    write(f"{d}/a/b/f", b"secret")
+    os.chmod(f"{d}/a/b/f", 0o644)
+    os.chmod(f"{d}/a", 0o750)
+    os.chown(f"{d}/a", 0, 4242)
+    as_user(1234, 1234, [], lambda: expect_errno(errno.EACCES, read, f"{d}/a/b/f"))
+    as_user(1234, 1234, [4242], lambda: read(f"{d}/a/b/f"))
+    as_user(1234, 4242, [], lambda: read(f"{d}/a/b/f"))
+    as_user(1234, 4242, [], lambda: expect_errno(errno.EACCES, write, f"{d}/a/b/g", b""))
+
+
+@statement("A2")
+def access_times(d):
+    write(f"{d}/f", b"x")
+    os.utime(f"{d}/f", ns=(7, 9))
+    read(f"{d}/f")
+    assert os.stat(f"{d}/f").st_atime_ns == 7
+
+
+@statement("A3")
+def times(d):
+    write(f"{d}/f", b"")
+    for ns in (-1_000_000_001, 0, 1, 4_102_444_800_123_456_789, -9_000_000_000_000_000_000):
+        os.utime(f"{d}/f", ns=(ns, ns))
+        assert os.stat(f"{d}/f").st_mtime_ns == ns, ns
+
+
+@statement("A4")
+def attributes(d):
+    write(f"{d}/f", b"")
+    os.setxattr(f"{d}/f", "user.a", b"x" * 65536)
+    os.setxattr(d, "user.b", b"")
+    os.setxattr(f"{d}/f", "trusted.c", b"t")
+    assert os.getxattr(f"{d}/f", "user.a") == b"x" * 65536 and os.getxattr(d, "user.b") == b""
+    assert sorted(os.listxattr(f"{d}/f")) == ["trusted.c", "user.a"]
+    expect_errno(errno.EEXIST, os.setxattr, f"{d}/f", "user.a", b"", os.XATTR_CREATE)
+    expect_errno(errno.ENODATA, os.setxattr, f"{d}/f", "user.z", b"", os.XATTR_REPLACE)
+    os.removexattr(f"{d}/f", "user.a")
+    expect_errno(errno.ENODATA, os.getxattr, f"{d}/f", "user.a")
+    acl = struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", tag, 7, 0xFFFFFFFF) for tag in (1, 4, 0x20)
+    )
+    expect_errno(errno.EOPNOTSUPP, os.setxattr, f"{d}/f", "system.posix_acl_access", acl)
+
+
+@statement("A5")
+def set_id_bits(d):
+    os.chmod(d, 0o777)
+    write(f"{d}/f", b"x")
+    os.chmod(f"{d}/f", 0o6777)
+    as_user(1234, 1234, [], lambda: write(f"{d}/f", b"y", "r+b"))
+    assert stat.S_IMODE(os.stat(f"{d}/f").st_mode) == 0o777
+
+
+@statement("A6")
+def inode_numbers(d):
+    write(f"{d}/a", b"")
+    os.link(f"{d}/a", f"{d}/b")
+    first = os.stat(f"{d}/a").st_ino
+    assert os.stat(f"{d}/b").st_ino == first and os.stat(f"{d}/b").st_nlink == 2
+    assert {entry.inode() for entry in os.scandir(d)} == {first}
+    os.rename(f"{d}/b", f"{d}/c")
+    assert os.stat(f"{d}/c").st_ino == first
+    os.unlink(f"{d}/a")
+    os.unlink(f"{d}/c")
+    write(f"{d}/a", b"")
+    assert os.stat(f"{d}/a").st_ino > first
+
+
+@statement("L1")
+def locks(d):
+    write(f"{d}/f", b"x")
+    for lock in (fcntl.flock, fcntl.lockf):
+        with open(f"{d}/f", "r+b") as holder:
+            lock(holder, fcntl.LOCK_EX)
+
+            def refused():
+                with open(f"{d}/f", "r+b") as other:
+                    expect_errno((errno.EAGAIN, errno.EACCES), lock, other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+            as_user(0, 0, [], refused)
+        with open(f"{d}/f", "r+b") as free:
+            lock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@statement("D1")
+def close_to_open(d):
+    for i in range(20):
+        content = os.urandom(3000 * (i + 1))
+        child = os.fork()
+        if child == 0:
+            write(f"{d}/f{i}", content)
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert read(f"{d}/f{i}") == content
+
+
+@statement("D2")
+def flushed_in_the_background(d):
+    """That it is gone from the writer's memory shows in `kestrel info`; here: nothing is lost by waiting."""
+    with open(f"{d}/f", "wb", buffering=0) as file:
+        file.write(b"x" * 10_000)
+        time.sleep(2.5)
+        file.write(b"y" * 10_000)
+        assert read(f"{d}/f") == b"x" * 10_000 + b"y" * 10_000
+    assert read(f"{d}/f") == b"x" * 10_000 + b"y" * 10_000
+
+
+@statement("X1")
+def blocks(d):
+    write(f"{d}/f", b"x" * 1000)
+    assert os.stat(f"{d}/f").st_blocks == 2
+
+
+@statement("X2")
+def inode_flags(d):
+    write(f"{d}/f", b"")
+    with open(f"{d}/f", "rb") as file:
+        expect_errno((errno.ENOTTY, errno.ENOSYS), fcntl.ioctl, file, 0x80086601, b"\0" * 8)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dir")
+    parser.add_argument("--doc", default=os.path.join(os.path.dirname(__file__), "../../docs/semantics.md"))
+    parser.add_argument("--only", help="number of one statement")
+    arguments = parser.parse_args()
+    with open(arguments.doc, encoding="utf-8") as doc:
+        promised = set(re.findall(r"^- \*\*([A-Z]+\d+)\*\*", doc.read(), re.MULTILINE))
+    passed, failed = 0, []
+    for number in sorted(promised - TESTS.keys() - ELSEWHERE.keys()):
+        failed.append(f"{number}: the document promises it, no test executes it")
+    for number in sorted(TESTS.keys() - promised):
+        failed.append(f"{number}: tested, but not in the document")
+    for number, test in TESTS.items():
+        if arguments.only and number != arguments.only:
+            continue
+        where = tempfile.mkdtemp(prefix=f"semantics-{number}-", dir=arguments.dir)
+        try:
+            test(where)
+            passed += 1
+            print(f"ok   {number} {test.__name__}")
+        except BaseException as error:
+            failed.append(f"{number}: {test.__name__}: {error!r}")
+            print(f"FAIL {number} {test.__name__}")
+            traceback.print_exc()
+        finally:
+            shutil.rmtree(where, ignore_errors=True)
+    for failure in failed:
+        print(f"FAIL {failure}")
+    print(f"{passed} passed, {len(failed)} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
