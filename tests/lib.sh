@@ -1,118 +1,181 @@
+# Common to all test scripts. Source it first:
+#
+#   . "$(dirname "$0")/../lib.sh"
+#
+# It gives $KESTREL (the binary), $WORK (a directory of this run alone), ok/fail/check, functions to make, mount, kill and
+# check a volume, and a trap that takes every mount, process and file of this run away, however it ends.
+#
+# KESTREL=local runs a script on the local file system instead: the test is tested.
 # shellcheck shell=bash
-# Sourced by every suite: a private work directory, volumes and mounts in it, results, and a clean-up that always runs.
-#
-#   KESTREL   the binary (default target/release/kestrel)
-#   WORK      private directory, removed at the end with everything mounted or started below it
-#
-#   new_volume NAME [format options]     -> $VOLUME
-#   mount_volume [mount options]         mounts $VOLUME at $MNT
-#   umount_volume                        unmounts $MNT
-#   kill_mount                           kill -9 of the mounting process, then clears the dead mount
-#   check_volume                         kestrel fsck $VOLUME
-#   ok TEXT / fail TEXT / skip TEXT      results;   summary prints and exits
+
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 KESTREL=${KESTREL:-$ROOT/target/release/kestrel}
 TOOLS=${KESTREL_TOOLS:-$HOME/.cache/kestrel-tools}
-JUDGE=${KESTREL_JUDGE:-$ROOT/target/release}
-SUITE=$(basename "$0" .sh)
-WORK=$(mktemp -d "${TMPDIR:-/var/tmp}/kestrel-$SUITE.XXXXXX")
-MNT=$WORK/mnt
-VOLUME=$WORK/volume
-PASSED=0 FAILED=0 SKIPPED=0
-PIDS=()
-mkdir -p "$MNT"
-export KESTREL WORK MNT
+# The judges are built beside the binary.
+JUDGES=${KESTREL_JUDGES:-$ROOT/target/release}
+PATH=$JUDGES:$TOOLS/bin:$PATH
+LOCAL=
+[ "$KESTREL" = local ] && LOCAL=1
+if [ -z "$LOCAL" ] && [ ! -x "$KESTREL" ]; then
+    echo "no binary at $KESTREL: run cargo build --release, or set KESTREL" >&2
+    exit 2
+fi
+if [ "$(id -u)" != 0 ]; then
+    echo "must run as root" >&2
+    exit 2
+fi
 
-# Unmounts everything below WORK, innermost first, whatever state it is in.
-clear_mounts() {
-    local point pid
-    while read -r point; do
-        "$KESTREL" umount --force "$point" >/dev/null 2>&1 || umount -l "$point" 2>/dev/null || true
-    done < <(awk -v work="$WORK/" 'index($5, work) == 1 { print $5 }' /proc/self/mountinfo | sort -r)
+# Not below /tmp, which may be memory.
+WORK=$(mktemp -d "${TMPDIR:-/var/tmp}/kestrel-test.XXXXXX")
+chmod 755 "$WORK"
+PASSED=0
+FAILED=0
+SUMMARISED=
+
+ok() {
+    PASSED=$((PASSED + 1))
+    echo "ok   $*"
 }
 
-# Processes whose command line names WORK and that serve a mount: only our own can.
-kill_servers() {
-    local pid
-    for pid in "${PIDS[@]:-}"; do
-        [ -n "$pid" ] && kill -9 "$pid" 2>/dev/null || true
-    done
-    while read -r pid; do
-        kill -9 "$pid" 2>/dev/null || true
-    done < <(pgrep -f -- "kestrel mount .*$WORK" || true)
+fail() {
+    FAILED=$((FAILED + 1))
+    echo "FAIL $*"
 }
 
-clean_up() {
-    local status=$?
+# check TEXT COMMAND…: ok if the command succeeds; its output is shown only if it fails.
+check() {
+    local text=$1 out=$WORK/check.out
+    shift
+    if "$@" >"$out" 2>&1; then
+        ok "$text"
+    else
+        tail -n 60 "$out"
+        fail "$text"
+    fi
+}
+
+# The last line and the exit status of a script.
+summary() {
+    SUMMARISED=1
+    echo "$PASSED passed, $FAILED failed"
+    [ "$FAILED" = 0 ]
+}
+
+# Directories below $WORK where something is mounted, the last first.
+work_mounts() {
+    awk -v work="$WORK/" 'index($5, work) == 1 { print $5 }' /proc/self/mountinfo | tac
+}
+
+cleanup() {
+    local status=$? mount job volume
     trap - EXIT INT TERM
     set +e
     cd /
-    kill_servers
-    clear_mounts
-    if [ "$status" != 0 ] && [ -n "${KEEP:-}" ]; then
-        echo "kept: $WORK"
+    for job in $(jobs -p); do
+        kill -9 "$job" 2>/dev/null
+    done
+    if [ "$status" != 0 ] || [ "$FAILED" != 0 ]; then
+        # What the mount said is part of a failure's report.
+        for volume in "$WORK"/*/mount.log "$WORK"/*/*/mount.log; do
+            if [ -s "$volume" ]; then
+                echo "--- end of $volume"
+                tail -n 25 "$volume"
+            fi
+        done
+    fi
+    for mount in $(work_mounts); do
+        if [ -z "$LOCAL" ] && findmnt -n -o FSTYPE "$mount" 2>/dev/null | grep -q fuse; then
+            timeout 30 "$KESTREL" umount "$mount" >/dev/null 2>&1 ||
+                timeout 20 "$KESTREL" umount --force "$mount" >/dev/null 2>&1 || umount -l "$mount"
+        else
+            umount "$mount" 2>/dev/null || umount -l "$mount"
+        fi
+    done
+    # Only if nothing is mounted below it any more.
+    if [ -n "$(work_mounts)" ]; then
+        echo "left mounted, not removed: $WORK" >&2
     else
         rm -rf --one-file-system "$WORK"
     fi
+    if [ -z "$SUMMARISED" ]; then
+        [ "$status" = 0 ] || fail "the script ended with status $status"
+        echo "$PASSED passed, $FAILED failed"
+    fi
+    [ "$FAILED" = 0 ] || status=1
     exit "$status"
 }
-trap clean_up EXIT
+trap cleanup EXIT
 trap 'exit 130' INT TERM
 
-ok() { PASSED=$((PASSED + 1)); echo "ok   $SUITE: $*"; }
-fail() { FAILED=$((FAILED + 1)); echo "FAIL $SUITE: $*"; }
-skip() { SKIPPED=$((SKIPPED + 1)); echo "skip $SUITE: $*"; }
-
-# Runs a command quietly; its output is shown if it fails.
-check() {
-    local text=$1
+# make_volume VOLUME [FORMAT OPTION…]
+make_volume() {
+    local volume=$1
     shift
-    if "$@" >"$WORK/check.out" 2>&1; then
-        ok "$text"
+    if [ -n "$LOCAL" ]; then
+        mkdir -p "$volume"
     else
-        tail -n 40 "$WORK/check.out"
-        fail "$text"
-        return 1
+        "$KESTREL" format "$volume" "$@" >/dev/null
     fi
 }
 
-summary() {
-    echo "$SUITE: $PASSED passed, $FAILED failed, $SKIPPED skipped"
-    [ "$FAILED" = 0 ]
-    exit
+# mount_volume VOLUME DIR [MOUNT OPTION…]: returns when it serves. Open to all users, as the tests change users.
+mount_volume() {
+    local volume=$1 dir=$2
+    shift 2
+    mkdir -p "$dir"
+    if [ -n "$LOCAL" ]; then
+        mount --bind "$volume" "$dir"
+    else
+        timeout 120 "$KESTREL" mount "$volume" "$dir" --allow-other "$@" >/dev/null
+    fi
 }
 
-new_volume() {
-    VOLUME=$WORK/$1
-    shift
-    "$KESTREL" format "$VOLUME" "$@" >/dev/null
+umount_volume() {
+    if [ -n "$LOCAL" ]; then umount "$1"; else timeout 120 "$KESTREL" umount "$1" >/dev/null; fi
 }
 
-mount_volume() { "$KESTREL" mount "$VOLUME" "$MNT" --allow-other "$@" >/dev/null; }
-umount_volume() { "$KESTREL" umount "$MNT" >/dev/null; }
-check_volume() { "$KESTREL" fsck "$VOLUME" "$@"; }
-
-mount_pid() {
-    "$KESTREL" status "$VOLUME" --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["pid"])'
+# volume_pid VOLUME: the process that serves it; nothing if none does.
+volume_pid() {
+    [ -n "$LOCAL" ] && return
+    "$KESTREL" status "$1" --json | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' | head -n 1
 }
 
+# kill_mount VOLUME DIR [PID]: kill -9, and takes the dead mount away. Returns when the process is gone.
 kill_mount() {
-    local pid
-    pid=$(mount_pid)
-    kill -9 "$pid"
-    wait_gone "$pid"
-    umount -l "$MNT"
+    local volume=$1 dir=$2 pid=${3:-}
+    if [ -z "$LOCAL" ]; then
+        [ -n "$pid" ] || pid=$(volume_pid "$volume")
+        kill -9 "$pid" 2>/dev/null || true
+        while kill -0 "$pid" 2>/dev/null; do sleep 0.005; done
+    fi
+    umount -l "$dir"
 }
 
-# Waits up to 10 s until a process is gone (it need not be our child).
-wait_gone() {
-    local i
-    for i in $(seq 1000); do
-        kill -0 "$1" 2>/dev/null || return 0
-        sleep 0.01
-    done
-    echo "process $1 does not end after $i tries" >&2
-    return 1
+# fsck_volume VOLUME [OPTION…]: silent and true if clean.
+fsck_volume() {
+    local volume=$1
+    shift
+    [ -n "$LOCAL" ] && return
+    timeout 300 "$KESTREL" fsck "$volume" "$@" >"$WORK/fsck.out" 2>&1 || {
+        tail -n 40 "$WORK/fsck.out"
+        return 1
+    }
+}
+
+# close_and_check VOLUME DIR: every script ends with it.
+close_and_check() {
+    check "unmounts" umount_volume "$2"
+    check "fsck --data finds nothing" fsck_volume "$1" --data
+}
+
+# random FROM TO
+random() {
+    echo $(($1 + (RANDOM * 32768 + RANDOM) % ($2 - $1 + 1)))
+}
+
+# seconds as a fraction, from milliseconds
+ms() {
+    printf '%d.%03d' $(($1 / 1000)) $(($1 % 1000))
 }

@@ -13,12 +13,15 @@ const PAGE_ROWS: usize = 2048;
 /// Bytes of values read ahead at a time; one row may be larger.
 const PAGE_BYTES: usize = 4 << 20;
 
+/// A row: its key and its value.
+pub type Row = (Key, Box<[u8]>);
+
 /// All rows of a table in key order, in pages, so that several tables can be walked side by side.
 pub struct Rows<'a> {
     engine: &'a dyn Engine,
     table: Table,
     from: Option<Key>,
-    page: VecDeque<(Key, Box<[u8]>)>,
+    page: VecDeque<Row>,
     end: bool,
 }
 
@@ -37,7 +40,7 @@ impl<'a> Rows<'a> {
     ///
     /// # Errors
     /// Those of the engine.
-    pub fn peek(&mut self) -> Result<Option<&(Key, Box<[u8]>)>, EngineError> {
+    pub fn peek(&mut self) -> Result<Option<&Row>, EngineError> {
         if self.page.is_empty() && !self.end {
             self.fill()?;
         }
@@ -66,7 +69,7 @@ impl<'a> Rows<'a> {
 }
 
 impl Iterator for Rows<'_> {
-    type Item = Result<(Key, Box<[u8]>), EngineError>;
+    type Item = Result<Row, EngineError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         match self.peek() {

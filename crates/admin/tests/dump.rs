@@ -1,5 +1,7 @@
 //! Dumps come back as they were, also of a volume in use; damaged ones are refused before anything is changed.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::fs::File;
@@ -8,9 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
-use kestrel_admin::dump::load::{load, verify};
+use kestrel_admin::dump::load::{keep_clear_of, load, verify};
 use kestrel_admin::dump::{About, Counts, DumpError, dump};
-use kestrel_admin::rows::{USAGE, put};
+use kestrel_admin::rows::{USAGE, decode_ceiling, put};
+use kestrel_data::store::BlockStore;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::engine::{BatchKind, Engine};
 use kestrel_types::entry::Entry;
@@ -148,6 +151,17 @@ fn newer_dumps_other_files_and_full_volumes_are_refused() {
     let before = full.all();
     assert!(matches!(load(Cursor::new(&file), &full.engine, &mut |_| {}), Err(DumpError::NotEmpty)));
     assert_eq!(full.all(), before);
+}
+
+#[test]
+fn object_numbers_in_the_store_are_not_handed_out_again() {
+    let volume = Volume::new();
+    keep_clear_of(&volume.engine, &volume.store).unwrap();
+    let before = volume.value(Table::System, 0, b"objects").unwrap();
+    assert_eq!(decode_ceiling(&before), Ok(50), "all are below the counter");
+    volume.store.put(77, &[std::io::IoSlice::new(b"written after the dump")]).unwrap();
+    keep_clear_of(&volume.engine, &volume.store).unwrap();
+    assert_eq!(decode_ceiling(&volume.value(Table::System, 0, b"objects").unwrap()), Ok(78));
 }
 
 /// A writer keeps two rows at opposite ends of the key space equal, in one batch each time, deletes and creates others, and

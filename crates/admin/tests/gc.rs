@@ -1,5 +1,7 @@
 //! Garbage collection deletes what nothing refers to, and nothing else, whatever fails.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::io::IoSlice;

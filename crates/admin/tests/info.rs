@@ -1,5 +1,7 @@
 //! What `info` says about files and directories.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use common::*;

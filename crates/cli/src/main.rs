@@ -5,6 +5,8 @@ mod bench;
 mod docs;
 mod failure;
 mod logger;
+#[cfg(test)]
+mod manual;
 mod metrics;
 mod progress;
 mod serve;

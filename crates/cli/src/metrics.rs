@@ -165,10 +165,10 @@ pub fn prometheus(snapshot: &Snapshot) -> String {
     for metric in METRICS {
         let shape = if metric.shape == Shape::Counter { "counter" } else { "gauge" };
         let (name, value) = (metric.name, (metric.read)(snapshot));
+        let about = format!("{} ({}, {:?})", metric.help, metric.unit, metric.stability);
         let _ = writeln!(
             out,
-            "# HELP kestrel_{name} {}\n# TYPE kestrel_{name} {shape}\nkestrel_{name} {value}",
-            metric.help
+            "# HELP kestrel_{name} {about}\n# TYPE kestrel_{name} {shape}\nkestrel_{name} {value}"
         );
     }
     for (name, _, _, _, _, help) in LABELLED {

@@ -392,6 +392,21 @@ fn main() {
     ok(std::fs::remove_dir_all(&settings.dir));
     let engine = open(&settings, settings.memory_mb);
     one_directory(&engine, &settings, &mut out);
+    // Killed with as much log as a busy volume may have.
+    let mut row = settings.rows * 2;
+    while engine.stats().log_bytes % (900 << 20) < 800 << 20 && row < settings.rows * 3 {
+        ok(engine.commit(BatchKind::Growing, batch(row, BATCH)));
+        row += BATCH;
+    }
+    let dirty = engine.stats().dirty_bytes >> 20;
+    drop(engine);
+    let reopened = Instant::now();
+    let engine = open(&settings, settings.memory_mb);
+    out.push(format!(
+        "\"reopen_after_kill_busy\": {{\"s\": {:.3}, \"dirty_mb_before\": {dirty}, \"dirty_mb\": {}}}",
+        reopened.elapsed().as_secs_f64(),
+        engine.stats().dirty_bytes >> 20
+    ));
     drop(engine);
     println!("{{\n  {}\n}}", out.join(",\n  "));
     let _ = std::fs::remove_dir_all(&settings.dir);

@@ -64,7 +64,9 @@ pub type BeforeSync = Arc<dyn Fn() -> Result<(), EngineError> + Send + Sync>;
 
 /// An ordered key-value store with atomic batches and a durability barrier.
 pub trait Engine: Send + Sync {
-    /// Reads the rows of `keys`, calling `visit(index, row)` once for each, in any order. Values are lent for the call.
+    /// Reads the rows of `keys`, calling `visit(index, row)` once for each, in any order. Values are lent for the call, during
+    /// which locks are held: `visit` must not call the engine. Each row is as of one instant within the call, not all of the
+    /// same one: a batch committed meanwhile may be seen in part.
     fn get_many(&self, keys: &[KeyRef<'_>], visit: &mut dyn FnMut(usize, Row<'_>))
     -> Result<(), EngineError>;
 
@@ -101,6 +103,7 @@ pub trait Engine: Send + Sync {
 
     /// Calls `done` once `position` is durable: at once on this thread if it already is, else from the syncer thread, for
     /// all waiting callbacks after one sync (group commit).
+    /// `done` must not commit or sync: the thread that calls it is the one that syncs.
     fn on_durable(&self, position: Position, done: OnDurable);
 
     /// Makes everything committed so far durable. Blocks.
@@ -108,6 +111,7 @@ pub trait Engine: Send + Sync {
 
     /// Starts copying every batch committed from now on to `tap`, in commit order, until the guard is dropped; used
     /// with a full scan for consistent dumps of a volume in use (scan, then replay the tap's batches over it).
+    /// `tap` runs inside commits and must not call the engine.
     fn tap(&self, tap: Tap) -> TapGuard<'_>;
 
     /// Counters for `kestrel stats`.

@@ -1,5 +1,6 @@
 //! Kills a process that uses the embedded engine, at every named point and at random instants, and checks that every
 //! acknowledged batch is there, and nothing but a prefix of what was committed.
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
@@ -71,7 +72,10 @@ fn check(engine: &EmbeddedEngine, last: u64) {
     engine
         .scan_table(Table::Entry, None, &mut |found, value| {
             let number = u64::from_be_bytes(value[..8].try_into().unwrap());
-            assert!(number <= last && number + KEYS > last, "{number} is not of the last round before {last}");
+            assert!(
+                number <= last && number + KEYS > last,
+                "{number} is not of the last round before {last}"
+            );
             assert_eq!(found, key(number).borrow());
             rows += 1;
             ControlFlow::Continue(())

@@ -9,7 +9,7 @@ use kestrel_types::request::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 use super::{Check, World};
 use crate::finding::{Act, Finding, FindingKind, Stage};
-use crate::rows::{DirId, decode_xattr, delete, put};
+use crate::rows::{DirId, Row, decode_xattr, delete, put};
 
 pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     places(check, world)?;
@@ -97,7 +97,7 @@ fn chunks(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
 }
 
 /// Looks at one chunk; collects those of files that should not have any in `stray`.
-fn chunk(check: &mut Check<'_>, world: &World, (key, value): (Key, Box<[u8]>), stray: &mut Option<File>) {
+fn chunk(check: &mut Check<'_>, world: &World, (key, value): Row, stray: &mut Option<File>) {
     check.row("checking extents");
     let number = <[u8; 8]>::try_from(&*key.suffix).map(u64::from_be_bytes);
     let first = number.ok().and_then(|number| number.checked_mul(u64::from(CHUNK_BYTES)));

@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 use std::io::BufRead;
 
+use kestrel_data::store::{BlockStore, list_all};
 use kestrel_meta::engine::{BatchKind, Engine, Mutation};
-use kestrel_types::ids::ROOT;
+use kestrel_types::ids::{ObjectId, ROOT};
 use kestrel_types::key::{Key, Table};
 use serde_json::Value;
 
 use super::record::LineReader;
 use super::{Counts, DumpError, FORMAT, VERSION, value};
-use crate::rows::{Rows, delete, get};
+use crate::check::CheckError;
+use crate::rows::{OBJECTS, Rows, decode_ceiling, delete, encode_ceiling, get, put};
 
 /// Mutations committed together.
 const BATCH: usize = 4096;
@@ -92,6 +94,26 @@ pub fn load(
         }
     }
     Ok(done)
+}
+
+/// Makes sure that no object number is handed out that the store already uses: a volume restored from a dump may find objects
+/// that were written after it.
+///
+/// # Errors
+/// If the store cannot be listed or the engine fails.
+pub fn keep_clear_of(engine: &dyn Engine, store: &dyn BlockStore) -> Result<(), CheckError> {
+    let mut highest = 0;
+    for page in list_all(store) {
+        highest = page?.objects.iter().map(|info| info.object).fold(highest, ObjectId::max);
+    }
+    let key = Key::new(Table::System, 0, OBJECTS);
+    let ceiling = get(engine, key)?.and_then(|bytes| decode_ceiling(&bytes).ok()).unwrap_or(0);
+    if ceiling <= highest {
+        let raised = put(Table::System, 0, OBJECTS, encode_ceiling(highest.saturating_add(1)));
+        engine.commit(BatchKind::Growing, vec![raised])?;
+        engine.sync()?;
+    }
+    Ok(())
 }
 
 /// Reads all lines, giving rows and then changes (`true`) to `visit`.

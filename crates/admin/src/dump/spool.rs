@@ -20,6 +20,9 @@ struct State {
     failed: Option<DumpError>,
 }
 
+/// Gets a copy of every batch.
+pub type Tap = Box<dyn FnMut(&[Mutation]) + Send>;
+
 /// Gets the changes back, in commit order.
 pub type Visit<'a> = &'a mut dyn FnMut(Key, Option<Vec<u8>>) -> Result<(), DumpError>;
 
@@ -31,7 +34,7 @@ impl Spool {
     }
 
     /// What the engine calls with each batch.
-    pub fn tap(&self) -> Box<dyn FnMut(&[Mutation]) + Send> {
+    pub fn tap(&self) -> Tap {
         let state = self.0.clone();
         Box::new(move |batch| {
             let mut state = lock(&state);

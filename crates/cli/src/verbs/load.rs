@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kestrel_admin::check::{Options, check};
 use kestrel_admin::dump::Counts;
-use kestrel_admin::dump::load::{Header, load, verify};
+use kestrel_admin::dump::load::{Header, keep_clear_of, load, verify};
 use kestrel_admin::finding::FindingKind;
 use kestrel_admin::references::{Seen, for_each};
 use kestrel_client::descriptor::{Descriptor, Settings};
@@ -36,7 +36,7 @@ the objects that it refers to from the block store of the volume that was dumped
 pub struct LoadArgs {
     /// The dump
     pub file: PathBuf,
-    /// Volume to create: a path or file:///path; missing or empty
+    /// Volume to create: a path or file:///path; missing or empty, or a volume that holds no files
     pub volume: String,
     /// Block store to copy objects from: the directory `objects` of the volume that was dumped, or a copy of it
     #[arg(long, value_name = "DIR")]
@@ -59,28 +59,38 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
     let dumped: Descriptor = serde_json::from_value(header.volume)
         .map_err(|why| fail(&format!("{}: it describes no volume: {why}", args.file.display())))?;
     let from = match &args.objects {
-        Some(dir) => {
-            // The store's own directory is what its keys begin with, so a volume's directory is what to open as well.
-            Some(
-                LocalStore::open(dir, LocalConfig::default())
-                    .map_err(|why| fail(&format!("{}: {why}", dir.display())))?,
-            )
-        }
+        Some(dir) => Some(
+            LocalStore::open(dir, LocalConfig::default())
+                .map_err(|why| fail(&format!("{}: {why}", dir.display())))?,
+        ),
         None => None,
     };
-    let settings = Settings {
-        name: args.name.clone().unwrap_or(dumped.settings.name.clone()),
-        storage: args.storage.clone(),
-        ..dumped.settings
-    };
     let dir = locate("load", &args.volume)?;
-    let made = kestrel_client::volume::format(&args.volume, settings, false).map_err(|why| fail(&why))?;
+    // A volume that is there keeps its settings and its objects; the load refuses it if it holds files.
+    let existing = Descriptor::read(&dir).ok();
+    let made = match &existing {
+        Some(_) if args.name.is_some() || args.storage.is_some() => {
+            let why = "--name and --storage are for a volume that is created; this one exists";
+            return Err(Failure::usage(format!("load: {}: {why}", dir.display())));
+        }
+        Some(existing) => existing.clone(),
+        None => {
+            let settings = Settings {
+                name: args.name.clone().unwrap_or(dumped.settings.name.clone()),
+                storage: args.storage.clone(),
+                ..dumped.settings
+            };
+            kestrel_client::volume::format(&args.volume, settings, false).map_err(|why| fail(&why))?
+        }
+    };
     let filled = open("load", &args.volume).and_then(|volume| fill(args, &volume, from.as_ref()));
     let missing = match filled {
         Ok(missing) => missing,
         Err(failure) => {
-            // Half a volume must not be taken for a whole one.
-            discard(&dir);
+            if existing.is_none() {
+                // Half a volume must not be taken for a whole one.
+                discard(&dir);
+            }
             return Err(failure);
         }
     };
@@ -123,6 +133,7 @@ fn fill(args: &LoadArgs, volume: &Volume, from: Option<&LocalStore>) -> Result<u
     if let Some(from) = from {
         copy_objects(volume, from, &mut progress)?;
     }
+    keep_clear_of(&*volume.engine, &*volume.store).map_err(|why| fail(&why))?;
     let (mut missing, mut other) = (0, None);
     let mut options = Options { store: Some(&*volume.store), ..Options::default() };
     let mut report = |finding: kestrel_admin::finding::Finding| match finding.kind {

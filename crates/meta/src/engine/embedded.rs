@@ -81,7 +81,7 @@ impl Default for EmbeddedOptions {
             memory_bytes: 1 << 30,
             sync_interval: Some(Duration::from_secs(1)),
             segment_bytes: 64 << 20,
-            log_bytes_max: 1 << 30,
+            log_bytes_max: 512 << 20,
             reserve_bytes: 192 << 20,
             compression: Compression::Lz4,
         }

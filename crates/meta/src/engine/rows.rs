@@ -4,6 +4,7 @@
 //! while holding a shard's lock, except readers that hold several at once: they take them in ascending order, and writers
 //! hold one, so there is no cycle.
 
+mod chunk;
 mod hash;
 mod index;
 mod order;

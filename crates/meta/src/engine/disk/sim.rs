@@ -27,6 +27,8 @@ struct State {
     fail_writes: u32,
     fail_syncs: u32,
     short_writes: bool,
+    /// Operations that change something until the power goes off.
+    left: Option<u64>,
 }
 
 #[derive(Clone)]
@@ -71,6 +73,16 @@ impl SimDisk {
         self.0.lock().fail_syncs = count;
     }
 
+    /// The power goes off after `count` more operations that change something: all later ones fail.
+    pub fn power_off_after(&self, count: u64) {
+        self.0.lock().left = Some(count);
+    }
+
+    /// Whether the power went off.
+    pub fn is_off(&self) -> bool {
+        self.0.lock().left == Some(0)
+    }
+
     /// Unsynced sectors and changes of names.
     pub fn unsynced(&self) -> (usize, usize) {
         let state = self.0.lock();
@@ -100,6 +112,7 @@ impl SimDisk {
         state.names = names;
         state.fail_writes = 0;
         state.fail_syncs = 0;
+        state.left = None;
         Self(Arc::new(Mutex::new(state)))
     }
 
@@ -141,6 +154,17 @@ impl State {
         self.name_changes.push(change);
     }
 
+    fn tick(&mut self) -> io::Result<()> {
+        match &mut self.left {
+            Some(0) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
     fn find(&self, name: &str) -> io::Result<usize> {
         self.names.get(name).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
@@ -158,6 +182,7 @@ impl Disk for SimDisk {
 
     fn create(&self, name: &str, len: u64) -> io::Result<Arc<dyn DiskFile>> {
         let mut state = self.0.lock();
+        state.tick()?;
         if state.capacity.is_some_and(|capacity| state.used() + len > capacity) {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -170,6 +195,7 @@ impl Disk for SimDisk {
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut state = self.0.lock();
+        state.tick()?;
         let file = state.find(from)?;
         state.change(NameChange::Set(to.into(), file));
         Ok(())
@@ -177,6 +203,7 @@ impl Disk for SimDisk {
 
     fn remove(&self, name: &str) -> io::Result<()> {
         let mut state = self.0.lock();
+        state.tick()?;
         state.find(name)?;
         state.change(NameChange::Remove(name.into()));
         Ok(())
@@ -184,6 +211,7 @@ impl Disk for SimDisk {
 
     fn sync_names(&self) -> io::Result<()> {
         let mut state = self.0.lock();
+        state.tick()?;
         state.name_changes.clear();
         state.durable_names = state.names.clone();
         Ok(())
@@ -220,6 +248,7 @@ impl DiskFile for SimFile {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         let mut state = self.disk.0.lock();
+        state.tick()?;
         let mut bytes = bytes;
         let mut failed = false;
         if state.fail_writes > 0 {
@@ -246,6 +275,7 @@ impl DiskFile for SimFile {
 
     fn sync(&self) -> io::Result<()> {
         let mut state = self.disk.0.lock();
+        state.tick()?;
         if state.fail_syncs > 0 {
             state.fail_syncs -= 1;
             state.files[self.file].pending.clear();

@@ -156,8 +156,11 @@ impl Shared {
         let mut wait = POLL;
         loop {
             {
-                let mut evict = self.flusher.evict_stop.lock();
-                if *evict || (!self.flusher.evict_changed.wait_for(&mut evict, wait).timed_out() && *evict) {
+                let mut stop = self.flusher.evict_stop.lock();
+                if !*stop {
+                    self.flusher.evict_changed.wait_for(&mut stop, wait);
+                }
+                if *stop {
                     return;
                 }
             }

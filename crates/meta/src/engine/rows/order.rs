@@ -3,6 +3,7 @@
 //!
 //! Rows that left the index (dead) stay until `settle`, because finding them would need a search.
 
+use super::chunk::{self, Chunk};
 use super::row::RowPtr;
 
 /// Rows of a chunk, at most. Chunks are the leaves of a tree of two levels.
@@ -18,8 +19,8 @@ const SMALL: usize = 4096;
 /// The ordered rows.
 #[derive(Default)]
 pub(super) struct Order {
-    /// Sorted, none empty.
-    chunks: Vec<Vec<RowPtr>>,
+    /// Ascending.
+    chunks: Vec<Chunk>,
     pending: Vec<RowPtr>,
     /// Rows that left the index, in chunks or pending.
     dead: usize,
@@ -30,6 +31,11 @@ pub(super) struct Order {
 fn free(row: RowPtr) {
     // SAFETY: called for dead rows as they leave the order, which is the last place that knows them.
     unsafe { row.free() };
+}
+
+/// Half full chunks of sorted rows.
+fn pieces(rows: &[RowPtr]) -> impl Iterator<Item = Chunk> + '_ {
+    rows.chunks(CHUNK_MAX / 2).map(|piece| Chunk::new(piece.to_vec()))
 }
 
 impl Order {
@@ -53,10 +59,10 @@ impl Order {
         if self.len > SMALL {
             self.settle();
             let chunk = self.chunk_of(0, old.suffix());
-            let rows = &mut self.chunks[chunk];
-            let at = rows.partition_point(|other| other.suffix() < old.suffix());
-            debug_assert!(rows[at] == old);
-            rows[at] = new;
+            let chunk = &mut self.chunks[chunk];
+            let at = chunk.below(old.suffix(), false);
+            debug_assert!(chunk.rows()[at] == old);
+            chunk.replace(at, new);
             free(old);
             return;
         }
@@ -84,18 +90,20 @@ impl Order {
         // The first chunk with a row above `after`: each call makes progress.
         let first = after.map_or(0, |suffix| {
             let chunk = self.chunk_of(0, suffix);
-            chunk + usize::from(self.chunks[chunk].last().is_some_and(|row| row.suffix() <= suffix))
+            let last = self.chunks[chunk].rows().last();
+            chunk + usize::from(last.is_some_and(|row| row.suffix() <= suffix))
         });
         if first == self.chunks.len() {
             return None;
         }
         let end = (first + limit.div_ceil(CHUNK_MAX).max(1)).min(self.chunks.len());
         let next = (end < self.chunks.len())
-            .then(|| self.chunks[end - 1].last().map(|row| row.suffix().into()))
+            .then(|| self.chunks[end - 1].rows().last().map(|row| row.suffix().into()))
             .flatten();
         let mut gone = false;
-        let mut kept: Vec<RowPtr> = Vec::with_capacity(self.chunks[first..end].iter().map(Vec::len).sum());
-        for row in self.chunks[first..end].iter().flatten() {
+        let rows = self.chunks[first..end].iter().map(Chunk::rows);
+        let mut kept: Vec<RowPtr> = Vec::with_capacity(rows.clone().map(<[_]>::len).sum());
+        for row in rows.flatten() {
             let wanted = after.is_none_or(|suffix| row.suffix() > suffix);
             if wanted && !row.is_dead() && out(*row) {
                 gone = true;
@@ -107,8 +115,7 @@ impl Order {
         }
         if gone {
             // One piece where the rest fits one, so that thinned-out ranges do not keep tiny chunks.
-            let pieces = kept.chunks(CHUNK_MAX / 2).map(<[RowPtr]>::to_vec);
-            self.chunks.splice(first..end, pieces);
+            self.chunks.splice(first..end, pieces(&kept));
         }
         next
     }
@@ -127,21 +134,20 @@ impl Order {
         if pending.is_empty() {
             return;
         }
-        pending.sort_unstable_by(|a, b| a.suffix().cmp(b.suffix()));
+        chunk::sort(&mut pending);
         if self.chunks.is_empty() {
-            self.chunks = pending.chunks(CHUNK_MAX / 2).map(<[RowPtr]>::to_vec).collect();
+            self.chunks = pieces(&pending).collect();
             return;
         }
         let mut chunk = 0;
         for row in pending {
             chunk = self.chunk_of(chunk, row.suffix());
-            let rows = &mut self.chunks[chunk];
-            let at = rows.partition_point(|other| other.suffix() < row.suffix());
-            rows.insert(at, row);
-            if rows.len() > CHUNK_MAX {
+            let at = self.chunks[chunk].insert(row);
+            let len = self.chunks[chunk].rows().len();
+            if len > CHUNK_MAX {
                 // Appending at the end leaves full chunks behind, not half empty ones.
-                let at = if at + 1 == rows.len() { CHUNK_MAX } else { CHUNK_MAX / 2 };
-                let upper = rows.split_off(at);
+                let upper =
+                    self.chunks[chunk].split_off(if at + 1 == len { CHUNK_MAX } else { CHUNK_MAX / 2 });
                 self.chunks.insert(chunk + 1, upper);
             }
         }
@@ -162,8 +168,10 @@ impl Order {
             freed += before - rows.len();
         };
         sweep(&mut self.pending);
-        self.chunks.iter_mut().for_each(&mut sweep);
-        self.chunks.retain(|rows| !rows.is_empty());
+        let mut rows: Vec<RowPtr> =
+            std::mem::take(&mut self.chunks).into_iter().flat_map(Chunk::into_rows).collect();
+        sweep(&mut rows);
+        self.chunks = pieces(&rows).collect();
         self.len -= freed;
         self.dead -= freed;
         debug_assert_eq!(self.dead, 0);
@@ -171,7 +179,8 @@ impl Order {
 
     /// The last chunk at or after `from` whose first row is at or below `suffix`; `from` if there is none.
     fn chunk_of(&self, from: usize, suffix: &[u8]) -> usize {
-        let reaches = |chunk: usize| self.chunks.get(chunk).is_some_and(|rows| rows[0].suffix() <= suffix);
+        let reaches =
+            |chunk: usize| self.chunks.get(chunk).is_some_and(|chunk| chunk.starts_at_or_below(suffix));
         // Gallop, because callers come in ascending order.
         let mut step = 1;
         while reaches(from + step) {
@@ -179,8 +188,8 @@ impl Order {
         }
         let low = from + step / 2;
         let high = (from + step).min(self.chunks.len());
-        let within =
-            self.chunks[low + 1..high.max(low + 1)].partition_point(|rows| rows[0].suffix() <= suffix);
+        let between = &self.chunks[low + 1..high.max(low + 1)];
+        let within = between.partition_point(|chunk| chunk.starts_at_or_below(suffix));
         low + within
     }
 
@@ -190,18 +199,20 @@ impl Order {
         let (chunk, at) = match after {
             Some(suffix) if !self.chunks.is_empty() => {
                 let chunk = self.chunk_of(0, suffix);
-                (chunk, self.chunks[chunk].partition_point(|row| row.suffix() <= suffix))
+                (chunk, self.chunks[chunk].below(suffix, true))
             }
             _ => (0, 0),
         };
         let rest = self.chunks.get(chunk + 1..).unwrap_or_default();
-        let first = self.chunks.get(chunk).map_or([].as_slice(), |rows| &rows[at..]);
-        first.iter().chain(rest.iter().flatten()).copied().filter(|row| !row.is_dead())
+        let first = self.chunks.get(chunk).map_or([].as_slice(), |chunk| &chunk.rows()[at..]);
+        chunk::ahead(first)
+            .chain(rest.iter().flat_map(|chunk| chunk::ahead(chunk.rows())))
+            .filter(|row| !row.is_dead())
     }
 
     /// All rows, dead ones included, in no order.
     pub fn all(&self) -> impl Iterator<Item = RowPtr> {
-        self.pending.iter().chain(self.chunks.iter().flatten()).copied()
+        self.pending.iter().chain(self.chunks.iter().flat_map(Chunk::rows)).copied()
     }
 }
 
@@ -256,6 +267,33 @@ mod tests {
         expected.retain(|number| number % 2 != 0);
         assert_eq!(numbers(&order, None), expected.iter().copied().collect::<Vec<_>>());
         assert_eq!(order.live(), expected.len());
+    }
+
+    /// Names of all lengths, many with long common prefixes, zeros and one another as prefixes.
+    #[test]
+    fn awkward_names_are_ordered_as_bytes() {
+        let mut order = Order::default();
+        let mut state = 7u64;
+        let mut expected = std::collections::BTreeSet::new();
+        for round in 0..20_000u32 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let len = (state >> 59) as usize;
+            let mut name = vec![if state >> 20 & 3 == 0 { b'x' } else { b'a' }; (state >> 40) as usize % 30];
+            name.extend((0..len).map(|index| (state >> index) as u8 & 1));
+            if expected.insert(name.clone()) {
+                order.push(RowPtr::new(KeyRef::new(Table::Entry, 1, &name), Some(b"v"), 1, false));
+            }
+            if round % 3000 == 0 {
+                order.settle();
+            }
+        }
+        order.settle();
+        let found: Vec<_> = order.from(None).map(|row| row.suffix().to_vec()).collect();
+        assert_eq!(found, expected.iter().cloned().collect::<Vec<_>>());
+        for after in expected.iter().step_by(97) {
+            let next = order.from(Some(after)).next().map(|row| row.suffix().to_vec());
+            assert_eq!(next.as_ref(), expected.range(after.clone()..).nth(1));
+        }
     }
 
     #[test]

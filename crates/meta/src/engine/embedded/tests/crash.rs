@@ -161,6 +161,51 @@ fn random_power_losses_recover_a_prefix_again_and_again() {
     }
 }
 
+/// The power goes off at every single operation on the disk, opening and recovering included.
+#[test]
+fn power_loss_at_every_operation_recovers_a_prefix() {
+    for count in 0.. {
+        let name = format!("operation {count}");
+        let mut random = Random(count * 2 + 1);
+        let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
+        let mut history = History(vec![Content::new()]);
+        let mut durable = 0;
+        disk.power_off_after(count);
+        // Two lives, so that recovery is interrupted too.
+        for life in 0..2u8 {
+            let Ok(engine) = open_sim(&disk, &runs, small_options()) else { break };
+            for step in 0..12u8 {
+                let batch = vec![put(1, &[step], &[life; 900]), put(2, &[step % 3], &[step; 300])];
+                let mut next = history.0.last().cloned().unwrap_or_default();
+                apply(&mut next, &batch);
+                if engine.commit(BatchKind::Growing, batch).is_err() {
+                    break;
+                }
+                history.0.push(next);
+                if step % 5 == 4 {
+                    let _ = engine.sync();
+                }
+                if step == 7 {
+                    let _ = engine.flush();
+                }
+                durable = durable.max(engine.durable());
+            }
+            drop(engine);
+        }
+        let done = !disk.is_off();
+        for percent in [0, 30, 70, 100] {
+            let image = disk.after_power_loss(&mut Chance { random: &mut random, percent });
+            let again = open_sim(&image, &runs.snapshot(), small_options())
+                .unwrap_or_else(|why| panic!("{name}, {percent} %: {why}"));
+            history.check(&content(&again), durable, &name);
+        }
+        if done {
+            assert!(count > 50, "{count}");
+            return;
+        }
+    }
+}
+
 #[test]
 fn a_rejected_batch_ends_the_log_for_good() {
     let (disk, runs) = (SimDisk::new(None), ModelRuns::default());

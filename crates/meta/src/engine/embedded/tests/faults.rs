@@ -242,7 +242,8 @@ fn copy_tree(from: &std::path::Path, to: &std::path::Path) {
 #[test]
 fn damaged_runs_give_errors_and_never_wrong_rows() {
     let dir = tempfile::tempdir().unwrap();
-    let open = |dir: &std::path::Path| EmbeddedEngine::open(dir, UUID, small_options(), no_hook(), &mut |_| true);
+    let open =
+        |dir: &std::path::Path| EmbeddedEngine::open(dir, UUID, small_options(), no_hook(), &mut |_| true);
     let engine = open(dir.path()).unwrap();
     let mut expected = Content::new();
     for round in 0..6u32 {
@@ -263,8 +264,6 @@ fn damaged_runs_give_errors_and_never_wrong_rows() {
         .collect();
     let mut random = super::crash::Random(4242);
     let (mut noticed, mut tried) = (0, 0);
-    // The tree's assertions are caught, but say so.
-    // std::panic::set_hook(Box::new(|_| ()));
     for path in &files {
         let good = std::fs::read(path).unwrap();
         for _ in 0..25 {
@@ -299,7 +298,6 @@ fn damaged_runs_give_errors_and_never_wrong_rows() {
             }
         }
     }
-    let _ = std::panic::take_hook();
     assert!(noticed * 2 > tried, "{noticed} of {tried}");
     assert_eq!(content(&open(dir.path()).unwrap()), expected);
 }

@@ -1,0 +1,253 @@
+//! Verbs on mounted volumes. Needs FUSE and the right to mount.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::time::{Duration, Instant};
+
+use common::*;
+
+fn is_mounted(place: &Place) -> bool {
+    let above = fs::metadata(place.path(".")).unwrap().dev();
+    fs::metadata(place.mount_point()).is_ok_and(|meta| meta.dev() != above)
+}
+
+fn kill(pid: u64, signal: i32) {
+    // SAFETY: a process this test started, by number.
+    assert_eq!(unsafe { libc::kill(i32::try_from(pid).unwrap(), signal) }, 0);
+}
+
+fn pid(place: &Place) -> u64 {
+    run(&["status", &place.volume(), "--json"]).expect(0, "").json()["pid"].as_u64().unwrap()
+}
+
+/// Waits until a condition holds.
+fn until(what: &str, condition: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !condition() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn fill(place: &Place) {
+    let mnt = place.mount_point();
+    fs::create_dir_all(mnt.join("a/b")).unwrap();
+    fs::write(mnt.join("a/inline"), "hello").unwrap();
+    fs::write(mnt.join("a/b/packed"), vec![7; 100_000]).unwrap();
+    fs::write(mnt.join("a/b/large"), (0..9_000_000u32).map(|i| (i / 7) as u8).collect::<Vec<_>>()).unwrap();
+    fs::hard_link(mnt.join("a/inline"), mnt.join("a/link")).unwrap();
+    symlink("a/inline", mnt.join("symlink")).unwrap();
+    fs::write(mnt.join("grün\n"), "x").unwrap();
+}
+
+#[test]
+fn a_mount_serves_tells_about_itself_and_ends() {
+    let place = Place::formatted();
+    let mounted = place.mount(&[]).expect(0, "is mounted on").expect(0, "mount.log");
+    assert!(mounted.err.is_empty());
+    assert!(is_mounted(&place) && fs::exists(place.path("vol/mount.log")).unwrap());
+    fill(&place);
+    let before = tree(&place.mount_point());
+
+    let status = run(&["status", &place.volume(), "--json"]).expect(0, "").json();
+    assert_eq!((&status["mounted"], &status["mount_point"]), (&true.into(), &place.mnt().into()));
+    assert_eq!((&status["files"], &status["directories"]), (&6.into(), &3.into()));
+    run(&["status", &place.volume()]).expect(0, &place.mnt());
+
+    for verb in ["fsck", "mount"] {
+        let mut args = vec![verb, place.volume().leak()];
+        let other = place.name("other");
+        if verb == "mount" {
+            fs::create_dir(&other).unwrap();
+            args.push(&other);
+        }
+        run(&args).expect(1, "in use").expect(1, &status["pid"].to_string());
+    }
+
+    let info = |path: &str| run(&["info", &format!("{}/{path}", place.mnt()), "--json"]).expect(0, "").json();
+    let sums = info("");
+    assert_eq!((&sums["kind"], &sums["tree"]["files"]), (&"dir".into(), &6.into()));
+    assert_eq!(info("a")["tree"]["directories"], 1);
+    assert_eq!(info("a/inline")["layout"], "inline");
+    assert_eq!(info("a/b/packed")["layout"], "packed");
+    assert_eq!(
+        (&info("a/b/large")["layout"], &info("a/b/large")["stored_bytes"]),
+        (&"chunked".into(), &9_000_000.into())
+    );
+    assert_eq!(info("symlink")["kind"], "symlink");
+    assert_eq!(info("grün\n")["size"], 1);
+    run(&["info", &format!("{}/a/b/large", place.mnt())]).expect(0, "chunked");
+    run(&["info", &format!("{}/nothing", place.mnt())]).expect(1, "No such file");
+
+    let requests = || {
+        run(&["stats", &place.mnt(), "--once", "--json"]).expect(0, "").json()["metadata_requests_total"]
+            .as_u64()
+            .unwrap()
+    };
+    let first = requests();
+    for _ in 0..10 {
+        fs::metadata(place.mount_point().join("a/inline")).unwrap();
+    }
+    assert!(requests() >= first + 10);
+    run(&["stats", &place.mnt(), "--once"]).expect(0, "lookup").expect(0, "log");
+
+    place.umount();
+    assert!(!is_mounted(&place));
+    run(&["fsck", &place.volume(), "--data"]).expect(0, "clean");
+    run(&["info", "--volume", &place.volume(), "/a/b/packed"]).expect(0, "packed");
+    place.mount(&["--read-only"]).expect(0, "");
+    assert_eq!(tree(&place.mount_point()), before);
+    assert_eq!(
+        fs::write(place.mount_point().join("new"), "x").unwrap_err().raw_os_error(),
+        Some(libc::EROFS)
+    );
+    place.umount();
+}
+
+#[test]
+fn mistakes_are_told_before_anything_happens() {
+    let place = Place::formatted();
+    run(&["mount", &place.volume(), &place.name("missing")]).expect(1, "existing directory");
+    fs::write(place.path("file"), "x").unwrap();
+    run(&["mount", &place.volume(), &place.name("file")]).expect(1, "not a directory");
+    run(&["mount", &place.volume(), &place.volume()]).expect(1, "hidden");
+    place.mount(&["-o", "frobnicate"]).expect(2, "unknown option");
+    place.mount(&["--metadata-memory", "1K"]).expect(2, "at least 16M");
+    place.mount(&["--metadata-memory", "much"]).expect(2, "not a size");
+    place.mount(&["--workers", "100000"]).expect(2, "at most");
+    place.mount(&["--metrics", "nowhere"]).expect(2, "--metrics");
+    place.mount(&["--metrics", "192.0.2.1:80"]).expect(1, "loopback");
+    place.mount(&["--log-level", "loud"]).expect(2, "none of");
+    place.mount(&["--log", "/no/such/dir/log"]).expect(1, "--log");
+    assert!(!is_mounted(&place));
+    run(&["fsck", &place.volume()]).expect(0, "clean");
+}
+
+#[test]
+fn a_busy_mount_is_left_alone_unless_forced() {
+    let place = Place::formatted();
+    place.mount(&[]).expect(0, "");
+    let mut open = fs::File::create(place.mount_point().join("open")).unwrap();
+    run(&["umount", &place.mnt()]).expect(1, "in use").expect(1, "--force");
+    open.write_all(b"still works").unwrap();
+    run(&["umount", "--force", &place.mnt()]).expect(0, "");
+    assert!(!is_mounted(&place));
+    assert!(open.write_all(b"x").and_then(|()| open.sync_all()).is_err(), "the connection is cut");
+    drop(open);
+    run(&["fsck", &place.volume()]).expect(0, "clean");
+}
+
+#[test]
+fn signals_unmount_cleanly() {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let place = Place::formatted();
+        place.mount(&[]).expect(0, "");
+        fs::write(place.mount_point().join("file"), vec![1; 50_000]).unwrap();
+        kill(pid(&place), signal);
+        until("the unmount", || !is_mounted(&place));
+        until("the end", || run(&["fsck", "--data", &place.volume()]).code == 0);
+        place.mount(&[]).expect(0, "");
+        assert_eq!(fs::read(place.mount_point().join("file")).unwrap(), vec![1; 50_000]);
+        place.umount();
+    }
+}
+
+#[test]
+fn a_killed_mount_can_be_mounted_over_and_loses_nothing() {
+    let place = Place::formatted();
+    place.mount(&[]).expect(0, "");
+    fill(&place);
+    let before = tree(&place.mount_point());
+    kill(pid(&place), libc::SIGKILL);
+    until("the end", || fs::metadata(place.mount_point()).is_err());
+    place.mount(&[]).expect(0, "");
+    assert_eq!(tree(&place.mount_point()), before);
+    place.umount();
+    run(&["fsck", "--data", &place.volume()]).expect(0, "clean");
+}
+
+#[test]
+fn figures_over_http() {
+    let place = Place::formatted();
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    place.mount(&["--metrics", &port.to_string()]).expect(0, "");
+    fs::write(place.mount_point().join("file"), "x").unwrap();
+    let mut stream = TcpStream::connect(port).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    assert!(page.starts_with("HTTP/1.0 200"), "{page}");
+    for line in [
+        "kestrel_metadata_requests_total ",
+        "kestrel_metadata_requests_by_kind_total{kind=\"create\"} 1",
+        "_bucket{",
+    ] {
+        assert!(page.contains(line), "{line} is missing in {page}");
+    }
+    // A port that is taken: an error, and nothing stays mounted.
+    let other = Place::formatted();
+    other.mount(&["--metrics", &port.to_string()]).expect(1, "choose another port");
+    assert!(!is_mounted(&other));
+    place.umount();
+}
+
+#[test]
+fn backup_of_a_volume_in_use_and_restore() {
+    let place = Place::formatted();
+    place.mount(&[]).expect(0, "");
+    fill(&place);
+    let before = tree(&place.mount_point());
+    let dump = place.name("vol.dump");
+    run(&["dump", &place.volume(), &dump]).expect(0, "rows");
+    run(&["dump", &place.volume(), &dump]).expect(1, "--force");
+    fs::write(place.mount_point().join("later"), vec![9; 200_000]).unwrap();
+    let restored = Place::new();
+    let missing = run(&["load", &dump, &restored.volume()]).expect(1, "--objects");
+    drop(missing);
+    fs::remove_dir_all(restored.path("vol")).unwrap();
+    run(&["load", &dump, &restored.volume(), "--objects", &place.name("vol/objects")]).expect(0, "verified");
+    place.umount();
+    run(&["fsck", "--data", &restored.volume()]).expect(0, "clean");
+    restored.mount(&[]).expect(0, "");
+    assert_eq!(tree(&restored.mount_point()), before);
+    fs::write(restored.mount_point().join("new"), vec![3; 300_000]).unwrap();
+    restored.umount();
+    run(&["fsck", "--data", &restored.volume()]).expect(0, "clean");
+}
+
+#[test]
+fn gc_of_a_volume_in_use_spares_what_is_written() {
+    let place = Place::formatted();
+    place.mount(&[]).expect(0, "");
+    fill(&place);
+    let open = fs::File::create(place.mount_point().join("open")).unwrap();
+    (&open).write_all(&vec![5; 300_000]).unwrap();
+    run(&["gc", &place.volume(), "--grace", "0", "--delete"]).expect(0, "0 leaked");
+    drop(open);
+    let before = tree(&place.mount_point());
+    place.umount();
+    place.mount(&[]).expect(0, "");
+    assert_eq!(tree(&place.mount_point()), before);
+    place.umount();
+    run(&["fsck", "--data", &place.volume()]).expect(0, "clean");
+}
+
+#[test]
+fn the_null_file_system_takes_a_benchmark() {
+    let place = Place::new();
+    let mut child = kestrel(&["null-fs", &place.mnt()]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut first = [0; 7];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    assert_eq!(&first, b"serving");
+    run(&["bench", &place.mnt(), "--files", "20", "--no-verify", "--large-size", "1M", "--warm"])
+        .expect(0, "unlink");
+    run(&["umount", &place.mnt()]).expect(0, "");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}

@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# kill -9 of the mounting process under concurrent load. In every second cycle at a random instant, in the others at a named
+# point in the code (KESTREL_CRASH_AT). After each, fsck is clean and every acknowledged operation is there: the log that the
+# workload keeps outside proves it.
+#
+# CYCLES (default 200), SEED (default: random, printed), THREADS (default 8)
+set -euo pipefail
+. "$(dirname "$0")/../lib.sh"
+
+volume=$WORK/volume mnt=$WORK/mnt
+cycles=${CYCLES:-200} threads=${THREADS:-8}
+seed=${SEED:-$(date +%s)}
+RANDOM=$((seed % 32768))
+echo "seed $seed"
+
+points=()
+[ -n "$LOCAL" ] || mapfile -t points < <("$KESTREL" crash-points)
+declare -A hit=()
+acknowledged=0 at_point=0 in_recovery=0
+# A short grace period, so that the deletion of data is crashed into as well.
+make_volume "$volume" --grace 1s
+
+# keep_evidence CYCLE: the volume, the log and what was found, outside $WORK.
+keep_evidence() {
+    local to=${KESTREL_EVIDENCE:-$ROOT/target/crash-evidence}/kill-$seed-$1
+    mkdir -p "$to"
+    umount_volume "$mnt" 2>/dev/null || umount -l "$mnt" 2>/dev/null || true
+    cp -a "$volume" "$WORK"/*.log "$WORK"/*.out "$to"/ 2>/dev/null || true
+    echo "evidence: $to"
+}
+
+for ((cycle = 1; cycle <= cycles; cycle++)); do
+    before=$FAILED
+    point=
+    if [ $((cycle % 2)) = 0 ] && [ ${#points[@]} -gt 0 ]; then
+        point=${points[$(((cycle / 2) % ${#points[@]}))]}
+        # Some points come once a second, others with every batch.
+        count=$(random 1 "$(random 1 "$(random 1 2000)")")
+        export KESTREL_CRASH_AT=$point:$count
+    fi
+    if ! mount_volume "$volume" "$mnt" 2>"$WORK/mount.out"; then
+        # The point was reached while opening: a crash in recovery. Then it must come up without.
+        umount -l "$mnt" 2>/dev/null || true
+        if [ -n "$point" ]; then
+            in_recovery=$((in_recovery + 1)) hit[$point]=1
+        else
+            cat "$WORK/mount.out"
+            fail "cycle $cycle: does not mount"
+            keep_evidence "$cycle"
+            break
+        fi
+        unset KESTREL_CRASH_AT
+        mount_volume "$volume" "$mnt"
+    fi
+    unset KESTREL_CRASH_AT
+    # The last cycle's tree once more: what was settled stays.
+    for old in $((cycle - 1)) $((cycle - 2)); do
+        [ -d "$mnt/c$old" ] || continue
+        kestrel-crashload verify --dir "$mnt/c$old" --log "$WORK/$old.log" --mode process >"$WORK/verify.out" 2>&1 && continue
+        # The armed point may be reached here as well: then the mount is gone and proves nothing.
+        [ -n "$point" ] && ! kill -0 "$pid" 2>/dev/null && continue
+        [ -n "$point" ] && ! stat "$mnt" >/dev/null 2>&1 && continue
+        cat "$WORK/verify.out"
+        fail "cycle $cycle: the tree of cycle $old, seed $seed"
+    done
+    if [ "$FAILED" != "$before" ]; then
+        keep_evidence "$cycle"
+        break
+    fi
+    if pid=$(volume_pid "$volume") && mkdir "$mnt/c$cycle" 2>/dev/null; then
+        length=$(random 50 700)
+        kestrel-crashload run --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --threads "$threads" --seed $((seed + cycle)) \
+            --ms $((length + 3000)) >"$WORK/run.out" 2>&1 &
+        load=$!
+        # Old trees go while the load runs: deletion is part of it.
+        rm -rf "$mnt/c$((cycle - 2))" 2>/dev/null &
+        remover=$!
+        sleep "$(ms "$length")"
+        if [ -n "$point" ] && [ -n "$pid" ] && ! kill -0 "$pid" 2>/dev/null; then
+            at_point=$((at_point + 1)) hit[$point]=1
+        fi
+        if [ -n "$LOCAL" ]; then kill "$load" 2>/dev/null || true; fi
+        kill_mount "$volume" "$mnt" "$pid"
+        wait "$remover" || true
+        if ! wait "$load" && [ -z "$LOCAL" ]; then
+            cat "$WORK/run.out"
+            fail "cycle $cycle: wrong while the mount was alive, seed $seed"
+        fi
+        acked=$(sed -n 's/^\([0-9]*\) operations acknowledged.*/\1/p' "$WORK/run.out")
+        acknowledged=$((acknowledged + ${acked:-0}))
+    else
+        [ -z "$point" ] || { at_point=$((at_point + 1)) hit[$point]=1; }
+        umount -l "$mnt" 2>/dev/null || true
+    fi
+    if ! fsck_volume "$volume"; then fail "cycle $cycle: fsck, seed $seed ${point:+at $point:$count}"; fi
+    if [ -e "$WORK/$cycle.log" ]; then
+        mount_volume "$volume" "$mnt"
+        if ! kestrel-crashload verify --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --mode process >"$WORK/verify.out" 2>&1; then
+            cat "$WORK/verify.out"
+            fail "cycle $cycle: verify, seed $seed ${point:+at $point:$count}"
+        fi
+        umount_volume "$mnt"
+        rm -f "$WORK/$((cycle - 2)).log"
+    fi
+    if [ "$FAILED" != "$before" ]; then
+        keep_evidence "$cycle"
+        break
+    fi
+    PASSED=$((PASSED + 1))
+    [ $((cycle % 20)) != 0 ] || echo "cycle $cycle: $acknowledged operations acknowledged so far, all there"
+done
+echo "$PASSED cycles, $acknowledged acknowledged operations, $at_point crashes at points, $in_recovery in recovery"
+[ ${#points[@]} = 0 ] || echo "points reached: ${#hit[@]} of ${#points[@]}: ${!hit[*]}"
+check "fsck --data at the end" fsck_volume "$volume" --data
+summary

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Runs the test suites, with sizes for CI (below 18 minutes on 2 cores), or those that are named.
+#
+#   tests/run.sh                  all
+#   tests/run.sh kill compare     these
+#   tests/run.sh --list           their names
+#
+# The output of each goes to target/test-logs/NAME.log, a report to target/test-report.json. Environment of the suites
+# (CYCLES, FSX_OPS, COMPARE_OPS, …) overrides the sizes below. The last line is "N passed, N failed".
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "$0")/.." && pwd)
+cd "$ROOT"
+target=${CARGO_TARGET_DIR:-$ROOT/target}
+export KESTREL=${KESTREL:-$target/release/kestrel}
+export KESTREL_JUDGES=${KESTREL_JUDGES:-$target/release}
+logs=$ROOT/target/test-logs
+report=$ROOT/target/test-report.json
+mkdir -p "$logs"
+
+# NAME SECONDS COMMAND…: the seconds are a limit, several times what it takes.
+suites=(
+    "rust 1800 cargo test --workspace --locked --quiet"
+    "semantics 300 tests/posix/semantics.sh"
+    "pjdfstest 300 tests/posix/pjdfstest.sh"
+    "fsx 900 tests/posix/fsx.sh"
+    "compare 900 tests/posix/compare.sh"
+    "stress-ng 900 tests/posix/stress-ng.sh"
+    "fio 600 tests/posix/fio.sh"
+    "kill 1800 tests/crash/kill.sh"
+    "power 900 tests/crash/power.sh"
+    "full-disk 600 tests/crash/full-disk.sh"
+    "corrupt 600 tests/crash/corrupt.sh"
+)
+for script in tests/programs/*.sh; do
+    suites+=("$(basename "$script" .sh) 900 $script")
+done
+
+names=()
+for suite in "${suites[@]}"; do names+=("${suite%% *}"); done
+if [ "${1:-}" = --list ]; then
+    printf '%s\n' "${names[@]}"
+    exit
+fi
+for name in "$@"; do
+    if ! printf '%s\n' "${names[@]}" | grep -qxF -- "$name"; then
+        echo "no such suite: $name (tests/run.sh --list)" >&2
+        exit 2
+    fi
+done
+
+# counts LOG: what passed and failed, from "N passed, N failed" and from cargo's own lines.
+counts() {
+    awk '
+        /^[0-9]+ passed, [0-9]+ failed$/ { plain_passed = $1; plain_failed = $3; plain = 1 }
+        /^test result:/ { for (i = 2; i <= NF; i++) { if ($i == "passed;") p += $(i - 1); if ($i == "failed;") f += $(i - 1) } }
+        END { if (plain) print plain_passed, plain_failed; else print p + 0, f + 0 }' "$1"
+}
+
+json_text() {
+    python3 -c 'import json, sys; print(json.dumps(sys.stdin.read()), end="")'
+}
+
+passed=0 failed=0 entries=()
+for suite in "${suites[@]}"; do
+    read -r name limit command <<<"$suite"
+    [ $# = 0 ] || printf '%s\n' "$@" | grep -qxF -- "$name" || continue
+    log=$logs/$name.log
+    start=$SECONDS
+    status=0
+    # Word splitting is meant: the command is a list of words without quotes.
+    # shellcheck disable=SC2086
+    timeout --kill-after=60 "$limit" $command >"$log" 2>&1 </dev/null || status=$?
+    seconds=$((SECONDS - start))
+    read -r good bad < <(counts "$log")
+    # A suite that ends badly, or tested nothing without saying why, has failed whatever it counted.
+    if [ "$status" != 0 ] && [ "$bad" = 0 ]; then bad=1; fi
+    if [ "$((good + bad))" = 0 ] && ! grep -q '^skipped' "$log"; then bad=1; fi
+    passed=$((passed + good)) failed=$((failed + bad))
+    if [ "$bad" = 0 ]; then
+        printf 'ok   %-12s %5d passed             %4d s\n' "$name" "$good" "$seconds"
+        failures='""'
+    else
+        printf 'FAIL %-12s %5d passed %4d failed %4d s  %s\n' "$name" "$good" "$bad" "$seconds" "$log"
+        grep -E '^FAIL|^error|panicked|^test .* FAILED' "$log" | head -n 12 | sed 's/^/       /' || true
+        [ "$status" != 124 ] || echo "       not finished after $limit s"
+        failures=$({ grep -E '^FAIL|^error|panicked|^test .* FAILED' "$log" || tail -n 20 "$log"; } | head -n 40 | json_text)
+    fi
+    entries+=("{\"name\":\"$name\",\"passed\":$good,\"failed\":$bad,\"seconds\":$seconds,\"status\":$status,\"log\":\"${log#"$ROOT"/}\",\"failures\":$failures}")
+done
+
+(
+    IFS=,
+    printf '{"passed":%d,"failed":%d,"seconds":%d,"suites":[%s]}\n' "$passed" "$failed" "$SECONDS" "${entries[*]}"
+) >"$report"
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
