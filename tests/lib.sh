@@ -109,6 +109,11 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 130' INT TERM
 
+# needs_kestrel: for scripts that mean nothing on the local file system.
+needs_kestrel() {
+    [ -z "$LOCAL" ] || { echo "skipped: nothing to kill on the local file system" && summary && exit; }
+}
+
 # make_volume VOLUME [FORMAT OPTION…]
 make_volume() {
     local volume=$1

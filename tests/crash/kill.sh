@@ -6,6 +6,7 @@
 # CYCLES (default 200), SEED (default: random, printed), THREADS (default 8)
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
+needs_kestrel
 
 volume=$WORK/volume mnt=$WORK/mnt
 cycles=${CYCLES:-200} threads=${THREADS:-8}
@@ -14,7 +15,7 @@ RANDOM=$((seed % 32768))
 echo "seed $seed"
 
 points=()
-[ -n "$LOCAL" ] || mapfile -t points < <("$KESTREL" crash-points)
+mapfile -t points < <("$KESTREL" crash-points)
 declare -A hit=()
 acknowledged=0 at_point=0 in_recovery=0
 # A short grace period, so that the deletion of data is crashed into as well.
@@ -79,10 +80,9 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
         if [ -n "$point" ] && [ -n "$pid" ] && ! kill -0 "$pid" 2>/dev/null; then
             at_point=$((at_point + 1)) hit[$point]=1
         fi
-        if [ -n "$LOCAL" ]; then kill "$load" 2>/dev/null || true; fi
         kill_mount "$volume" "$mnt" "$pid"
         wait "$remover" || true
-        if ! wait "$load" && [ -z "$LOCAL" ]; then
+        if ! wait "$load"; then
             cat "$WORK/run.out"
             fail "cycle $cycle: wrong while the mount was alive, seed $seed"
         fi

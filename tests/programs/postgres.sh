@@ -4,6 +4,7 @@
 # SECONDS_EACH (default 60), CYCLES (default 3)
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
+needs_kestrel
 
 if [ -z "${KESTREL_NIGHTLY:-}" ]; then
     echo "skipped: set KESTREL_NIGHTLY=1"

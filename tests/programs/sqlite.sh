@@ -5,6 +5,7 @@
 # CYCLES (default 8)
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
+needs_kestrel
 
 volume=$WORK/volume mnt=$WORK/mnt
 make_volume "$volume"
@@ -57,7 +58,6 @@ for ((cycle = 1; cycle <= ${CYCLES:-8}; cycle++)); do
     insert "$first" &
     inserter=$!
     sleep "$(ms "$(random 300 1500)")"
-    if [ -n "$LOCAL" ]; then kill -9 "$inserter"; fi
     kill_mount "$volume" "$mnt"
     wait "$inserter" 2>/dev/null || true
     check "cycle $cycle: fsck" fsck_volume "$volume"

@@ -7,6 +7,7 @@
 mod cpu;
 mod crew;
 mod histogram;
+mod pattern;
 mod report;
 mod step;
 
@@ -189,7 +190,7 @@ pub fn run(args: &BenchArgs) -> Result<Verdict, Failure> {
         ));
     }
     crate::signals::on_signal(|number| {
-        STOP.store(true, Ordering::SeqCst);
+        crew::stop();
         if number > 1 {
             std::process::exit(130);
         }

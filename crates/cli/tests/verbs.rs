@@ -12,7 +12,6 @@ use std::time::Duration;
 use common::*;
 use kestrel_admin::rows::put;
 use kestrel_client::volume::{Resources, Volume};
-use kestrel_data::store::BlockStore;
 use kestrel_meta::engine::{BatchKind, Engine};
 use kestrel_types::key::Table;
 

@@ -112,7 +112,8 @@ pub fn ask(dir: &Path, request: &Value) -> Result<Value, VolumeError> {
     let mut line = String::new();
     BufReader::new((&stream).take(LINE_BYTES_MAX)).read_line(&mut line).map_err(io)?;
     let bad = |why: &str| VolumeError::Io(format!("{}: {why}", path.display()));
-    let mut answer: Value = serde_json::from_str(&line).map_err(|_| bad("the serving process gave no valid answer"))?;
+    let mut answer: Value =
+        serde_json::from_str(&line).map_err(|_| bad("the serving process gave no valid answer"))?;
     match answer.get("error").and_then(Value::as_str) {
         Some(why) => Err(VolumeError::Io(why.to_string())),
         None => Ok(answer.get_mut("ok").map(Value::take).unwrap_or_default()),
@@ -145,7 +146,12 @@ mod tests {
             });
             let socket = ControlSocket::serve(place, handler).unwrap();
             assert_eq!(ask(place, &serde_json::json!({"verb": "echo", "text": "hi"})).unwrap(), "hi");
-            assert!(ask(place, &serde_json::json!({"verb": "x"})).unwrap_err().to_string().contains("no such verb"));
+            assert!(
+                ask(place, &serde_json::json!({"verb": "x"}))
+                    .unwrap_err()
+                    .to_string()
+                    .contains("no such verb")
+            );
             drop(socket);
             assert!(ask(place, &serde_json::json!({})).is_err());
             assert!(!place.join(SOCKET_NAME).exists());

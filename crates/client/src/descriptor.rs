@@ -54,8 +54,13 @@ impl Settings {
     /// Names the setting, its bounds, and what was given.
     pub fn check(&self) -> Result<(), VolumeError> {
         let bad = |what: String| Err(VolumeError::Invalid(what));
-        if self.name.is_empty() || self.name.len() > 255 || self.name.chars().any(|c| c.is_control() || c == '/') {
-            return bad("the volume's name must have 1 to 255 bytes and neither '/' nor control characters".into());
+        if self.name.is_empty()
+            || self.name.len() > 255
+            || self.name.chars().any(|c| c.is_control() || c == '/')
+        {
+            return bad(
+                "the volume's name must have 1 to 255 bytes and neither '/' nor control characters".into()
+            );
         }
         let blocks = Self::BLOCK_BYTES_MIN..=kestrel_types::range::RANGE_BYTES_MAX;
         if !blocks.contains(&self.block_bytes) || !self.block_bytes.is_power_of_two() {
@@ -144,18 +149,21 @@ impl Descriptor {
         }
         let text = fs::read(&path).map_err(|error| VolumeError::io("read", &path, &error))?;
         // The version first: a newer descriptor may have fields this program cannot judge.
-        let loose: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|error| corrupt(&format!("it is not valid JSON ({error})")))?;
+        let loose: serde_json::Value = serde_json::from_slice(&text)
+            .map_err(|error| corrupt(&format!("it is not valid JSON ({error})")))?;
         if loose.get("magic").and_then(|magic| magic.as_str()) != Some("kestrelfs") {
             return Err(corrupt("it does not describe a KestrelFS volume"));
         }
         match loose.get("format_version").and_then(|version| version.as_u64()) {
-            Some(version) if version > u64::from(FORMAT_VERSION) => return Err(VolumeError::Newer(path, version)),
+            Some(version) if version > u64::from(FORMAT_VERSION) => {
+                return Err(VolumeError::Newer(path, version));
+            }
             Some(version) if version == u64::from(FORMAT_VERSION) => {}
             _ => return Err(corrupt("its format version is missing or invalid")),
         }
         let descriptor: Self = serde_json::from_value(loose).map_err(|error| corrupt(&error.to_string()))?;
-        let hex = descriptor.uuid.len() == 32 && descriptor.uuid.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let hex =
+            descriptor.uuid.len() == 32 && descriptor.uuid.bytes().all(|digit| digit.is_ascii_hexdigit());
         if descriptor.checksum != descriptor.expected_checksum()? || !hex {
             return Err(corrupt("its checksum does not match its content; restore the file from a backup"));
         }
@@ -170,7 +178,8 @@ impl Descriptor {
     pub fn write(&self, dir: &Path) -> Result<(), VolumeError> {
         let path = dir.join(FILE_NAME);
         let partial = dir.join(format!("{FILE_NAME}.new"));
-        let mut text = serde_json::to_vec_pretty(self).map_err(|error| VolumeError::Invalid(error.to_string()))?;
+        let mut text =
+            serde_json::to_vec_pretty(self).map_err(|error| VolumeError::Invalid(error.to_string()))?;
         text.push(b'\n');
         let write = || -> std::io::Result<()> {
             let mut file = File::create(&partial)?;
@@ -190,7 +199,9 @@ impl Descriptor {
 pub fn volume_dir(url: &str) -> Result<PathBuf, VolumeError> {
     if let Some(path) = url.strip_prefix("file://") {
         if !path.starts_with('/') {
-            return Err(VolumeError::Invalid(format!("{url}: a file URL names an absolute path, as file:///data/vol")));
+            return Err(VolumeError::Invalid(format!(
+                "{url}: a file URL names an absolute path, as file:///data/vol"
+            )));
         }
         return Ok(path.into());
     }

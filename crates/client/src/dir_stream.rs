@@ -138,7 +138,8 @@ impl DirStream {
             let hashes = entries.iter().map(|entry| hash(entry.name.as_bytes())).collect();
             self.batches.push(Batch { after, hashes, end: end || entries.is_empty() });
             self.tail = last;
-            let held = entries.into_iter().enumerate().map(|(index, entry)| (entry, encode(number, index + 1)));
+            let held =
+                entries.into_iter().enumerate().map(|(index, entry)| (entry, encode(number, index + 1)));
             self.held = Some((number, held.collect()));
             return;
         };
@@ -177,7 +178,8 @@ mod tests {
     use std::collections::BTreeSet;
 
     fn listing(names: &BTreeSet<Vec<u8>>, after: &Option<Name>) -> (Vec<DirEntry>, bool) {
-        let mut rest = names.iter().filter(|name| after.as_ref().is_none_or(|after| name.as_slice() > after.as_bytes()));
+        let mut rest =
+            names.iter().filter(|name| after.as_ref().is_none_or(|after| name.as_slice() > after.as_bytes()));
         let entries: Vec<_> = rest
             .by_ref()
             .take(BATCH_ENTRIES)
@@ -261,7 +263,11 @@ mod tests {
                     other => panic!("{other:?}"),
                 }
             }
-            let stable: Vec<_> = cookies[start + 1..].iter().map(|(name, _)| name).filter(|name| all.contains(*name)).collect();
+            let stable: Vec<_> = cookies[start + 1..]
+                .iter()
+                .map(|(name, _)| name)
+                .filter(|name| all.contains(*name))
+                .collect();
             let seen: Vec<_> = seen.iter().filter(|name| !name.ends_with(b"-new")).collect();
             assert_eq!(seen, stable, "from {start}");
         }

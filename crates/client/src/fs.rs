@@ -254,7 +254,9 @@ fn plain(reply: Reply) -> FsResult<Answer> {
         Outcome::Failed(error) => error,
         Outcome::NeedGroups => FsError::new(libc::EACCES, "the caller's groups could not be determined"),
         Outcome::Conflict(_) => FsError::new(libc::EAGAIN, "the file changed meanwhile"),
-        Outcome::Symlink { .. } => FsError::new(libc::ELOOP, "a symbolic link in mid-path must be resolved by the caller"),
+        Outcome::Symlink { .. } => {
+            FsError::new(libc::ELOOP, "a symbolic link in mid-path must be resolved by the caller")
+        }
     })
 }
 
@@ -288,5 +290,7 @@ pub fn wait<T: Send + 'static>(call: impl FnOnce(Done<T>)) -> FsResult<T> {
     call(Box::new(move |result| {
         let _ = send.send(result);
     }));
-    receive.recv().unwrap_or_else(|_| Err(FsError::new(libc::EIO, "the operation was dropped without an answer")))
+    receive
+        .recv()
+        .unwrap_or_else(|_| Err(FsError::new(libc::EIO, "the operation was dropped without an answer")))
 }

@@ -79,7 +79,8 @@ impl KnownInodes {
             return InodeRef::by_id(ino);
         }
         let shard = self.shard(ino).lock();
-        let seen = shard.get(&ino).filter(|known| known.kind != Kind::Dir).and_then(|known| known.seen.clone());
+        let seen =
+            shard.get(&ino).filter(|known| known.kind != Kind::Dir).and_then(|known| known.seen.clone());
         InodeRef { ino, seen }
     }
 

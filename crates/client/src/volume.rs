@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kestrel_data::Pool;
 use kestrel_data::packer::{NoSink, Packer, PackerConfig};
 use kestrel_data::reader::{Reader, ReaderConfig};
 use kestrel_data::store::BlockStore;
 use kestrel_data::store::local::{LocalConfig, LocalStore};
-use kestrel_data::Pool;
 use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::engine::{BeforeSync, Engine, EngineError};
 use kestrel_meta::node::{self, Node, NodeConfig, RootAttr};
@@ -37,6 +37,9 @@ const OBJECTS_DIR: &str = "objects";
 
 /// How often a volume in mode `fsync` syncs on its own (`metadata.md` §7.3).
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Most that is left free for metadata on the disk that holds the data, bytes.
+const DATA_RESERVE_MAX: u64 = 192 << 20;
 
 /// Jobs that may wait for the block store's threads.
 const IO_QUEUE_MAX: usize = 4096;
@@ -112,7 +115,8 @@ impl VolumeLock {
             }
             let mut holder = String::new();
             let _ = (&file).take(1024).read_to_string(&mut holder);
-            let holder = if holder.trim().is_empty() { "another process".into() } else { holder.trim().into() };
+            let holder =
+                if holder.trim().is_empty() { "another process".into() } else { holder.trim().into() };
             return Err(VolumeError::InUse { dir: dir.into(), holder });
         }
         let write = |file: &mut File| -> std::io::Result<()> {
@@ -163,11 +167,13 @@ pub fn format(url: &str, settings: Settings, force: bool) -> Result<Descriptor, 
             .and_then(|()| remove(&dir.join(OBJECTS_DIR), |path| fs::remove_dir_all(path)));
         removed?;
     }
-    fs::create_dir_all(dir.join(META_DIR)).map_err(|error| VolumeError::io("create", &dir.join(META_DIR), &error))?;
+    fs::create_dir_all(dir.join(META_DIR))
+        .map_err(|error| VolumeError::io("create", &dir.join(META_DIR), &error))?;
     fs::create_dir_all(&objects).map_err(|error| VolumeError::io("create", &objects, &error))?;
-    LocalStore::create(&objects, LocalConfig::default()).map_err(|error| VolumeError::Io(error.to_string()))?;
+    LocalStore::create(&objects, LocalConfig::default())
+        .map_err(|error| VolumeError::Io(error.to_string()))?;
     let nothing: BeforeSync = Arc::new(|| Ok(()));
-    let options = EmbeddedOptions::default();
+    let options = fitting_options(&dir);
     let engine =
         EmbeddedEngine::open(&dir.join(META_DIR), descriptor.uuid_bytes(), options, nothing, &mut |_| true)
             .map_err(|error| VolumeError::Engine(error.to_string()))?;
@@ -181,6 +187,35 @@ pub fn format(url: &str, settings: Settings, force: bool) -> Result<Descriptor, 
     descriptor.write(&dir)?;
     drop(lock);
     Ok(descriptor)
+}
+
+/// Sizes of the metadata log that suit the disk: on a small one the log must not take most of it.
+fn fitting_options(dir: &Path) -> EmbeddedOptions {
+    const MIB: u64 = 1 << 20;
+    let defaults = EmbeddedOptions::default();
+    let Some(disk_bytes) = disk_bytes(dir) else { return defaults };
+    EmbeddedOptions {
+        segment_bytes: (disk_bytes / 128).clamp(MIB, defaults.segment_bytes),
+        log_bytes_max: (disk_bytes / 16).clamp(4 * MIB, defaults.log_bytes_max),
+        // Half of what file data leaves free, so that data stops before metadata does.
+        reserve_bytes: data_reserve(disk_bytes) / 2,
+        ..defaults
+    }
+}
+
+/// Bytes of a disk that file data leaves free.
+fn data_reserve(disk_bytes: u64) -> u64 {
+    (disk_bytes / 32).min(DATA_RESERVE_MAX)
+}
+
+/// Size of the file system that a directory lies on, bytes.
+fn disk_bytes(dir: &Path) -> Option<u64> {
+    let path = std::ffi::CString::new(dir.as_os_str().as_encoded_bytes()).ok()?;
+    // SAFETY: statvfs is plain data for which zeros are valid.
+    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: both pointers are valid for the call, and the path ends in NUL.
+    let result = unsafe { libc::statvfs(path.as_ptr(), &raw mut found) };
+    (result == 0).then_some(found.f_blocks.saturating_mul(found.f_frsize))
 }
 
 fn remove(path: &Path, how: impl Fn(&Path) -> std::io::Result<()>) -> Result<(), VolumeError> {
@@ -207,23 +242,31 @@ impl Volume {
         let descriptor = Descriptor::read(&dir)?;
         let lock = VolumeLock::take(&dir, role)?;
         let objects = objects_dir(&dir, &descriptor.settings);
+        let reserve_bytes = disk_bytes(&objects).map_or(0, data_reserve);
+        let local_config = LocalConfig { reserve_bytes, ..LocalConfig::default() };
         let store: Arc<dyn BlockStore> = Arc::new(
-            LocalStore::open(&objects, LocalConfig::default())
+            LocalStore::open(&objects, local_config)
                 .map_err(|error| VolumeError::Io(format!("block store {}: {error}", objects.display())))?,
         );
         let synced = store.clone();
-        let before_sync: BeforeSync =
-            Arc::new(move || synced.sync().map_err(|error| EngineError::Io(format!("syncing file data: {error}"))));
+        let before_sync: BeforeSync = Arc::new(move || {
+            synced.sync().map_err(|error| EngineError::Io(format!("syncing file data: {error}")))
+        });
         let options = EmbeddedOptions {
             memory_bytes: resources.metadata_bytes,
             sync_interval: (descriptor.settings.durability == Durability::Fsync).then_some(SYNC_INTERVAL),
-            ..EmbeddedOptions::default()
+            ..fitting_options(&dir)
         };
         let reader = Reader::new(store.clone(), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
         let mut intact = |mutations: &[_]| refers_to_intact_data(&reader, mutations);
-        let engine =
-            EmbeddedEngine::open(&dir.join(META_DIR), descriptor.uuid_bytes(), options, before_sync, &mut intact)
-                .map_err(|error| VolumeError::Engine(format!("{}: {error}", dir.display())))?;
+        let engine = EmbeddedEngine::open(
+            &dir.join(META_DIR),
+            descriptor.uuid_bytes(),
+            options,
+            before_sync,
+            &mut intact,
+        )
+        .map_err(|error| VolumeError::Engine(format!("{}: {error}", dir.display())))?;
         Ok(Self { dir, descriptor, engine: Arc::new(engine), store, lock })
     }
 
@@ -253,8 +296,10 @@ impl Volume {
             PackerConfig::new(self.descriptor.uuid_bytes()),
         )
         .map_err(|error| VolumeError::Io(error.to_string()))?;
-        let reader =
-            Reader::new(self.store.clone(), ReaderConfig { cache_bytes: resources.data_cache_bytes, ..Default::default() });
+        let reader = Reader::new(
+            self.store.clone(),
+            ReaderConfig { cache_bytes: resources.data_cache_bytes, ..Default::default() },
+        );
         let pool = Pool::new("kestrel-io", resources.io_threads, IO_QUEUE_MAX)
             .map_err(|error| VolumeError::Io(error.to_string()))?;
         let config = FsConfig {

@@ -137,8 +137,10 @@ impl WriteBuffer {
             .filter(|(_, piece)| piece.len() as u64 == slot_bytes)
             .map(|(start, _)| *start)
             .collect();
-        let taken: Vec<_> =
-            full.into_iter().filter_map(|start| self.pieces.remove(&start).map(|piece| (start, piece))).collect();
+        let taken: Vec<_> = full
+            .into_iter()
+            .filter_map(|start| self.pieces.remove(&start).map(|piece| (start, piece)))
+            .collect();
         self.bytes -= taken.iter().map(|(_, piece)| piece.len()).sum::<usize>();
         taken
     }
@@ -165,7 +167,7 @@ mod tests {
     enum Step {
         Write(u64, usize, u8),
         Remove(u64, u64),
-            TakeFull,
+        TakeFull,
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -222,7 +224,10 @@ mod tests {
             buffer.write(step * 128 * 1024, &vec![step as u8; 128 * 1024]);
         }
         let full = buffer.take_full();
-        assert_eq!(full.iter().map(|(start, _)| *start).collect::<Vec<_>>(), [0, PIECE_BYTES, 2 * PIECE_BYTES]);
+        assert_eq!(
+            full.iter().map(|(start, _)| *start).collect::<Vec<_>>(),
+            [0, PIECE_BYTES, 2 * PIECE_BYTES]
+        );
         assert!(buffer.is_empty() && buffer.bytes() == 0);
     }
 }

@@ -31,7 +31,8 @@ fn file_system(store: Arc<dyn BlockStore>) -> Arc<Fs> {
     Node::format(&*engine, RootAttr { mode: 0o755, uid: 0, gid: 0 }, SECOND).unwrap();
     let clock = Arc::new(ManualClock::new(2 * SECOND));
     let node = Node::open(engine, clock.clone(), NodeConfig { workers: 2, ..NodeConfig::default() }).unwrap();
-    let packer = Packer::new(store.clone(), Arc::new(Ids(1.into())), NoSink, PackerConfig::new([0; 16])).unwrap();
+    let packer =
+        Packer::new(store.clone(), Arc::new(Ids(1.into())), NoSink, PackerConfig::new([0; 16])).unwrap();
     let reader = Reader::new(store.clone(), ReaderConfig::default());
     let pool = Pool::new("test", 2, 1024).unwrap();
     let config = FsConfig {
@@ -45,7 +46,8 @@ fn file_system(store: Arc<dyn BlockStore>) -> Arc<Fs> {
     Fs::new(node, store, packer, reader, pool, clock, config)
 }
 
-const READ_WRITE: OpenFlags = OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+const READ_WRITE: OpenFlags =
+    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
 
 fn open(fs: &Arc<Fs>, name: &str) -> Arc<FileHandle> {
     let name = Name::new(name.as_bytes()).unwrap();
@@ -78,7 +80,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let file = 0..2usize;
     let edge = prop_oneof![
         0u64..10_000,
-        (0u64..6, 0u64..6).prop_map(|(blocks, off)| (blocks * u64::from(BLOCK)).saturating_add(off).saturating_sub(3)),
+        (0u64..6, 0u64..6)
+            .prop_map(|(blocks, off)| (blocks * u64::from(BLOCK)).saturating_add(off).saturating_sub(3)),
         0u64..800_000,
     ];
     let len = prop_oneof![1u64..100, 1u64..9_000, 1u64..300_000, Just(u64::from(BLOCK)), Just(270_000)];
@@ -141,7 +144,8 @@ fn run(steps: Vec<Step>) {
             Step::Copy { from, from_offset, to_offset, len } => {
                 let to = 1 - from;
                 let (source, target) = (handles[from].clone(), handles[to].clone());
-                let copied = wait(|done| fs.copy_range(source, from_offset, target, to_offset, len, done)).unwrap();
+                let copied =
+                    wait(|done| fs.copy_range(source, from_offset, target, to_offset, len, done)).unwrap();
                 let bytes: Vec<u8> =
                     models[from].iter().skip(from_offset as usize).take(copied as usize).copied().collect();
                 assert_eq!(bytes.len() as u64, copied);
@@ -229,7 +233,10 @@ fn many_small_overwrites_are_compacted_and_stay_right() {
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    assert!(fs.counters().compactions.load(std::sync::atomic::Ordering::Relaxed) > 0, "nothing was compacted");
+    assert!(
+        fs.counters().compactions.load(std::sync::atomic::Ordering::Relaxed) > 0,
+        "nothing was compacted"
+    );
     fs.shutdown().unwrap();
 }
 

@@ -36,7 +36,7 @@ fn settings() -> Result<Settings, String> {
         dir: std::env::temp_dir().join("kestrel-engine-bench"),
         memory_mb: 4096,
         cold_mb: 256,
-        compression: Compression::None,
+        compression: EmbeddedOptions::default().compression,
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
@@ -208,7 +208,10 @@ fn scans(engine: &EmbeddedEngine, settings: &Settings, count: u64) -> Measured {
 fn durable(engine: &EmbeddedEngine, settings: &Settings, next: &mut u64, out: &mut Vec<String>) {
     let path = settings.dir.join("floor");
     let file = ok(OpenOptions::new().create(true).truncate(true).write(true).open(&path));
-    ok(file.write_all_at(&vec![0; 256 << 20], 0));
+    let zeros = vec![0; 1 << 20];
+    for piece in 0..256 {
+        ok(file.write_all_at(&zeros, piece << 20));
+    }
     ok(file.sync_all());
     for size in [1u64, 64, 256, 1024] {
         let rounds = 600 / (1 + size / 256);

@@ -6,9 +6,11 @@
 //! exclusive batch is going to change.
 //!
 //! **Replies** leave when no role is held, so a callback may send the next request. In mode `fsync` they leave at once. In mode
-//! `commit` those that changed something, or saw something that is not durable, wait for the log; nobody holds a role meanwhile.
+//! `commit` those that changed something, or saw something that is not durable, wait for the log; nobody holds a role meanwhile. In
+//! either mode a callback may send requests, blocking ones too.
 
 mod caller;
+mod courier;
 mod dispatch;
 mod reap;
 mod start;
@@ -27,6 +29,8 @@ use crate::pipeline::engine_error;
 use crate::stats::{self, LaneCounters, NodeStats};
 use crate::view::{Core, Route};
 use crate::worker::{Job, Sink, Worker};
+
+use courier::Courier;
 
 pub use crate::worker::Done;
 
@@ -99,6 +103,7 @@ pub struct Node {
     usage: [AtomicI64; 3],
     /// Newest position any batch was committed at.
     committed: AtomicU64,
+    courier: Courier,
 }
 
 impl Node {

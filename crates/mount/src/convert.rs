@@ -130,7 +130,10 @@ mod tests {
     fn only_holes_that_can_be_made_are_promised() {
         assert_eq!(hole(0), Some((Hole::Allocate, false)));
         assert_eq!(hole(libc::FALLOC_FL_KEEP_SIZE as u32), Some((Hole::Allocate, true)));
-        assert_eq!(hole((libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32), Some((Hole::Punch, true)));
+        assert_eq!(
+            hole((libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32),
+            Some((Hole::Punch, true))
+        );
         assert_eq!(hole(libc::FALLOC_FL_PUNCH_HOLE as u32), None);
         assert_eq!(hole(libc::FALLOC_FL_COLLAPSE_RANGE as u32), None);
         assert_eq!(hole(libc::FALLOC_FL_INSERT_RANGE as u32), None);

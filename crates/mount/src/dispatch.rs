@@ -90,11 +90,13 @@ impl FileSystem for Mounted {
             Operation::Link { target, new_name } => self.named(new_name, reply, |name, reply| {
                 fs.link(caller, target, node, name, self.entry(reply));
             }),
-            Operation::Create { name, mode, flags, kill_suidgid, .. } => self.named(name, reply, |name, reply| {
-                let exclusive = flags as i32 & libc::O_EXCL != 0;
-                let flags = convert::open_flags(flags, kill_suidgid);
-                fs.create(caller, node, name, permissions(mode), flags, exclusive, self.created(reply));
-            }),
+            Operation::Create { name, mode, flags, kill_suidgid, .. } => {
+                self.named(name, reply, |name, reply| {
+                    let exclusive = flags as i32 & libc::O_EXCL != 0;
+                    let flags = convert::open_flags(flags, kill_suidgid);
+                    fs.create(caller, node, name, permissions(mode), flags, exclusive, self.created(reply));
+                })
+            }
             Operation::Tmpfile { mode, flags, .. } => {
                 let exclusive = flags as i32 & libc::O_EXCL != 0;
                 let flags = convert::open_flags(flags, false);
@@ -119,12 +121,12 @@ impl FileSystem for Mounted {
                 Some(file) => fs.release(file, empty(reply)),
                 None => reply.error(libc::EBADF),
             },
-            Operation::Fallocate { fh, offset, length, mode } => self.file(fh, reply, |file, reply| {
-                match convert::hole(mode) {
+            Operation::Fallocate { fh, offset, length, mode } => {
+                self.file(fh, reply, |file, reply| match convert::hole(mode) {
                     Some((hole, keep)) => fs.fallocate(&file, hole, offset, length, keep, empty(reply)),
                     None => reply.error(libc::EOPNOTSUPP),
-                }
-            }),
+                })
+            }
             Operation::Lseek { fh, offset, whence } => self.file(fh, reply, |file, reply| {
                 let seek = match whence as i32 {
                     libc::SEEK_DATA => Seek::Data,
@@ -155,7 +157,12 @@ impl FileSystem for Mounted {
             Operation::Readdir { fh, offset, size } => match self.dirs.get(fh) {
                 Some(dir) => {
                     let buffer = Buffer(Dirents::plain(size));
-                    fs.readdir(dir, offset, buffer, with(reply, |reply, buffer: Buffer| reply.dirents(buffer.0)));
+                    fs.readdir(
+                        dir,
+                        offset,
+                        buffer,
+                        with(reply, |reply, buffer: Buffer| reply.dirents(buffer.0)),
+                    );
                 }
                 None => reply.error(libc::EBADF),
             },
@@ -164,10 +171,19 @@ impl FileSystem for Mounted {
                 reply.empty();
             }
             Operation::Getxattr { name, size } => {
-                fs.getxattr(caller, node, name.as_bytes(), with(reply, move |reply, value: Box<[u8]>| reply.xattr(size, &value)));
+                fs.getxattr(
+                    caller,
+                    node,
+                    name.as_bytes(),
+                    with(reply, move |reply, value: Box<[u8]>| reply.xattr(size, &value)),
+                );
             }
             Operation::Listxattr { size } => {
-                fs.listxattr(caller, node, with(reply, move |reply, names: Box<[u8]>| reply.xattr(size, &names)));
+                fs.listxattr(
+                    caller,
+                    node,
+                    with(reply, move |reply, names: Box<[u8]>| reply.xattr(size, &names)),
+                );
             }
             Operation::Setxattr { name, value, flags, .. } => {
                 let flags = XattrFlags {

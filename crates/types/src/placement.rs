@@ -50,7 +50,12 @@ mod tests {
     #[test]
     fn vectors_never_change() {
         for (parent, name, hash) in VECTORS {
-            assert_eq!(hash_entry(*parent, name), *hash, "{parent} {name:?} {:#018x}", hash_entry(*parent, name));
+            assert_eq!(
+                hash_entry(*parent, name),
+                *hash,
+                "{parent} {name:?} {:#018x}",
+                hash_entry(*parent, name)
+            );
         }
         for (ino, hash) in INODES {
             assert_eq!(hash_inode(*ino), *hash, "{ino} {:#018x}", hash_inode(*ino));
@@ -70,7 +75,8 @@ mod tests {
         (42, &[0xff; 255], 0x138a_4303_e506_a301),
     ];
 
-    const INODES: &[(u64, u64)] = &[(1, 0x2e53_6ece_6790_ad5d), (16, 0xa802_9b60_d36e_6fad), (u64::MAX, 0xc824_e4b4_e4e5_2973)];
+    const INODES: &[(u64, u64)] =
+        &[(1, 0x2e53_6ece_6790_ad5d), (16, 0xa802_9b60_d36e_6fad), (u64::MAX, 0xc824_e4b4_e4e5_2973)];
 
     #[test]
     fn spreads_numbered_names_and_inodes_evenly() {

@@ -9,11 +9,25 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 
+use parking_lot::Mutex;
+
 use super::cpu::Cpu;
 use super::step::{Outcome, PackedOutcome, STOP, Step, Threads};
 
 /// Most child processes.
 pub const PROCESSES_MAX: u64 = 256;
+
+/// Child processes that have not been waited for.
+static CHILDREN: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+/// Ends the present step: here, and in the child processes, which may not have got the signal.
+pub fn stop() {
+    STOP.store(true, Ordering::SeqCst);
+    for child in CHILDREN.lock().iter() {
+        // SAFETY: kill takes no pointers. The number is our child's: it leaves the list before it is waited for.
+        unsafe { libc::kill(*child as i32, libc::SIGTERM) };
+    }
+}
 
 /// Those who do the steps.
 pub enum Crew {
@@ -44,6 +58,7 @@ impl Crew {
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()?;
+            CHILDREN.lock().push(child.id());
             let missing = || io::Error::other("a child process without pipes");
             let input = child.stdin.take().ok_or_else(missing)?;
             let output = BufReader::new(child.stdout.take().ok_or_else(missing)?);
@@ -111,12 +126,15 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         drop(self.input.take());
+        CHILDREN.lock().retain(|child| *child != self.child.id());
         let _ = self.child.wait();
     }
 }
 
 /// The child's side: does what comes in on standard input until it ends.
 pub fn work() -> io::Result<()> {
+    // The parent decides what an interruption means.
+    crate::signals::on_signal(|_| STOP.store(true, Ordering::SeqCst));
     let (sender, lines) = mpsc::channel::<String>();
     std::thread::spawn(move || {
         for line in io::stdin().lock().lines() {

@@ -24,18 +24,25 @@ impl Fs {
 
     /// Changes attributes. Size and times are ordered after everything written before.
     pub fn setattr(self: &Arc<Self>, caller: Caller, ino: InodeId, set: SetAttr, done: Done<Inode>) {
-        let ordered = set.size.is_some() || set.mtime.is_some() || set.mode.is_some() || set.uid.is_some() || set.gid.is_some();
+        let ordered = set.size.is_some()
+            || set.mtime.is_some()
+            || set.mode.is_some()
+            || set.uid.is_some()
+            || set.gid.is_some();
         if ordered && self.files.get(ino).is_some_and(|file| file.lock().is_dirty()) {
             let fs = self.clone();
-            self.flush_ino(ino, Box::new(move |flushed| match flushed {
-                Ok(()) => fs.setattr_now(caller, ino, set, done),
-                // What could not be stored is not wanted any more, and the truncation may be what makes room.
-                Err(_) if set.size == Some(0) => {
-                    fs.discard(ino);
-                    fs.setattr_now(caller, ino, set, done);
-                }
-                Err(error) => done(Err(error)),
-            }));
+            self.flush_ino(
+                ino,
+                Box::new(move |flushed| match flushed {
+                    Ok(()) => fs.setattr_now(caller, ino, set, done),
+                    // What could not be stored is not wanted any more, and the truncation may be what makes room.
+                    Err(_) if set.size == Some(0) => {
+                        fs.discard(ino);
+                        fs.setattr_now(caller, ino, set, done);
+                    }
+                    Err(error) => done(Err(error)),
+                }),
+            );
             return;
         }
         self.setattr_now(caller, ino, set, done);

@@ -33,7 +33,8 @@ impl Fs {
             return;
         }
         let (weak, stop) = (Arc::downgrade(self), self.background.stop.clone());
-        let thread = std::thread::Builder::new().name("kestrel-flush".into()).spawn(move || run(&weak, &stop));
+        let thread =
+            std::thread::Builder::new().name("kestrel-flush".into()).spawn(move || run(&weak, &stop));
         match thread {
             Ok(thread) => *self.background.thread.lock() = Some(thread),
             // Closing a file still stores it; only the bound on how long bytes stay in memory is lost.
@@ -70,12 +71,15 @@ impl Fs {
             if old {
                 let ino = file.ino;
                 let again = file.clone();
-                self.flush_file(&file, Box::new(move |result| {
-                    if let Err(error) = result {
-                        log::warn!("inode {ino}: background flush: {error}");
-                        again.lock().error = Some(error);
-                    }
-                }));
+                self.flush_file(
+                    &file,
+                    Box::new(move |result| {
+                        if let Err(error) = result {
+                            log::warn!("inode {ino}: background flush: {error}");
+                            again.lock().error = Some(error);
+                        }
+                    }),
+                );
             }
         }
     }
@@ -85,7 +89,8 @@ impl Fs {
     /// # Errors
     /// The node's or the store's; objects not deleted stay due.
     pub fn reap(self: &Arc<Self>) -> FsResult<usize> {
-        let due = self.node.due_objects(self.clock.now(), REAP_BATCH, &|object| self.packer.is_open(object))?;
+        let due =
+            self.node.due_objects(self.clock.now(), REAP_BATCH, &|object| self.packer.is_open(object))?;
         if due.is_empty() {
             return Ok(0);
         }

@@ -79,7 +79,12 @@ impl Fs {
     }
 
     /// Stores each run of neighbouring extents of a window again as one range.
-    fn compact_window(self: &Arc<Self>, file: &Arc<OpenFile>, chunk: u64, old: Vec<Extent>) -> FsResult<bool> {
+    fn compact_window(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        chunk: u64,
+        old: Vec<Extent>,
+    ) -> FsResult<bool> {
         let mut new = Vec::new();
         let mut pins = Vec::new();
         for run in old.split(|extent| extent.source == Source::Hole).filter(|run| !run.is_empty()) {
@@ -123,7 +128,8 @@ impl Fs {
 
     fn store_now(self: &Arc<Self>, file: &Arc<OpenFile>, bytes: Vec<u8>) -> FsResult<Placed> {
         super::wait(|done| {
-            let stored = move |placed: kestrel_data::Result<Placed>| done(placed.map_err(|error| data_error(&error)));
+            let stored =
+                move |placed: kestrel_data::Result<Placed>| done(placed.map_err(|error| data_error(&error)));
             self.packer.store(Payload::from(bytes), file.ino, Level::Process, Box::new(stored));
         })
     }

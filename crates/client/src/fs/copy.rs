@@ -50,7 +50,8 @@ impl Fs {
         if to_offset.checked_add(len).is_none_or(|end| end > FILE_SIZE_MAX) {
             return done(Err(FsError::new(libc::EFBIG, "the file would become larger than 8 EiB")));
         }
-        let overlap = from.ino() == to.ino() && from_offset < to_offset + len && to_offset < from_offset + len;
+        let overlap =
+            from.ino() == to.ino() && from_offset < to_offset + len && to_offset < from_offset + len;
         if overlap {
             return done(Err(FsError::new(libc::EINVAL, "source and destination overlap")));
         }
@@ -60,16 +61,22 @@ impl Fs {
         }
         let fs = self.clone();
         let (source, target) = (copy.from.file.clone(), copy.to.file.clone());
-        self.flush_file(&source, Box::new(move |flushed| {
-            if let Err(error) = flushed {
-                return (copy.done)(Err(error));
-            }
-            let again = fs.clone();
-            fs.flush_file(&target, Box::new(move |flushed| match flushed {
-                Ok(()) => again.copy_references(copy),
-                Err(error) => (copy.done)(Err(error)),
-            }));
-        }));
+        self.flush_file(
+            &source,
+            Box::new(move |flushed| {
+                if let Err(error) = flushed {
+                    return (copy.done)(Err(error));
+                }
+                let again = fs.clone();
+                fs.flush_file(
+                    &target,
+                    Box::new(move |flushed| match flushed {
+                        Ok(()) => again.copy_references(copy),
+                        Err(error) => (copy.done)(Err(error)),
+                    }),
+                );
+            }),
+        );
     }
 
     fn copy_references(self: &Arc<Self>, copy: Copy) {
@@ -95,12 +102,17 @@ impl Fs {
         let fs = self.clone();
         let len = copy.len.min(COPY_BYTES_MAX) as usize;
         let from = copy.from.clone();
-        self.read(&from, copy.from_offset, len, Box::new(move |bytes| match bytes {
-            Ok(bytes) => {
-                let written = fs.write(&copy.to, copy.to_offset, &bytes, false);
-                (copy.done)(written.map(|()| bytes.len() as u64));
-            }
-            Err(error) => (copy.done)(Err(error)),
-        }));
+        self.read(
+            &from,
+            copy.from_offset,
+            len,
+            Box::new(move |bytes| match bytes {
+                Ok(bytes) => {
+                    let written = fs.write(&copy.to, copy.to_offset, &bytes, false);
+                    (copy.done)(written.map(|()| bytes.len() as u64));
+                }
+                Err(error) => (copy.done)(Err(error)),
+            }),
+        );
     }
 }

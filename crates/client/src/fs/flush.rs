@@ -47,10 +47,13 @@ impl Fs {
     /// Commits everything written to the file before and makes it, and everything else acknowledged so far, durable.
     pub fn fsync(self: &Arc<Self>, handle: &FileHandle, done: Done<()>) {
         let fs = self.clone();
-        self.flush_file(&handle.file, Box::new(move |flushed| match flushed {
-            Ok(()) => fs.sync(done),
-            Err(error) => done(Err(error)),
-        }));
+        self.flush_file(
+            &handle.file,
+            Box::new(move |flushed| match flushed {
+                Ok(()) => fs.sync(done),
+                Err(error) => done(Err(error)),
+            }),
+        );
     }
 
     /// Makes everything acknowledged so far durable, data first.
@@ -149,7 +152,8 @@ impl Fs {
         let pieces = &state.inflight[..upto];
         let started = pieces.iter().any(|piece| piece.placed.is_some() || piece.storing);
         let written: u64 = pieces.iter().map(|piece| piece.bytes.len() as u64).sum();
-        if matches!(state.inode.data, Data::Chunked) || size > u64::from(self.config.block_bytes) || size == 0 {
+        if matches!(state.inode.data, Data::Chunked) || size > u64::from(self.config.block_bytes) || size == 0
+        {
             return Form::Patches;
         }
         let one_covers = matches!(pieces, [piece] if piece.offset == 0 && piece.bytes.len() as u64 == size);
@@ -210,18 +214,25 @@ impl Fs {
     }
 
     /// Pieces were stored: commits if none is missing any more.
-    pub(super) fn continue_flush(self: &Arc<Self>, file: &Arc<OpenFile>, mut state: MutexGuard<'_, FileState>) {
+    pub(super) fn continue_flush(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        mut state: MutexGuard<'_, FileState>,
+    ) {
         let Some(flush) = &state.flush else { return };
         let (upto, size) = (flush.upto, flush.size);
         if state.committing || state.inflight[..upto].iter().any(|piece| piece.storing) {
             return;
         }
         if state.inflight[..upto].iter().any(|piece| piece.placed.is_none()) {
-            let error = state.error.take().unwrap_or(FsError::new(libc::EIO, "written bytes could not be stored"));
+            let error =
+                state.error.take().unwrap_or(FsError::new(libc::EIO, "written bytes could not be stored"));
             drop(state);
             return self.flush_failed(file, error);
         }
-        let ranges = state.inflight[..upto].iter().filter_map(|piece| piece.placed.as_ref().map(|p| (piece.offset, p.range)));
+        let ranges = state.inflight[..upto]
+            .iter()
+            .filter_map(|piece| piece.placed.as_ref().map(|p| (piece.offset, p.range)));
         let data = match (&state.inode.data, &state.inflight[..upto]) {
             (_, []) => NewData::Unchanged,
             (base, [piece])
@@ -242,7 +253,9 @@ impl Fs {
             }
             _ => NewData::Patches(
                 ranges
-                    .map(|(offset, range)| (offset / CHUNK_BYTES, Extent::of_range((offset % CHUNK_BYTES) as u32, range)))
+                    .map(|(offset, range)| {
+                        (offset / CHUNK_BYTES, Extent::of_range((offset % CHUNK_BYTES) as u32, range))
+                    })
                     .collect(),
             ),
         };
@@ -255,8 +268,19 @@ impl Fs {
         state.inline_placed == Some(state.inode.data_change)
     }
 
-    fn place_inline(self: &Arc<Self>, file: &Arc<OpenFile>, mut state: MutexGuard<'_, FileState>, bytes: Vec<u8>) {
-        let piece = crate::file::Piece { offset: 0, bytes: Arc::new(bytes), placed: None, storing: true, grant: None };
+    fn place_inline(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        mut state: MutexGuard<'_, FileState>,
+        bytes: Vec<u8>,
+    ) {
+        let piece = crate::file::Piece {
+            offset: 0,
+            bytes: Arc::new(bytes),
+            placed: None,
+            storing: true,
+            grant: None,
+        };
         let bytes = piece.bytes.clone();
         state.inflight.insert(0, piece);
         state.inline_placed = Some(state.inode.data_change);
@@ -281,7 +305,9 @@ impl Fs {
             data => (data, None),
         };
         let reach = match &first {
-            NewData::Patches(patches) => patches.iter().map(|(c, e)| c * CHUNK_BYTES + u64::from(e.end())).max(),
+            NewData::Patches(patches) => {
+                patches.iter().map(|(c, e)| c * CHUNK_BYTES + u64::from(e.end())).max()
+            }
             _ => None,
         };
         let size = if rest.is_some() { reach.unwrap_or(0).max(state.inode.size) } else { flush.size };
@@ -326,7 +352,8 @@ impl Fs {
                 self.plan_flush(file, state);
             }
             Err(Outcome::Failed(error)) => self.flush_failed(file, error),
-            Err(_) => self.flush_failed(file, FsError::new(libc::EIO, "the metadata node could not commit the file")),
+            Err(_) => self
+                .flush_failed(file, FsError::new(libc::EIO, "the metadata node could not commit the file")),
         }
     }
 
@@ -335,7 +362,10 @@ impl Fs {
         self.known.cached_as(file.ino, inode.data_change);
         let mut state = file.lock();
         let Some(flush) = state.flush.take() else { return };
-        let small = state.inflight[..flush.upto].iter().filter(|p| p.bytes.len() < self.config.block_bytes as usize).count();
+        let small = state.inflight[..flush.upto]
+            .iter()
+            .filter(|p| p.bytes.len() < self.config.block_bytes as usize)
+            .count();
         state.patches_since_compaction += small as u32;
         state.inflight.drain(..flush.upto);
         if state.inflight.is_empty() && state.buffer.is_empty() {

@@ -36,13 +36,24 @@ impl Fs {
     /// Opens a directory for listing; checks read permission.
     pub fn opendir(self: &Arc<Self>, caller: Caller, ino: InodeId, done: Done<Arc<DirHandle>>) {
         const R_OK: u32 = libc::R_OK as u32;
-        self.access(caller, ino, R_OK, Box::new(move |allowed| {
-            done(allowed.map(|()| Arc::new(DirHandle { ino, stream: Mutex::new(DirStream::default()) })));
-        }));
+        self.access(
+            caller,
+            ino,
+            R_OK,
+            Box::new(move |allowed| {
+                done(allowed.map(|()| Arc::new(DirHandle { ino, stream: Mutex::new(DirStream::default()) })));
+            }),
+        );
     }
 
     /// Gives the entries from `cookie` on to `sink` until it is full or the directory ends.
-    pub fn readdir<S: Sink>(self: &Arc<Self>, dir: Arc<DirHandle>, mut cookie: u64, mut sink: S, done: Done<S>) {
+    pub fn readdir<S: Sink>(
+        self: &Arc<Self>,
+        dir: Arc<DirHandle>,
+        mut cookie: u64,
+        mut sink: S,
+        done: Done<S>,
+    ) {
         loop {
             let step = dir.stream.lock().at(cookie);
             match step {
@@ -57,7 +68,12 @@ impl Fs {
                 }
                 Step::Entries(entries) => {
                     for (entry, next) in &entries {
-                        let listed = Listed { name: entry.name.as_bytes(), ino: entry.ino, kind: entry.kind, next: *next };
+                        let listed = Listed {
+                            name: entry.name.as_bytes(),
+                            ino: entry.ino,
+                            kind: entry.kind,
+                            next: *next,
+                        };
                         if sink.entry(listed).is_break() {
                             return done(Ok(sink));
                         }
@@ -65,7 +81,12 @@ impl Fs {
                     }
                 }
                 Step::Fetch(after) => {
-                    let op = Op::ReadDir { dir: dir.ino, after: after.clone(), limit: BATCH_ENTRIES, check: false };
+                    let op = Op::ReadDir {
+                        dir: dir.ino,
+                        after: after.clone(),
+                        limit: BATCH_ENTRIES,
+                        check: false,
+                    };
                     let fs = self.clone();
                     return self.ask(Caller::ROOT, op, move |answer| match batch(answer) {
                         Ok((entries, end)) => {

@@ -51,14 +51,23 @@ impl Fs {
     }
 
     /// Creates a symbolic link.
-    pub fn symlink(self: &Arc<Self>, caller: Caller, dir: InodeId, name: Name, target: &[u8], done: Done<Inode>) {
+    pub fn symlink(
+        self: &Arc<Self>,
+        caller: Caller,
+        dir: InodeId,
+        name: Name,
+        target: &[u8],
+        done: Done<Inode>,
+    ) {
         let op = Op::Symlink(Place::new(dir, name.clone()), target.into());
         self.ask_entry(caller, dir, name, op, done);
     }
 
     /// Target of a symbolic link.
     pub fn readlink(self: &Arc<Self>, caller: Caller, ino: InodeId, done: Done<Box<[u8]>>) {
-        self.ask(caller, Op::ReadLink(self.known.reference(ino)), move |answer| done(answer.and_then(into_bytes)));
+        self.ask(caller, Op::ReadLink(self.known.reference(ino)), move |answer| {
+            done(answer.and_then(into_bytes))
+        });
     }
 
     /// Gives a file another name.
@@ -143,12 +152,15 @@ impl Fs {
         let op = Op::Open(self.known.reference(ino), flags);
         if flags.truncate && self.files.get(ino).is_some_and(|file| file.lock().is_dirty()) {
             // What was written before must be committed first, or it would reappear after the truncation.
-            self.flush_ino(ino, Box::new(move |flushed| {
-                if flushed.is_err() {
-                    fs.discard(ino);
-                }
-                fs.open_now(caller, op, flags, done);
-            }));
+            self.flush_ino(
+                ino,
+                Box::new(move |flushed| {
+                    if flushed.is_err() {
+                        fs.discard(ino);
+                    }
+                    fs.open_now(caller, op, flags, done);
+                }),
+            );
             return;
         }
         fs.open_now(caller, op, flags, done);
@@ -156,7 +168,9 @@ impl Fs {
 
     fn open_now(self: &Arc<Self>, caller: Caller, op: Op, flags: OpenFlags, done: Done<Opened>) {
         let fs = self.clone();
-        self.ask(caller, op, move |answer| done(answer.and_then(|answer| fs.opened(answer, flags, None, false))));
+        self.ask(caller, op, move |answer| {
+            done(answer.and_then(|answer| fs.opened(answer, flags, None, false)))
+        });
     }
 
     fn opened(
@@ -174,8 +188,16 @@ impl Fs {
         let keep_cache = self.known.cached_as(inode.ino, inode.data_change);
         let file = self.files.attach(inode.clone());
         self.files.overlay(&mut inode);
-        let readahead = ReadAhead::new(ReadAheadConfig { window_max: self.config.readahead_bytes_max, ..Default::default() });
-        let handle = FileHandle { file, read: flags.read || flags.exec, write: flags.write, readahead: Mutex::new(readahead) };
+        let readahead = ReadAhead::new(ReadAheadConfig {
+            window_max: self.config.readahead_bytes_max,
+            ..Default::default()
+        });
+        let handle = FileHandle {
+            file,
+            read: flags.read || flags.exec,
+            write: flags.write,
+            readahead: Mutex::new(readahead),
+        };
         Ok(Opened { inode, handle: Arc::new(handle), keep_cache })
     }
 

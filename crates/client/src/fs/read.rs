@@ -51,7 +51,8 @@ impl Fs {
         if !handle.read {
             return done(Err(bad_handle()));
         }
-        let read = Read { file: handle.file.clone(), offset, len: len.min(READ_BYTES_MAX), retried: false, done };
+        let read =
+            Read { file: handle.file.clone(), offset, len: len.min(READ_BYTES_MAX), retried: false, done };
         self.read_ahead(handle, offset, len);
         self.serve(read);
     }
@@ -108,9 +109,9 @@ impl Fs {
             if turn == Turn::Late {
                 return (read.done)(Err(too_late()));
             }
-            let result = stored[from..]
-                .iter()
-                .try_for_each(|part| fs.reader.read(part.range, part.skip, &mut out[part.at..part.at + part.len]));
+            let result = stored[from..].iter().try_for_each(|part| {
+                fs.reader.read(part.range, part.skip, &mut out[part.at..part.at + part.len])
+            });
             fs.finish(read, out, overlay, data_change, result);
         });
     }
@@ -134,7 +135,12 @@ impl Fs {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
                 Self::count(&self.counters.bad_reads, 1);
                 if read.retried {
-                    log::error!("inode {}: reading {} bytes at {}: {error}", read.file.ino, read.len, read.offset);
+                    log::error!(
+                        "inode {}: reading {} bytes at {}: {error}",
+                        read.file.ino,
+                        read.len,
+                        read.offset
+                    );
                     return (read.done)(Err(data_error(&error)));
                 }
                 // Compaction or another client may have replaced what we knew; look again before giving up.
@@ -142,7 +148,12 @@ impl Fs {
                 self.relearn(read, data_change);
             }
             Err(error) => {
-                log::error!("inode {}: reading {} bytes at {}: {error}", read.file.ino, read.len, read.offset);
+                log::error!(
+                    "inode {}: reading {} bytes at {}: {error}",
+                    read.file.ino,
+                    read.len,
+                    read.offset
+                );
                 (read.done)(Err(data_error(&error)));
             }
         }
@@ -151,21 +162,21 @@ impl Fs {
     /// Gets layout and chunk lists anew, then serves the read again.
     fn relearn(self: &Arc<Self>, read: Read, data_change: u64) {
         let fs = self.clone();
-        self.ask(Caller::ROOT, Op::GetAttr(self.known.reference(read.file.ino)), move |answer| {
-            match answer.and_then(into_inode) {
-                Ok(inode) => {
-                    let mut state = read.file.lock();
-                    if state.inode.data_change == data_change {
-                        state.chunks.clear();
-                    }
-                    if inode.change >= state.inode.change {
-                        state.refresh(inode);
-                    }
-                    drop(state);
-                    fs.serve(read);
+        self.ask(Caller::ROOT, Op::GetAttr(self.known.reference(read.file.ino)), move |answer| match answer
+            .and_then(into_inode)
+        {
+            Ok(inode) => {
+                let mut state = read.file.lock();
+                if state.inode.data_change == data_change {
+                    state.chunks.clear();
                 }
-                Err(error) => (read.done)(Err(error)),
+                if inode.change >= state.inode.change {
+                    state.refresh(inode);
+                }
+                drop(state);
+                fs.serve(read);
             }
+            Err(error) => (read.done)(Err(error)),
         });
     }
 
@@ -190,7 +201,10 @@ impl Fs {
                         match ExtentList::from_extents(&extents) {
                             Ok(list) => state.chunks.insert(chunk, Arc::new(list)),
                             Err(_) => {
-                                let why = format!("the metadata node gave an invalid extent list for inode {}", file.ino);
+                                let why = format!(
+                                    "the metadata node gave an invalid extent list for inode {}",
+                                    file.ino
+                                );
                                 drop(state);
                                 return done(Err(FsError::because(libc::EIO, why)));
                             }
@@ -228,20 +242,30 @@ impl Fs {
     }
 
     /// Where the stored bytes of a file lie, for `kestrel info` and tests: inode and all chunk lists.
-    pub fn layout(self: &Arc<Self>, ino: InodeId, done: Done<(Inode, Vec<(u64, Vec<kestrel_types::extent::Extent>)>)>) {
+    pub fn layout(
+        self: &Arc<Self>,
+        ino: InodeId,
+        done: Done<(Inode, Vec<(u64, Vec<kestrel_types::extent::Extent>)>)>,
+    ) {
         let fs = self.clone();
-        self.getattr(Caller::ROOT, ino, Box::new(move |inode| {
-            let inode = match inode {
-                Ok(inode) if matches!(inode.data, Data::Chunked) => inode,
-                other => return done(other.map(|inode| (inode, Vec::new()))),
-            };
-            let last = inode.size.saturating_sub(1) / CHUNK_BYTES;
-            fs.ask(Caller::ROOT, Op::Chunks { ino, first: 0, last: last.min(4095) }, move |answer| match answer {
-                Ok(Answer::Chunks(chunks)) => done(Ok((inode, chunks))),
-                Ok(other) => done(Err(unexpected(&other))),
-                Err(error) => done(Err(error)),
-            });
-        }));
+        self.getattr(
+            Caller::ROOT,
+            ino,
+            Box::new(move |inode| {
+                let inode = match inode {
+                    Ok(inode) if matches!(inode.data, Data::Chunked) => inode,
+                    other => return done(other.map(|inode| (inode, Vec::new()))),
+                };
+                let last = inode.size.saturating_sub(1) / CHUNK_BYTES;
+                fs.ask(Caller::ROOT, Op::Chunks { ino, first: 0, last: last.min(4095) }, move |answer| {
+                    match answer {
+                        Ok(Answer::Chunks(chunks)) => done(Ok((inode, chunks))),
+                        Ok(other) => done(Err(unexpected(&other))),
+                        Err(error) => done(Err(error)),
+                    }
+                });
+            }),
+        );
     }
 }
 

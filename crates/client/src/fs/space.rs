@@ -57,10 +57,13 @@ impl Fs {
             return done(Err(FsError::new(libc::EFBIG, "the file would become larger than 8 EiB")));
         };
         let (fs, handle) = (self.clone(), handle.clone());
-        self.flush_file(&handle.file.clone(), Box::new(move |flushed| match flushed {
-            Ok(()) => fs.fallocate_flushed(&handle, hole, offset, end, keep_size, done),
-            Err(error) => done(Err(error)),
-        }));
+        self.flush_file(
+            &handle.file.clone(),
+            Box::new(move |flushed| match flushed {
+                Ok(()) => fs.fallocate_flushed(&handle, hole, offset, end, keep_size, done),
+                Err(error) => done(Err(error)),
+            }),
+        );
     }
 
     fn fallocate_flushed(
@@ -104,7 +107,9 @@ impl Fs {
     /// Commits holes over a window that lies within the file, a request for every [`COMMIT_EXTENTS_MAX`] chunks.
     fn punch(self: &Arc<Self>, file: &Arc<OpenFile>, offset: u64, end: u64, done: Done<()>) {
         let reach = end.min((offset / CHUNK_BYTES + COMMIT_EXTENTS_MAX as u64) * CHUNK_BYTES);
-        let holes = chunk_parts(offset, reach - offset).map(|p| (u64::from(p.chunk), Extent::hole(p.pos, p.len))).collect();
+        let holes = chunk_parts(offset, reach - offset)
+            .map(|p| (u64::from(p.chunk), Extent::hole(p.pos, p.len)))
+            .collect();
         let commit = Commit {
             inode: self.known.reference(file.ino),
             base: file.lock().inode.data_change,
@@ -133,10 +138,13 @@ impl Fs {
     /// `ENXIO` beyond the end, or if no data follows.
     pub fn seek(self: &Arc<Self>, handle: &Arc<FileHandle>, offset: u64, seek: Seek, done: Done<u64>) {
         let (fs, file) = (self.clone(), handle.file.clone());
-        self.flush_file(&handle.file, Box::new(move |flushed| match flushed {
-            Ok(()) => fs.seek_flushed(file, offset, seek, done),
-            Err(error) => done(Err(error)),
-        }));
+        self.flush_file(
+            &handle.file,
+            Box::new(move |flushed| match flushed {
+                Ok(()) => fs.seek_flushed(file, offset, seek, done),
+                Err(error) => done(Err(error)),
+            }),
+        );
     }
 
     fn seek_flushed(self: &Arc<Self>, file: Arc<OpenFile>, offset: u64, seek: Seek, done: Done<u64>) {
@@ -183,7 +191,12 @@ fn beyond_end() -> FsError {
 }
 
 /// Walks the chunk lists; `Err` names a chunk whose list is needed.
-fn seek_chunks(chunks: &crate::file::Chunks, offset: u64, size: u64, seek: Seek) -> Result<FsResult<u64>, u64> {
+fn seek_chunks(
+    chunks: &crate::file::Chunks,
+    offset: u64,
+    size: u64,
+    seek: Seek,
+) -> Result<FsResult<u64>, u64> {
     let (mut chunk, mut pos) = (offset / CHUNK_BYTES, (offset % CHUNK_BYTES) as u32);
     while chunk * CHUNK_BYTES < size {
         let list = chunks.get(&chunk).ok_or(chunk)?;

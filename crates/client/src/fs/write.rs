@@ -20,7 +20,13 @@ impl Fs {
     ///
     /// # Errors
     /// `EBADF`, `EFBIG`; `ETIMEDOUT` if the block store has not taken earlier bytes for a minute.
-    pub fn write(self: &Arc<Self>, handle: &FileHandle, offset: u64, data: &[u8], kill_suid: bool) -> FsResult<()> {
+    pub fn write(
+        self: &Arc<Self>,
+        handle: &FileHandle,
+        offset: u64,
+        data: &[u8],
+        kill_suid: bool,
+    ) -> FsResult<()> {
         if !handle.write {
             return Err(bad_handle());
         }
@@ -30,7 +36,9 @@ impl Fs {
             Some(grant) => grant,
             None => {
                 self.make_room(data.len() as u64);
-                self.budget.acquire(data.len() as u64, Some(Instant::now() + BUDGET_DEADLINE)).map_err(|e| data_error(&e))?
+                self.budget
+                    .acquire(data.len() as u64, Some(Instant::now() + BUDGET_DEADLINE))
+                    .map_err(|e| data_error(&e))?
             }
         };
         let file = &handle.file;
@@ -115,7 +123,10 @@ impl Fs {
         placed: kestrel_data::Result<Placed>,
     ) {
         let mut state = file.lock();
-        let found = state.inflight.iter_mut().find(|piece| piece.offset == offset && Arc::ptr_eq(&piece.bytes, bytes));
+        let found = state
+            .inflight
+            .iter_mut()
+            .find(|piece| piece.offset == offset && Arc::ptr_eq(&piece.bytes, bytes));
         let Some(piece) = found else { return };
         piece.storing = false;
         match placed {
@@ -187,7 +198,13 @@ pub(super) fn push_inflight(
         .map(|(offset, bytes)| {
             let bytes = Arc::new(bytes);
             let share = grant.as_mut().map(|grant| grant.split(bytes.len() as u64));
-            state.inflight.push(Piece { offset, bytes: bytes.clone(), placed: None, storing: false, grant: share });
+            state.inflight.push(Piece {
+                offset,
+                bytes: bytes.clone(),
+                placed: None,
+                storing: false,
+                grant: share,
+            });
             (offset, bytes)
         })
         .collect()

@@ -16,7 +16,9 @@ impl Fs {
 
     /// Names of all attributes, each followed by NUL.
     pub fn listxattr(self: &Arc<Self>, caller: Caller, ino: InodeId, done: Done<Box<[u8]>>) {
-        self.ask(caller, Op::ListXattr(self.known.reference(ino)), move |answer| done(answer.and_then(into_bytes)));
+        self.ask(caller, Op::ListXattr(self.known.reference(ino)), move |answer| {
+            done(answer.and_then(into_bytes))
+        });
     }
 
     /// Sets an attribute.

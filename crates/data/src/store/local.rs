@@ -22,10 +22,12 @@ use crate::error::{Error, Result};
 
 mod dirty;
 mod files;
+mod headroom;
 mod sys;
 
 use dirty::Dirty;
 use files::{FileCache, ObjectFile};
+use headroom::Headroom;
 
 /// Files kept open for reading unless configured otherwise.
 pub const FILES_OPEN_DEFAULT: usize = 512;
@@ -35,11 +37,13 @@ pub const FILES_OPEN_DEFAULT: usize = 512;
 pub struct LocalConfig {
     /// Most descriptors kept in the cache. Unsynced objects hold at most [`dirty::FILES_MAX`] more.
     pub files_open_max: usize,
+    /// Bytes of the disk that are left free: writes that would eat into them fail with `ENOSPC`.
+    pub reserve_bytes: u64,
 }
 
 impl Default for LocalConfig {
     fn default() -> Self {
-        Self { files_open_max: FILES_OPEN_DEFAULT }
+        Self { files_open_max: FILES_OPEN_DEFAULT, reserve_bytes: 0 }
     }
 }
 
@@ -49,6 +53,7 @@ pub struct LocalStore {
     path: PathBuf,
     cache: FileCache,
     dirty: Arc<Dirty>,
+    headroom: Arc<Headroom>,
     written: Arc<AtomicI64>,
 }
 
@@ -79,6 +84,7 @@ impl LocalStore {
         Ok(Self {
             cache: FileCache::new(config.files_open_max),
             dirty: Arc::new(Dirty::new(Arc::clone(&root))),
+            headroom: Arc::new(Headroom::new(Arc::clone(&root), config.reserve_bytes)),
             root,
             path: path.to_path_buf(),
             written: Arc::new(AtomicI64::new(0)),
@@ -212,6 +218,8 @@ fn is_out_of_descriptors(source: &io::Error) -> bool {
 
 impl BlockStore for LocalStore {
     fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()> {
+        let admitted = self.headroom.admit(total_len(parts));
+        admitted.map_err(|source| Error::from_io("writing", Some(object), source))?;
         let file = self.create_file(object)?;
         if let Err(source) = sys::write_all_at(&file.file, parts, 0) {
             self.forget(object);
@@ -335,6 +343,7 @@ impl AppendStore for LocalStore {
             file,
             len: 0,
             dirty: Arc::clone(&self.dirty),
+            headroom: Arc::clone(&self.headroom),
             written: Arc::clone(&self.written),
         }))
     }
@@ -345,6 +354,7 @@ struct LocalAppender {
     file: Arc<ObjectFile>,
     len: u64,
     dirty: Arc<Dirty>,
+    headroom: Arc<Headroom>,
     written: Arc<AtomicI64>,
 }
 
@@ -355,11 +365,14 @@ impl Appender for LocalAppender {
 
     fn append(&mut self, parts: &[IoSlice<'_>]) -> Result<u64> {
         let at = self.len;
-        sys::write_all_at(&self.file.file, parts, at).map_err(|source| {
-            // Best effort: gives the space of a half-written round back. What was there before stays.
-            let _ = self.file.file.set_len(at);
-            Error::from_io("appending", Some(self.file.object), source)
-        })?;
+        self.headroom
+            .admit(total_len(parts))
+            .and_then(|()| sys::write_all_at(&self.file.file, parts, at))
+            .map_err(|source| {
+                // Best effort: gives the space of a half-written round back. What was there before stays.
+                let _ = self.file.file.set_len(at);
+                Error::from_io("appending", Some(self.file.object), source)
+            })?;
         let len = total_len(parts) as u64;
         self.len += len;
         self.written.fetch_add(len as i64, Ordering::Relaxed);

@@ -446,7 +446,6 @@ impl Generator {
             (8, libc::O_EXCL),
             (6, libc::O_NOFOLLOW),
             (3, libc::O_DIRECTORY),
-            (3, libc::O_PATH),
             (3, libc::O_SYNC),
             (2, libc::O_NOATIME),
         ];
@@ -466,7 +465,7 @@ impl Generator {
         if flags & libc::O_ACCMODE == libc::O_RDONLY {
             flags &= !libc::O_TRUNC;
         }
-        if self.rng.percent(5) && flags & (libc::O_APPEND | libc::O_PATH) == 0 {
+        if self.rng.percent(5) && flags & libc::O_APPEND == 0 {
             flags |= libc::O_DIRECT;
         }
         self.will(Effect::Open(who, slot, true));

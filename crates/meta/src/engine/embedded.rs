@@ -49,6 +49,12 @@ use sync::Syncer;
 /// Most bytes of a value.
 pub const VALUE_MAX: usize = 16 << 20;
 
+/// Least memory, bytes.
+const MEMORY_BYTES_MIN: u64 = 64 << 10;
+/// Sizes of a log segment, bytes.
+const SEGMENT_BYTES_MIN: u64 = 16 << 10;
+const SEGMENT_BYTES_MAX: u64 = 1 << 30;
+
 /// Compression of blocks in the sorted runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
@@ -80,7 +86,7 @@ impl Default for EmbeddedOptions {
         Self {
             memory_bytes: 1 << 30,
             sync_interval: Some(Duration::from_secs(1)),
-            segment_bytes: 64 << 20,
+            segment_bytes: 32 << 20,
             log_bytes_max: 512 << 20,
             reserve_bytes: 192 << 20,
             compression: Compression::Lz4,
@@ -89,6 +95,15 @@ impl Default for EmbeddedOptions {
 }
 
 impl EmbeddedOptions {
+    /// The same, with settings that make no sense replaced by the nearest that do.
+    fn sensible(mut self) -> Self {
+        self.memory_bytes = self.memory_bytes.max(MEMORY_BYTES_MIN);
+        self.segment_bytes =
+            self.segment_bytes.clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX).next_multiple_of(4096);
+        self.log_bytes_max = self.log_bytes_max.max(2 * self.segment_bytes);
+        self
+    }
+
     /// Part of memory that blocks of the runs may use.
     fn cache_bytes(&self) -> u64 {
         self.memory_bytes / 8
@@ -97,6 +112,11 @@ impl EmbeddedOptions {
     /// Part of memory that rows may use.
     fn row_bytes(&self) -> usize {
         usize::try_from(self.memory_bytes - self.cache_bytes()).unwrap_or(usize::MAX)
+    }
+
+    /// Free disk space that merging runs must not touch: more than what makes growth be refused.
+    fn merge_reserve(&self) -> u64 {
+        self.reserve_bytes + self.reserve_bytes / 4
     }
 
     /// Dirty rows above this are flushed.
@@ -173,7 +193,7 @@ impl EmbeddedEngine {
         before_sync: BeforeSync,
         verify: &mut Verify<'_>,
     ) -> Result<Self, EngineError> {
-        open::open(dir, uuid, options, before_sync, verify)
+        open::open(dir, uuid, options.sensible(), before_sync, verify)
     }
 
     /// Makes everything durable, flushes if reading the log again would take long, and ends all threads.

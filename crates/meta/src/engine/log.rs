@@ -85,6 +85,9 @@ struct Flight {
     open: BTreeSet<Position>,
 }
 
+/// Size of segments when the disk has no room for ordinary ones: enough for some thousand deletions. Bytes.
+const SEGMENT_BYTES_FULL_DISK: u64 = 256 << 10;
+
 /// What a log looks like when it was just recovered.
 pub(super) struct Start {
     pub segments: Segments,
@@ -111,7 +114,13 @@ impl Log {
     /// The caller writes a checkpoint that names it and then gives `surplus` to [`Log::retire_surplus`].
     pub fn start(start: Start, reserve_bytes: u64) -> Result<Self, EngineError> {
         let mut segments = start.segments;
-        let segment = segments.prepare(0).map_err(|why| failed("making a segment", &why))?;
+        let mut prepared = segments.prepare(0);
+        // A full disk must not keep a volume from being opened: only what is in it can make room.
+        while prepared.as_ref().is_err_and(no_space) && segments.segment_bytes > SEGMENT_BYTES_FULL_DISK {
+            segments.segment_bytes = (segments.segment_bytes / 4).max(SEGMENT_BYTES_FULL_DISK);
+            prepared = segments.prepare(0);
+        }
+        let segment = prepared.map_err(|why| failed("making a segment", &why))?;
         Ok(Self {
             tail: Mutex::new(Tail {
                 position: start.position,

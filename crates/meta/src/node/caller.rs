@@ -10,12 +10,13 @@ use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request, Usage};
 
+use super::courier::Parcel;
 use super::{Done, Durability, Node};
 use crate::ops::{self, chunks, readdir, usage};
 use crate::perm::{self, READ};
 use crate::pipeline::engine_error;
 use crate::view::{Stop, decode_dir_id};
-use crate::worker::Slot;
+use crate::worker::{Sink, Slot, Woken};
 
 /// Most object numbers handed out at once.
 pub const OBJECTS_MAX: u32 = 1 << 20;
@@ -26,7 +27,7 @@ impl Node {
         let waiter = slot.clone();
         self.submit_without_lane(request, Box::new(move |reply| waiter.fill(reply)));
         loop {
-            if let crate::worker::Woken::Done(reply) = slot.wait() {
+            if let Woken::Done(reply) = slot.wait() {
                 return reply;
             }
         }
@@ -40,24 +41,14 @@ impl Node {
             Err(outcome) => (Err(outcome), 0),
         };
         let sync = matches!(request.op, Op::Sync);
-        let (counters, lane) = (self.counters.clone(), self.core.workers + 2);
-        let finish = move |reply: Reply| {
-            counters[lane].reply_shared(kind, reply.is_err(), since.elapsed());
-            done(reply);
-        };
+        let tray = self.courier.tray(self.counters.clone(), self.core.workers + 2);
+        let parcel = Parcel { sink: Sink::Callback(done), reply, kind, since };
         let must_wait = sync || self.durability == Durability::Commit;
-        if !must_wait || wait <= self.engine.durable() {
-            return finish(reply);
+        if must_wait && wait > self.engine.durable() {
+            self.engine.on_durable(wait, Box::new(move |result| tray.give(vec![parcel], &result)));
+        } else {
+            tray.give_here(parcel);
         }
-        self.engine.on_durable(
-            wait,
-            Box::new(move |result| {
-                finish(match result {
-                    Ok(()) => reply,
-                    Err(error) => Err(Outcome::Failed(engine_error(error))),
-                });
-            }),
-        );
     }
 
     /// The answer, and the position to wait for.

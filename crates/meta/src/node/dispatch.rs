@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use kestrel_types::ids::Position;
-use kestrel_types::request::{Outcome, Reply};
+use kestrel_types::request::Reply;
 use parking_lot::MutexGuard;
 
+use super::courier::Parcel;
 use super::{Durability, Node};
-use crate::engine::EngineError;
 use crate::ops::{self, Lane};
-use crate::pipeline::{self, Desk, Means, Verdict, engine_error};
+use crate::pipeline::{self, Desk, Means, Verdict};
 use crate::worker::{Job, Role, Sink, Slot, Woken};
 
 /// Batches a thread runs for others after its own before it looks for somebody to take over.
@@ -31,14 +31,6 @@ enum Own {
     /// The reply comes when this position is durable.
     Later(Reply, Position),
     Moved(usize, Job),
-}
-
-/// A reply on its way out.
-struct Parcel {
-    sink: Sink,
-    reply: Reply,
-    kind: usize,
-    since: Instant,
 }
 
 /// What a batch leaves to do when no role is held any more.
@@ -225,20 +217,8 @@ impl Node {
         if after.waiting.is_empty() {
             return;
         }
-        let (waiting, counters, lane) = (after.waiting, self.counters.clone(), self.core.workers + 1);
-        let give = move |result: Result<(), EngineError>| {
-            let end = Instant::now();
-            for parcel in waiting {
-                let reply = match &result {
-                    Ok(()) => parcel.reply,
-                    Err(error) => Err(Outcome::Failed(engine_error(error.clone()))),
-                };
-                let took = end.saturating_duration_since(parcel.since);
-                counters[lane].reply_shared(parcel.kind, reply.is_err(), took);
-                parcel.sink.give(reply);
-            }
-        };
-        self.engine.on_durable(after.position, Box::new(give));
+        let (waiting, tray) = (after.waiting, self.courier.tray(self.counters.clone(), self.core.workers + 1));
+        self.engine.on_durable(after.position, Box::new(move |result| tray.give(waiting, &result)));
     }
 
     /// Takes every role, in order.

@@ -13,6 +13,7 @@ use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::request::{Creds, Op, Request};
 
+use super::courier::Courier;
 use super::{Node, NodeConfig, RootAttr, WORKERS_MAX, refused, without};
 use crate::engine::{BatchKind, Engine, Mutation};
 use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key};
@@ -146,6 +147,9 @@ impl Node {
             shares,
             grace: config.grace,
         };
+        let courier = Courier::start().map_err(|why| {
+            FsError::because(libc::EAGAIN, format!("metadata: the thread for replies did not start: {why}"))
+        })?;
         let node = Arc::new(Self {
             engine,
             clock,
@@ -159,6 +163,7 @@ impl Node {
             stamps: Timestamps::new(stamps?),
             usage: figures.map(AtomicI64::new),
             committed: AtomicU64::new(0),
+            courier,
         });
         if closed.is_none() {
             node.reclaim_orphans()?;

@@ -112,7 +112,7 @@ fn listing_is_complete_in_pages_of_any_size_and_names_strangers() {
 #[test]
 fn descriptors_are_bounded() {
     let dir = tempfile::tempdir().unwrap();
-    let store = LocalStore::open(dir.path(), LocalConfig { files_open_max: 32 }).unwrap();
+    let store = LocalStore::open(dir.path(), LocalConfig { files_open_max: 32, reserve_bytes: 0 }).unwrap();
     for object in 1..=600 {
         store.put(object, &slices(&[b"x"])).unwrap();
     }

@@ -27,6 +27,18 @@ impl RealDisk {
     }
 }
 
+/// Bytes that can still be allocated on the file system of `dir`.
+pub(in crate::engine) fn free_bytes(dir: &Path) -> io::Result<u64> {
+    let file = File::open(dir)?;
+    // SAFETY: all-zero bytes are a valid `statvfs`; the call fills it in.
+    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open and `stat` outlives the call.
+    if unsafe { libc::fstatvfs(file.as_raw_fd(), &raw mut stat) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((stat.f_bavail as u64).saturating_mul(stat.f_frsize as u64))
+}
+
 impl Disk for RealDisk {
     fn list(&self) -> io::Result<Vec<String>> {
         fs::read_dir(&self.0)?.map(|file| Ok(file?.file_name().to_string_lossy().into_owned())).collect()
@@ -80,14 +92,7 @@ impl Disk for RealDisk {
     }
 
     fn free_bytes(&self) -> io::Result<u64> {
-        let file = File::open(&self.0)?;
-        // SAFETY: all-zero bytes are a valid `statvfs`; the call fills it in.
-        let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open and `stat` outlives the call.
-        if unsafe { libc::fstatvfs(file.as_raw_fd(), &raw mut stat) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok((stat.f_bavail as u64).saturating_mul(stat.f_frsize as u64))
+        free_bytes(&self.0)
     }
 
     fn describe(&self, name: &str) -> String {

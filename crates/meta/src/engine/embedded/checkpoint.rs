@@ -23,6 +23,8 @@ pub(in crate::engine) struct Checkpoint {
     pub position: Position,
     /// Segment that holds the next batch, or will.
     pub generation: u64,
+    /// The log was durable up to here at least, when this was written. At or above `position`.
+    pub durable: Position,
 }
 
 fn encode(uuid: &Uuid, checkpoint: Checkpoint) -> [u8; BYTES] {
@@ -32,6 +34,7 @@ fn encode(uuid: &Uuid, checkpoint: Checkpoint) -> [u8; BYTES] {
     bytes[16..32].copy_from_slice(uuid);
     bytes[32..40].copy_from_slice(&checkpoint.position.to_be_bytes());
     bytes[40..48].copy_from_slice(&checkpoint.generation.to_be_bytes());
+    bytes[48..56].copy_from_slice(&checkpoint.durable.to_be_bytes());
     let crc = crc32c::crc32c(&bytes);
     bytes[12..16].copy_from_slice(&crc.to_be_bytes());
     bytes
@@ -53,7 +56,12 @@ fn decode(bytes: &[u8], uuid: &Uuid, file: &str) -> Result<Checkpoint, EngineErr
     if bytes[16..32] != *uuid {
         return Err(EngineError::Refused(format!("checkpoint {file}: belongs to another volume")));
     }
-    Ok(Checkpoint { position: u64_at(bytes, 32), generation: u64_at(bytes, 40) })
+    let checkpoint =
+        Checkpoint { position: u64_at(bytes, 32), generation: u64_at(bytes, 40), durable: u64_at(bytes, 48) };
+    if checkpoint.durable < checkpoint.position {
+        return Err(corrupt("its positions contradict each other"));
+    }
+    Ok(checkpoint)
 }
 
 /// Replaces the checkpoint; durable when it returns.
@@ -87,7 +95,7 @@ mod tests {
 
     #[test]
     fn every_damaged_byte_is_noticed() {
-        let (uuid, checkpoint) = ([3; 16], Checkpoint { position: 77, generation: 5 });
+        let (uuid, checkpoint) = ([3; 16], Checkpoint { position: 77, generation: 5, durable: 80 });
         let bytes = encode(&uuid, checkpoint);
         assert_eq!(decode(&bytes, &uuid, "c"), Ok(checkpoint));
         for at in 0..BYTES {

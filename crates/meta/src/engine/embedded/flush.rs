@@ -1,6 +1,7 @@
 //! Moves rows from memory to the sorted runs, and clean rows out of memory.
 //!
 //! A flush is fuzzy: commits go on. Let C be a position that is durable and below which all batches are in memory.
+//! 0. The checkpoint says that the log is durable up to C.
 //! 1. Every row whose last change lies at or below C is copied and ingested. Rows changed later are left out, although an
 //!    older change of theirs may lie below C and be in no run: therefore
 //! 2. the log is synced once more, so that whatever replaced those changes is durable,
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kestrel_types::crash;
+use kestrel_types::ids::Position;
 use kestrel_types::key::PREFIX_LEN;
 use parking_lot::{Condvar, Mutex};
 
@@ -28,6 +30,8 @@ pub(super) const CLOSE_LOG_MAX: u64 = 128 << 20;
 const POLL: Duration = Duration::from_millis(50);
 /// Wait after a failure before trying again.
 const RETRY: Duration = Duration::from_secs(1);
+/// Longest wait after merges that failed.
+const MERGE_RETRY_MAX: Duration = Duration::from_secs(60);
 /// Longest that a commit waits for memory.
 const ROOM_WAIT: Duration = Duration::from_secs(30);
 /// Without commits for this long, a log of more than [`IDLE_LOG_MAX`] is flushed.
@@ -197,6 +201,9 @@ impl Shared {
         if upto <= self.flusher.checkpoint.load(Ordering::Relaxed) {
             return Ok(());
         }
+        // Says durably that the log is durable up to C, so that no recovery cuts it below what the runs will have.
+        let before = self.flusher.checkpoint.load(Ordering::Relaxed);
+        self.write_checkpoint(before, upto)?;
         let groups = self.rows.take_dirty();
         crash::point("engine.flush.before-ingest");
         if let Err(why) = self.ingest(&groups, upto) {
@@ -208,13 +215,19 @@ impl Shared {
             self.rows.clean(*group, upto);
         }
         self.sync()?;
-        let generation = self.log.generation_after(upto);
-        checkpoint::write(&*self.disk, &self.uuid, Checkpoint { position: upto, generation })
-            .map_err(|why| super::open::io_error("writing the checkpoint", &why))?;
+        let generation = self.write_checkpoint(upto, upto)?;
         self.flusher.checkpoint.store(upto, Ordering::Relaxed);
         crash::point("engine.flush.checkpointed");
         self.counters.flushes.fetch_add(1, Ordering::Relaxed);
         self.log.retire(generation)
+    }
+
+    /// Returns the generation of the oldest segment that is still needed.
+    fn write_checkpoint(&self, position: Position, durable: Position) -> Result<u64, EngineError> {
+        let generation = self.log.generation_after(position);
+        checkpoint::write(&*self.disk, &self.uuid, Checkpoint { position, generation, durable })
+            .map_err(|why| super::open::io_error("writing the checkpoint", &why))?;
+        Ok(generation)
     }
 
     fn ingest(&self, groups: &[GroupKey], upto: u64) -> Result<(), EngineError> {
@@ -248,6 +261,7 @@ impl Shared {
 
     /// The thread that merges runs.
     pub(super) fn run_compactor(&self) {
+        let mut pause = RETRY;
         loop {
             {
                 let mut compact = self.flusher.compact.lock();
@@ -262,12 +276,18 @@ impl Shared {
             loop {
                 match self.compact() {
                     Ok(true) => {}
-                    Ok(false) => break,
+                    Ok(false) => {
+                        pause = RETRY;
+                        break;
+                    }
                     Err(_) => {
-                        // Nothing is lost; reads get slower. Try again later, or after the next flush.
+                        // Nothing is lost; reads get slower. Trying costs as much as merging, so ever more seldom.
+                        let until = Instant::now() + pause;
+                        pause = (pause * 2).min(MERGE_RETRY_MAX);
                         let mut compact = self.flusher.compact.lock();
-                        if !compact.stop {
-                            self.flusher.compact_changed.wait_for(&mut compact, RETRY);
+                        while !compact.stop
+                            && !self.flusher.compact_changed.wait_until(&mut compact, until).timed_out()
+                        {
                         }
                         compact.wanted = true;
                         break;

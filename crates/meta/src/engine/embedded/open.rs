@@ -27,9 +27,6 @@ use super::{BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, 
 /// What a thread does.
 type Role = fn(&Shared);
 
-/// Smallest segment.
-const SEGMENT_BYTES_MIN: u64 = 16 << 10;
-
 /// An error of the disk, in words.
 pub(super) fn io_error(what: &str, why: &io::Error) -> EngineError {
     if no_space(why) {
@@ -78,7 +75,7 @@ pub(super) fn open(
         }
         fs::remove_dir_all(&runs_dir).map_err(fail)?;
     }
-    let runs = LsmRuns::open(&runs_dir, options.cache_bytes(), options.compression)?;
+    let runs = LsmRuns::open(&runs_dir, options.cache_bytes(), options.compression, options.merge_reserve())?;
     // The new directories' names.
     for made in
         [Some(dir), dir.parent().filter(|parent| !parent.as_os_str().is_empty())].into_iter().flatten()
@@ -122,7 +119,7 @@ pub(super) fn assemble(
     verify: &mut Verify<'_>,
     lock: Option<File>,
 ) -> Result<EmbeddedEngine, EngineError> {
-    let segment_bytes = options.segment_bytes.max(SEGMENT_BYTES_MIN).next_multiple_of(SEGMENT_HEADER as u64);
+    let segment_bytes = options.segment_bytes;
     let rows = Rows::new();
     let (mut start, position) = match checkpoint::read(&*disk, &uuid)? {
         Some(checkpoint) => {
@@ -151,7 +148,7 @@ pub(super) fn assemble(
     let durable = start.durable;
     let log = Log::start(start, options.reserve_bytes)?;
     let generation = log.generation_after(position);
-    checkpoint::write(&*disk, &uuid, Checkpoint { position, generation })
+    checkpoint::write(&*disk, &uuid, Checkpoint { position, generation, durable })
         .map_err(|why| io_error("writing the checkpoint", &why))?;
     log.retire_surplus(&surplus)?;
     let waiters = Waiters::default();

@@ -79,7 +79,7 @@ pub(in crate::engine) fn recover(
             disk.describe(&name_of(checkpoint.generation))
         )));
     }
-    let mut end = find_end(&mut live, checkpoint.position, &*disk)?;
+    let mut end = find_end(&mut live, checkpoint, &*disk)?;
     replay(&live, &mut end, checkpoint.position, verify, apply, &*disk)?;
 
     // From here on the disk is changed: first make sure that what was cut off never comes back.
@@ -126,8 +126,9 @@ fn read(segment: &Found, disk: &dyn Disk) -> Result<Vec<u8>, EngineError> {
 }
 
 /// Follows the sequence of records above `checkpoint` through the segments.
-fn find_end(live: &mut [Found], checkpoint: Position, disk: &dyn Disk) -> Result<End, EngineError> {
-    let mut end = End { segment: 0, offset: SEGMENT_HEADER, next: checkpoint + 1, durable: checkpoint };
+fn find_end(live: &mut [Found], checkpoint: Checkpoint, disk: &dyn Disk) -> Result<End, EngineError> {
+    let Checkpoint { position: checkpoint, durable, .. } = checkpoint;
+    let mut end = End { segment: 0, offset: SEGMENT_HEADER, next: checkpoint + 1, durable };
     // The first segment may begin with batches that the checkpoint covers.
     let mut next: Option<Position> = None;
     let mut ended: Option<Vec<u8>> = None;
@@ -163,12 +164,11 @@ fn find_end(live: &mut [Found], checkpoint: Position, disk: &dyn Disk) -> Result
         }
     }
     end.next = next.unwrap_or(checkpoint + 1);
-    if end.next <= checkpoint {
-        // The checkpoint was made after its position was durable.
+    if end.next <= durable {
         return Err(EngineError::Corrupt(format!(
-            "log segment {}: ends at {} although {checkpoint} was durable; restore the metadata from a dump",
-            disk.describe(&live[end.segment].name),
-            end.next - 1
+            "log segment {place} is damaged or missing, although the checkpoint says that it was durable (position {}); \
+             nothing was changed; restore the metadata from a dump",
+            end.next
         )));
     }
     if let Some(bytes) = ended {

@@ -22,6 +22,7 @@ use lsm_tree::{
 use parking_lot::RwLock;
 
 use super::{Bytes, Changes, Cursor, EngineError, Runs};
+use crate::engine::disk::real::free_bytes;
 use crate::engine::embedded::{Compression, no_space};
 
 /// Bits of bloom filter a row: 1 % false positives.
@@ -37,8 +38,26 @@ pub(in crate::engine) struct LsmRuns {
     writing: RwLock<()>,
 }
 
-/// Ends compactions: a filter that lets every row pass until it is time to stop.
-struct Stop(AtomicBool);
+/// Rows that a merge moves between looks at free space.
+const SPACE_CHECK_ROWS: u32 = 1 << 14;
+
+/// Ends merges, from within: the tree asks a filter about every row, and this one lets every row pass until it is time to
+/// stop, or until the merge eats into the space that is kept for changes.
+struct Stop {
+    stopped: AtomicBool,
+    dir: PathBuf,
+    free_bytes_min: u64,
+}
+
+impl Stop {
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    fn has_space(&self) -> bool {
+        free_bytes(&self.dir).is_ok_and(|free| free >= self.free_bytes_min)
+    }
+}
 
 impl RefUnwindSafe for Stop {}
 
@@ -50,17 +69,24 @@ impl Factory for StopFactory {
     }
 
     fn make_filter(&self, _: &Context) -> Box<dyn CompactionFilter> {
-        Box::new(StopFilter(self.0.clone()))
+        Box::new(StopFilter { stop: self.0.clone(), rows: 0 })
     }
 }
 
-struct StopFilter(Arc<Stop>);
+struct StopFilter {
+    stop: Arc<Stop>,
+    rows: u32,
+}
 
 impl CompactionFilter for StopFilter {
     fn filter_item(&mut self, _: ItemAccessor<'_>, _: &Context) -> lsm_tree::Result<Verdict> {
-        if self.0.0.load(Ordering::Relaxed) {
+        if self.stop.is_stopped() {
             return Err(std::io::Error::from(std::io::ErrorKind::Interrupted).into());
         }
+        if self.rows.is_multiple_of(SPACE_CHECK_ROWS) && !self.stop.has_space() {
+            return Err(std::io::Error::from(std::io::ErrorKind::StorageFull).into());
+        }
+        self.rows = self.rows.wrapping_add(1);
         Ok(Verdict::Keep)
     }
 }
@@ -95,9 +121,15 @@ fn guarded<R>(what: &str, dir: &Path, work: impl FnOnce() -> lsm_tree::Result<R>
 }
 
 impl LsmRuns {
-    /// Opens the runs in `dir`, or makes empty ones.
-    pub fn open(dir: &Path, cache_bytes: u64, compression: Compression) -> Result<Self, EngineError> {
-        let stop = Arc::new(Stop(AtomicBool::new(false)));
+    /// Opens the runs in `dir`, or makes empty ones. Merges leave `free_bytes_min` of disk alone.
+    pub fn open(
+        dir: &Path,
+        cache_bytes: u64,
+        compression: Compression,
+        free_bytes_min: u64,
+    ) -> Result<Self, EngineError> {
+        let stop = Stop { stopped: AtomicBool::new(false), dir: dir.to_path_buf(), free_bytes_min };
+        let stop = Arc::new(stop);
         let sequence = SequenceNumberCounter::default();
         let compression = match compression {
             Compression::None => CompressionType::None,
@@ -205,7 +237,7 @@ impl Runs for LsmRuns {
     }
 
     fn compact(&self) -> Result<bool, EngineError> {
-        if self.stop.0.load(Ordering::Relaxed) {
+        if self.stop.is_stopped() {
             return Ok(false);
         }
         let (before, first) = (self.shape(), self.tree.next_table_id());
@@ -218,7 +250,7 @@ impl Runs for LsmRuns {
         };
         match result {
             Ok(()) => Ok(self.shape() != before),
-            Err(_) if self.stop.0.load(Ordering::Relaxed) => Ok(false),
+            Err(_) if self.stop.is_stopped() => Ok(false),
             Err(why) => {
                 self.remove_orphans(first);
                 Err(why)
@@ -227,7 +259,7 @@ impl Runs for LsmRuns {
     }
 
     fn stop(&self) {
-        self.stop.0.store(true, Ordering::Relaxed);
+        self.stop.stopped.store(true, Ordering::Relaxed);
     }
 
     fn disk_bytes(&self) -> u64 {

@@ -1,0 +1,109 @@
+//! Gives replies that waited for the log.
+//!
+//! The engine calls back on its syncer thread, which must not be kept: a callback of ours may send the next request, and that may
+//! have to wait for the very sync that the thread is there for. So callbacks run on a thread of their own, in the order of the
+//! positions they waited for; threads that wait are woken at once.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{JoinHandle, ThreadId};
+use std::time::Instant;
+
+use kestrel_types::request::{Outcome, Reply};
+
+use crate::engine::EngineError;
+use crate::pipeline::engine_error;
+use crate::stats::LaneCounters;
+use crate::worker::{Done, Sink};
+
+/// A reply on its way out.
+pub(super) struct Parcel {
+    pub sink: Sink,
+    pub reply: Reply,
+    pub kind: usize,
+    pub since: Instant,
+}
+
+/// The thread that runs callbacks. At most one round is queued for each batch that waits for the log.
+pub(super) struct Courier {
+    rounds: Option<Sender<Vec<(Done, Reply)>>>,
+    thread: Option<JoinHandle<()>>,
+    id: ThreadId,
+}
+
+/// A way to hand replies to the courier, from any thread.
+#[derive(Clone)]
+pub(super) struct Tray {
+    rounds: Option<Sender<Vec<(Done, Reply)>>>,
+    counters: Arc<[LaneCounters]>,
+    lane: usize,
+}
+
+impl Courier {
+    pub fn start() -> std::io::Result<Self> {
+        let (rounds, incoming) = channel();
+        let thread = std::thread::Builder::new().name("kestrel-replies".into()).spawn(move || deliver(&incoming))?;
+        let id = thread.thread().id();
+        Ok(Self { rounds: Some(rounds), thread: Some(thread), id })
+    }
+
+    /// A tray whose replies count in lane `lane` of the counters.
+    pub fn tray(&self, counters: Arc<[LaneCounters]>, lane: usize) -> Tray {
+        Tray { rounds: self.rounds.clone(), counters, lane }
+    }
+}
+
+impl Drop for Courier {
+    fn drop(&mut self) {
+        self.rounds = None;
+        // The last callback may hold the last reference to the node, and so end here on the thread itself.
+        if let Some(thread) = self.thread.take().filter(|_| std::thread::current().id() != self.id) {
+            // A callback that panicked has already been reported by the panic itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn deliver(incoming: &Receiver<Vec<(Done, Reply)>>) {
+    for round in incoming {
+        for (done, reply) in round {
+            done(reply);
+        }
+    }
+}
+
+impl Tray {
+    /// Gives a reply that need not wait, on this thread.
+    pub fn give_here(self, parcel: Parcel) {
+        self.counters[self.lane].reply_shared(parcel.kind, parcel.reply.is_err(), parcel.since.elapsed());
+        parcel.sink.give(parcel.reply);
+    }
+
+    /// The log has reached the position that these replies waited for, or never will.
+    pub fn give(self, parcels: Vec<Parcel>, result: &Result<(), EngineError>) {
+        let end = Instant::now();
+        let mut round = Vec::new();
+        for parcel in parcels {
+            // What already failed says so; what succeeded in vain says why.
+            let reply = match (result, parcel.reply) {
+                (Err(error), Ok(_)) => Err(Outcome::Failed(engine_error(error.clone()))),
+                (_, reply) => reply,
+            };
+            let took = end.saturating_duration_since(parcel.since);
+            self.counters[self.lane].reply_shared(parcel.kind, reply.is_err(), took);
+            match parcel.sink {
+                Sink::Callback(done) => round.push((done, reply)),
+                sink => sink.give(reply),
+            }
+        }
+        if round.is_empty() {
+            return;
+        }
+        if let Some(rounds) = &self.rounds {
+            if let Err(unsent) = rounds.send(round) {
+                // The courier is gone with its node; nobody is left to send more.
+                unsent.0.into_iter().for_each(|(done, reply)| done(reply));
+            }
+        }
+    }
+}

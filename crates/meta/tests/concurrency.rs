@@ -1,0 +1,325 @@
+//! Many threads on few names; and when replies leave in mode `commit`.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{Fixture, at, config, name, user};
+use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_meta::node::{Done, Durability, NodeConfig};
+use kestrel_types::inode::Kind;
+use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::request::{
+    Answer, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, SetAttr,
+};
+use parking_lot::Mutex;
+
+const FLAGS: OpenFlags = OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+
+/// xorshift64*: enough to mix operations, and the seed says it all.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % sides
+    }
+}
+
+struct Client {
+    dice: Dice,
+    /// Files that this client has open, where it saw them, and how often.
+    open: Vec<(InodeRef, u64)>,
+}
+
+impl Client {
+    fn place(&mut self) -> Place {
+        let names = ["a", "b", "c", "d", "e"];
+        let mut path = String::new();
+        for _ in 0..self.dice.roll(3) {
+            path += names[self.dice.roll(3) as usize];
+            path += "/";
+        }
+        path += names[self.dice.roll(5) as usize];
+        at(1, &path)
+    }
+
+    fn op(&mut self) -> Op {
+        match self.dice.roll(20) {
+            0..=4 => Op::Create { place: self.place(), mode: 0o666, flags: FLAGS, exclusive: false },
+            5..=6 => Op::MkDir(self.place(), 0o777),
+            7..=9 => Op::Unlink(self.place()),
+            10 => Op::RmDir(self.place()),
+            11..=13 => {
+                let flags = RenameFlags { no_replace: false, exchange: self.dice.roll(4) == 0 };
+                Op::Rename(self.place(), self.place(), flags)
+            }
+            14 => match self.open.last() {
+                Some((inode, _)) => Op::Link(inode.clone(), self.place()),
+                None => Op::Lookup(self.place()),
+            },
+            15..=16 => match self.open.pop() {
+                Some((inode, _)) => Op::Release(inode.ino),
+                None => Op::Lookup(self.place()),
+            },
+            17 => match self.open.last() {
+                Some((inode, size)) => {
+                    Op::SetAttr(inode.clone(), SetAttr { size: Some(size + 1), ..SetAttr::default() })
+                }
+                None => Op::Usage,
+            },
+            18 => Op::ReadDir { dir: 1, after: None, limit: 100, check: true },
+            _ => Op::Lookup(self.place()),
+        }
+    }
+
+    fn took(&mut self, place: Option<Place>, reply: &Reply) {
+        if let (Some(place), Ok(Answer::Opened { inode, .. })) = (place, reply) {
+            let seen = if place.dirs.is_empty() { Some((place.base, place.name)) } else { None };
+            self.open.push((InodeRef { ino: inode.ino, seen }, inode.size));
+        }
+    }
+}
+
+fn stress(config: NodeConfig, threads: u64, steps: usize) {
+    let fixture = Fixture::new(config);
+    let node = &fixture.node;
+    let failures = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let failures = &failures;
+            scope.spawn(move || {
+                let mut client = Client { dice: Dice(0x5eed + thread), open: Vec::new() };
+                for _ in 0..steps {
+                    let op = client.op();
+                    let place = match &op {
+                        Op::Create { place, .. } => Some(place.clone()),
+                        _ => None,
+                    };
+                    let reply = node.call(Request { creds: Creds::root(), op: op.clone() });
+                    if let Err(Outcome::Failed(error)) = &reply {
+                        assert_ne!(error.errno, libc::EIO, "{op:?}: {error}");
+                        failures.fetch_add(1, Ordering::Relaxed);
+                    }
+                    client.took(place, &reply);
+                }
+                for (inode, _) in client.open {
+                    assert_eq!(node.call(Request { creds: Creds::root(), op: Op::Release(inode.ino) }), Ok(Answer::Done));
+                }
+            });
+        }
+    });
+    let stats = node.stats();
+    assert_eq!(stats.open_files, 0);
+    assert!(failures.into_inner() < threads as usize * steps);
+    let found = fixture.check();
+    assert_eq!(found.orphans, 0);
+    let Ok(Answer::Usage(usage)) = fixture.call(Op::Usage) else { panic!() };
+    assert_eq!(
+        (usage.files, usage.dirs, usage.bytes),
+        (found.files as u64, found.dirs as u64, found.bytes as u64)
+    );
+}
+
+#[test]
+fn threads_on_shared_names_leave_a_sound_volume() {
+    stress(config(1), 4, 5_000);
+    stress(config(2), 8, 5_000);
+    stress(config(5), 8, 5_000);
+}
+
+#[test]
+fn threads_in_mode_commit_leave_a_sound_volume() {
+    stress(NodeConfig { durability: Durability::Commit, batch_max: 3, ..config(3) }, 8, 3_000);
+}
+
+/// Callbacks from several threads, each sending the next request: the node runs dry only when all are answered.
+#[test]
+fn callbacks_may_send_requests() {
+    for durability in [Durability::Fsync, Durability::Commit] {
+        let fixture = Fixture::new(NodeConfig { durability, ..config(2) });
+        let answered = Arc::new(AtomicU64::new(0));
+        fn send(node: &Arc<kestrel_meta::node::Node>, chain: u64, left: u64, answered: &Arc<AtomicU64>) {
+            let place = at(1, &format!("f{chain}-{left}"));
+            let op = Op::MkNod { place, kind: Kind::File, mode: 0o644, rdev: 0 };
+            let (next, answered) = (Arc::downgrade(node), answered.clone());
+            let done: Done = Box::new(move |reply| {
+                assert!(reply.is_ok(), "{reply:?}");
+                answered.fetch_add(1, Ordering::SeqCst);
+                if let (Some(node), true) = (next.upgrade(), left > 1) {
+                    if left % 10 == 0 {
+                        // A blocking call from a callback must not lock up.
+                        node.call(Request { creds: Creds::root(), op: Op::Lookup(at(1, "none")) }).unwrap_err();
+                    }
+                    send(&node, chain, left - 1, &answered);
+                }
+            });
+            node.submit(Request { creds: Creds::root(), op }, done);
+        }
+        std::thread::scope(|scope| {
+            for chain in 0..8 {
+                let (node, answered) = (&fixture.node, &answered);
+                scope.spawn(move || send(node, chain, 100, answered));
+            }
+        });
+        for _ in 0..1000 {
+            if answered.load(Ordering::SeqCst) == 800 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(answered.load(Ordering::SeqCst), 800);
+        assert_eq!(fixture.check().files, 800);
+    }
+}
+
+fn collect(fixture: &Fixture, op: Op) -> Arc<Mutex<Option<Reply>>> {
+    let reply: Arc<Mutex<Option<Reply>>> = Arc::default();
+    let slot = reply.clone();
+    let done: Done = Box::new(move |reply| *slot.lock() = Some(reply));
+    fixture.node.submit(Request { creds: Creds::root(), op }, done);
+    reply
+}
+
+fn arrives(reply: &Mutex<Option<Reply>>) -> Reply {
+    for _ in 0..500 {
+        if let Some(reply) = reply.lock().take() {
+            return reply;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("no reply");
+}
+
+#[test]
+fn in_mode_commit_nothing_is_seen_before_it_is_durable() {
+    let config = NodeConfig { durability: Durability::Commit, ..config(2) };
+    let fixture = Fixture::with_engine(config, MemoryEngine::new(SyncWhen::Told));
+    fixture.engine.sync().unwrap();
+    let create = |path: &str| Op::MkNod { place: at(1, path), kind: Kind::File, mode: 0o644, rdev: 0 };
+    let pause = || std::thread::sleep(Duration::from_millis(20));
+    let made = collect(&fixture, create("a"));
+    let seen = collect(&fixture, Op::Lookup(at(1, "a")));
+    let list = collect(&fixture, Op::ReadDir { dir: 1, after: None, limit: 10, check: false });
+    let size = collect(&fixture, Op::GetAttr(InodeRef::by_id(1)));
+    let other = collect(&fixture, Op::Lookup(at(1, "b")));
+    assert!(arrives(&other).is_err(), "what nobody changed can be told at once");
+    pause();
+    for reply in [&made, &seen, &list, &size] {
+        assert!(reply.lock().is_none());
+    }
+    // The next batch runs while the log is being synced.
+    let next = collect(&fixture, create("b"));
+    fixture.engine.sync().unwrap();
+    for reply in [&made, &seen, &list, &size, &next] {
+        assert!(arrives(reply).is_ok());
+    }
+    assert_eq!(fixture.errno(Op::Lookup(at(1, "b"))), 0);
+    // A removal is not seen early either.
+    let gone = collect(&fixture, Op::Unlink(at(1, "a")));
+    let missing = collect(&fixture, Op::Lookup(at(1, "a")));
+    pause();
+    assert!(gone.lock().is_none() && missing.lock().is_none());
+    fixture.engine.sync().unwrap();
+    assert!(arrives(&gone).is_ok() && arrives(&missing).is_err());
+    // A sync that fails fails those who waited for it.
+    let lost = collect(&fixture, create("c"));
+    fixture.engine.fail_sync(EngineError::Io("injected".into()));
+    fixture.engine.sync().unwrap_err();
+    assert!(matches!(arrives(&lost), Err(Outcome::Failed(error)) if error.errno == libc::EIO));
+}
+
+#[test]
+fn a_full_disk_can_be_emptied() {
+    let fixture = Fixture::new(config(2));
+    let file = |path: &str| Op::Create { place: at(1, path), mode: 0o644, flags: FLAGS, exclusive: true };
+    let (a, b) = (fixture.inode(file("a")), fixture.inode(file("b")));
+    fixture.call(Op::Release(b.ino)).unwrap();
+    fixture.engine.set_full(true);
+    let replies: Vec<_> =
+        [file("c"), Op::Unlink(at(1, "b")), file("d"), Op::Unlink(at(1, "a")), Op::Lookup(at(1, "a"))]
+            .into_iter()
+            .map(|op| {
+                let reply: Arc<Mutex<Option<Reply>>> = Arc::default();
+                let slot = reply.clone();
+                let done: Done = Box::new(move |reply| *slot.lock() = Some(reply));
+                (reply, (Request { creds: Creds::root(), op }, done))
+            })
+            .collect();
+    let (replies, requests): (Vec<_>, Vec<_>) = replies.into_iter().unzip();
+    fixture.node.submit_many(requests);
+    let codes: Vec<i32> = replies.iter().map(|reply| common::errno(&arrives(reply))).collect();
+    assert_eq!(codes[..4], [libc::ENOSPC, 0, libc::ENOSPC, 0]);
+    fixture.call(Op::Release(a.ino)).unwrap();
+    fixture.engine.set_full(false);
+    let found = fixture.check();
+    assert_eq!((found.files, found.orphans), (0, 0));
+}
+
+#[test]
+fn a_failed_commit_leaves_no_trace() {
+    let fixture = Fixture::new(config(1));
+    fixture.inode(Op::MkDir(at(1, "d"), 0o777));
+    let create =
+        |path: &str| Op::Create { place: at(1, path), mode: 0o644, flags: FLAGS, exclusive: true };
+    // Numbers are reserved and stamps recorded, so the next commit is the batch's own.
+    let warm = fixture.inode(create("warm"));
+    fixture.call(Op::Release(warm.ino)).unwrap();
+    let ops = [create("x"), Op::RmDir(at(1, "d")), Op::Unlink(at(1, "warm")), Op::MkDir(at(1, "m"), 0o777)];
+    for op in ops {
+        fixture.engine.fail_commit(EngineError::Io("injected".into()));
+        assert_eq!(fixture.errno(op), libc::EIO);
+    }
+    assert_eq!(fixture.node.stats().open_files, 0);
+    assert_eq!(fixture.errno(Op::Lookup(at(1, "x"))), libc::ENOENT);
+    assert_eq!(fixture.errno(Op::Lookup(at(1, "m/y"))), libc::ENOENT);
+    assert_eq!(fixture.errno(create("d/inside")), 0);
+    assert_eq!(fixture.inode(Op::Lookup(at(1, "warm"))).ino, warm.ino);
+    fixture.check();
+}
+
+#[test]
+fn a_chmod_counts_for_everything_that_starts_after_it() {
+    let fixture = Fixture::new(config(4));
+    let dir = fixture.inode(Op::MkDir(at(1, "d"), 0o777)).ino;
+    for i in 0..50 {
+        let place = at(dir, &format!("f{i}"));
+        fixture.inode(Op::MkNod { place, kind: Kind::File, mode: 0o666, rdev: 0 });
+    }
+    let allowed = AtomicU64::new(1);
+    let somebody = user(1000, 1000, &[]);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (fixture, allowed, somebody) = (&fixture, &allowed, &somebody);
+            scope.spawn(move || {
+                let mut dice = Dice(77 + thread);
+                for _ in 0..5_000 {
+                    let before = allowed.load(Ordering::SeqCst);
+                    let file = name(&format!("f{}", dice.roll(50)));
+                    let code = fixture.errno_as(somebody, Op::Lookup(Place::new(dir, file)));
+                    let after = allowed.load(Ordering::SeqCst);
+                    // Even: a change is under way, or the directory is shut.
+                    if before == after {
+                        assert_eq!(code, if before % 4 == 1 { 0 } else { libc::EACCES });
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            for round in 0..300 {
+                let mode = if round % 2 == 0 { 0o700 } else { 0o777 };
+                allowed.fetch_add(1, Ordering::SeqCst);
+                let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+                fixture.inode(Op::SetAttr(InodeRef::by_id(dir), set));
+                allowed.fetch_add(1, Ordering::SeqCst);
+                std::thread::yield_now();
+            }
+        });
+    });
+    let _ = NewData::Unchanged;
+}

@@ -1,0 +1,572 @@
+//! Rules one by one: what each operation must refuse, and what it must change.
+
+mod common;
+
+use common::model::{CONFLICT, NEED_GROUPS, SYMLINK};
+use common::{Fixture, at, config, errno, name, user};
+use kestrel_types::clock::SECOND;
+use kestrel_types::extent::Extent;
+use kestrel_types::inode::{CHUNK_BYTES, Data, Kind};
+use kestrel_types::name::InodeRef;
+use kestrel_types::range::Range;
+use kestrel_types::request::{
+    Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Request, SetAttr, SetTime, XattrFlags,
+};
+
+const WRITE: OpenFlags = OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+
+fn fixture() -> Fixture {
+    Fixture::new(config(2))
+}
+
+fn create(path: &str) -> Op {
+    Op::Create { place: at(1, path), mode: 0o644, flags: WRITE, exclusive: true }
+}
+
+fn mkdir(path: &str) -> Op {
+    Op::MkDir(at(1, path), 0o755)
+}
+
+fn rename(from: &str, to: &str) -> Op {
+    Op::Rename(at(1, from), at(1, to), RenameFlags::default())
+}
+
+fn exchange(from: &str, to: &str) -> Op {
+    Op::Rename(at(1, from), at(1, to), RenameFlags { exchange: true, ..RenameFlags::default() })
+}
+
+fn lookup(path: &str) -> Op {
+    Op::Lookup(at(1, path))
+}
+
+fn seen(ino: u64, path: &str) -> InodeRef {
+    InodeRef { ino, seen: Some((1, name(path))) }
+}
+
+fn mode(ino: InodeRef, mode: u16) -> Op {
+    Op::SetAttr(ino, SetAttr { mode: Some(mode), ..SetAttr::default() })
+}
+
+fn commit(ino: u64, path: &str, base: u64, data: NewData, size: u64) -> Op {
+    Op::Commit(Commit { inode: seen(ino, path), base, data, size: Some(size), mtime: 5, kill_suid: false })
+}
+
+fn range(object: u64, len: u32) -> Range {
+    Range { object, offset: 0, len }
+}
+
+#[test]
+fn paths_are_walked_with_permission_and_links_go_back() {
+    let f = fixture();
+    let a = f.inode(mkdir("a")).ino;
+    f.inode(mkdir("a/b"));
+    f.inode(create("a/b/c"));
+    f.inode(Op::Symlink(at(1, "s"), b"a/b"[..].into()));
+    assert_eq!(f.errno(lookup("a/b/c")), 0);
+    assert_eq!(f.errno(lookup("a/x/c")), libc::ENOENT);
+    assert_eq!(f.errno(lookup("a/b/c/d")), libc::ENOTDIR);
+    assert_eq!(f.errno(lookup("s/c")), SYMLINK);
+    match f.call(lookup("a/b/../c").clone()) {
+        Err(Outcome::Failed(_)) | Ok(_) => {}
+        other => panic!("{other:?}"),
+    }
+    match f.call(Op::Lookup(at(1, "s/c"))) {
+        Err(Outcome::Symlink { resolved: 0, dir: 1, target }) => assert_eq!(&*target, b"a/b"),
+        other => panic!("{other:?}"),
+    }
+    f.inode(mode(InodeRef::by_id(a), 0o700));
+    let somebody = user(1000, 1000, &[]);
+    assert_eq!(f.errno_as(&somebody, lookup("a")), 0);
+    assert_eq!(f.errno_as(&somebody, lookup("a/b/c")), libc::EACCES);
+    f.inode(mode(InodeRef::by_id(a), 0o750));
+    let unknown = Creds { groups: None, ..somebody.clone() };
+    assert_eq!(f.errno_as(&unknown, lookup("a/b/c")), NEED_GROUPS);
+    assert_eq!(f.errno_as(&user(1000, 1000, &[0]), lookup("a/b/c")), 0);
+    f.check();
+}
+
+#[test]
+fn create_opens_what_exists_and_makes_what_does_not() {
+    let f = fixture();
+    let dir = f.inode(mkdir("d")).ino;
+    f.inode(create("f"));
+    let again = Op::Create { place: at(1, "f"), mode: 0o600, flags: WRITE, exclusive: false };
+    assert!(matches!(f.call(again.clone()), Ok(Answer::Opened { created: false, .. })));
+    assert_eq!(f.errno(create("f")), libc::EEXIST);
+    assert_eq!(f.errno(Op::Create { place: at(1, "d"), mode: 0, flags: WRITE, exclusive: false }), libc::EISDIR);
+    f.inode(Op::Symlink(at(1, "s"), b"f"[..].into()));
+    assert_eq!(f.errno(Op::Create { place: at(1, "s"), mode: 0, flags: WRITE, exclusive: false }), libc::ELOOP);
+    let somebody = user(1000, 1000, &[]);
+    assert_eq!(f.errno_as(&somebody, again), libc::EACCES);
+    assert_eq!(f.errno_as(&somebody, create("d/x")), libc::EACCES);
+    // The mode of a new file does not restrict the open that made it.
+    f.inode(mode(InodeRef::by_id(dir), 0o777));
+    let readonly = Op::Create { place: at(dir, "r"), mode: 0o400, flags: WRITE, exclusive: false };
+    assert_eq!(f.errno_as(&somebody, readonly.clone()), 0);
+    assert_eq!(f.errno_as(&somebody, readonly), libc::EACCES);
+    let device = |kind, rdev| Op::MkNod { place: at(dir, "dev"), kind, mode: 0o600, rdev };
+    assert_eq!(f.errno_as(&somebody, device(Kind::Block, 1)), libc::EPERM);
+    assert_eq!(f.errno_as(&somebody, device(Kind::Dir, 0)), libc::EPERM);
+    assert_eq!(f.errno_as(&somebody, device(Kind::Symlink, 0)), libc::EINVAL);
+    assert_eq!(f.errno_as(&somebody, device(Kind::Char, 0)), 0);
+    f.check();
+}
+
+#[test]
+fn set_group_id_directories_pass_group_and_bit_on() {
+    let f = fixture();
+    let dir = f.inode(mkdir("d")).ino;
+    let set = SetAttr { mode: Some(0o2777), gid: Some(50), ..SetAttr::default() };
+    f.inode(Op::SetAttr(InodeRef::by_id(dir), set));
+    let somebody = user(1000, 1000, &[]);
+    let sub = f.inode_as(&somebody, Op::MkDir(at(dir, "sub"), 0o755));
+    assert_eq!((sub.gid, sub.mode), (50, 0o2755));
+    let place = at(dir, "f");
+    let file = f.inode_as(&somebody, Op::Create { place, mode: 0o2755, flags: WRITE, exclusive: true });
+    assert_eq!((file.gid, file.mode), (50, 0o755));
+}
+
+#[test]
+fn chmod_chown_and_utimes_obey_ownership() {
+    let f = fixture();
+    let owner = user(1000, 1000, &[2000]);
+    let other = user(1001, 1001, &[]);
+    let file = f.inode_as(&owner, Op::Create { place: at(1, "f"), mode: 0o6755, flags: WRITE, exclusive: true });
+    let me = seen(file.ino, "f");
+    let chown = |uid, gid| Op::SetAttr(me.clone(), SetAttr { uid, gid, ..SetAttr::default() });
+    assert_eq!(f.errno_as(&owner, chown(Some(1001), None)), libc::EPERM);
+    assert_eq!(f.errno_as(&other, chown(Some(1000), None)), libc::EPERM);
+    assert_eq!(f.errno_as(&owner, chown(None, Some(3000))), libc::EPERM);
+    assert_eq!(f.errno_as(&other, chown(None, Some(1001))), libc::EPERM);
+    let changed = f.inode_as(&owner, chown(Some(1000), Some(2000)));
+    assert_eq!((changed.gid, changed.mode), (2000, 0o755));
+    assert_eq!(f.errno_as(&other, mode(me.clone(), 0o777)), libc::EPERM);
+    // Set-group-id only for a group one is in.
+    assert_eq!(f.inode_as(&owner, mode(me.clone(), 0o2755)).mode, 0o2755);
+    f.inode(chown(None, Some(3000)));
+    assert_eq!(f.inode_as(&owner, mode(me.clone(), 0o2755)).mode, 0o755);
+    assert_eq!(f.inode(mode(me.clone(), 0o6755)).mode, 0o6755);
+    assert_eq!(f.inode(chown(Some(1000), None)).mode, 0o755, "root's chown drops them too");
+
+    let times = |atime, mtime| Op::SetAttr(me.clone(), SetAttr { atime, mtime, ..SetAttr::default() });
+    let (now, past) = (Some(SetTime::Now), Some(SetTime::At(-5)));
+    assert_eq!(f.errno_as(&other, times(past, past)), libc::EPERM);
+    assert_eq!(f.errno_as(&other, times(now, past)), libc::EPERM);
+    assert_eq!(f.errno_as(&other, times(now, None)), libc::EPERM);
+    assert_eq!(f.errno_as(&other, times(now, now)), libc::EACCES);
+    f.inode(mode(me.clone(), 0o666));
+    assert_eq!(f.errno_as(&other, times(now, now)), 0);
+    f.clock.advance(SECOND);
+    let set = f.inode_as(&owner, times(past, None));
+    assert_eq!((set.atime, set.ctime), (-5, 1_001 * SECOND));
+    // An empty change sets ctime, whoever asks.
+    f.clock.advance(SECOND);
+    assert_eq!(f.inode_as(&other, times(None, None)).ctime, 1_002 * SECOND);
+}
+
+#[test]
+fn directory_times_follow_content_and_explicit_ones_count_until_the_next_change() {
+    let f = fixture();
+    let dir = f.inode(mkdir("d")).ino;
+    let me = InodeRef::by_id(dir);
+    f.clock.advance(SECOND);
+    f.inode(create("d/a"));
+    let shown = f.inode(Op::GetAttr(me.clone()));
+    assert_eq!((shown.mtime, shown.ctime, shown.nlink), (1_001 * SECOND, 1_001 * SECOND, 2));
+    let future = SetAttr { mtime: Some(SetTime::At(9_000 * SECOND)), ..SetAttr::default() };
+    assert_eq!(f.inode(Op::SetAttr(me.clone(), future)).mtime, 9_000 * SECOND);
+    assert_eq!(f.inode(Op::GetAttr(me.clone())).mtime, 9_000 * SECOND);
+    f.clock.advance(SECOND);
+    f.inode(mkdir("d/sub"));
+    let shown = f.inode(Op::GetAttr(me.clone()));
+    assert_eq!((shown.mtime, shown.nlink), (1_002 * SECOND, 3));
+    assert_eq!(f.errno(Op::SetAttr(me, SetAttr { size: Some(0), ..SetAttr::default() })), libc::EISDIR);
+}
+
+#[test]
+fn unlink_and_rmdir_refuse_in_the_order_linux_does() {
+    let f = fixture();
+    let owner = user(1000, 1000, &[]);
+    let other = user(1001, 1001, &[]);
+    let dir = f.inode(mkdir("d")).ino;
+    f.inode(mode(InodeRef::by_id(dir), 0o1777));
+    f.inode_as(&owner, Op::MkDir(at(dir, "sub"), 0o777));
+    f.inode_as(&owner, Op::Create { place: at(dir, "f"), mode: 0o777, flags: WRITE, exclusive: true });
+    assert_eq!(f.errno_as(&other, Op::Unlink(at(dir, "none"))), libc::ENOENT);
+    assert_eq!(f.errno_as(&other, Op::Unlink(at(dir, "f"))), libc::EPERM);
+    assert_eq!(f.errno_as(&other, Op::RmDir(at(dir, "sub"))), libc::EPERM);
+    assert_eq!(f.errno_as(&other, Op::Rename(at(dir, "f"), at(1, "f"), RenameFlags::default())), libc::EPERM);
+    assert_eq!(f.errno_as(&owner, Op::Unlink(at(dir, "sub"))), libc::EISDIR);
+    assert_eq!(f.errno_as(&owner, Op::RmDir(at(dir, "f"))), libc::ENOTDIR);
+    f.inode(create("d/sub/x"));
+    assert_eq!(f.errno_as(&owner, Op::RmDir(at(dir, "sub"))), libc::ENOTEMPTY);
+    f.inode(mode(InodeRef::by_id(dir), 0o755));
+    assert_eq!(f.errno_as(&owner, Op::Unlink(at(dir, "f"))), libc::EACCES);
+    assert_eq!(f.errno_as(&owner, Op::Unlink(at(dir, "none"))), libc::ENOENT);
+    assert_eq!(f.errno(Op::Unlink(at(dir, "f"))), 0);
+    f.call(Op::Unlink(at(dir, "sub/x"))).unwrap();
+    assert_eq!(f.errno(Op::RmDir(at(dir, "sub"))), 0);
+    f.call(Op::RmDir(at(1, "d"))).unwrap();
+    assert_eq!(f.errno(create("d/x")), libc::ENOENT);
+    assert_eq!(f.errno(Op::Lookup(at(dir, "x"))), libc::ENOENT);
+    assert_eq!(f.errno(Op::GetAttr(InodeRef::by_id(dir))), libc::ESTALE);
+    assert_eq!(f.errno(Op::ReadDir { dir, after: None, limit: 1, check: true }), libc::ENOENT);
+    f.check();
+}
+
+#[test]
+fn rename_refuses_cycles_and_wrong_types() {
+    let f = fixture();
+    for path in ["a", "a/b", "a/b/c", "e"] {
+        f.inode(mkdir(path));
+    }
+    f.inode(create("f"));
+    f.inode(create("g"));
+    assert_eq!(f.errno(rename("a", "a/b/x")), libc::EINVAL);
+    assert_eq!(f.errno(rename("a/b/c", "a")), libc::ENOTEMPTY);
+    assert_eq!(f.errno(exchange("a/b/c", "a")), libc::EINVAL);
+    assert_eq!(f.errno(rename("a", "f")), libc::ENOTDIR);
+    assert_eq!(f.errno(rename("f", "e")), libc::EISDIR);
+    assert_eq!(f.errno(rename("e", "a")), libc::ENOTEMPTY);
+    assert_eq!(f.errno(rename("none", "x")), libc::ENOENT);
+    assert_eq!(f.errno(exchange("f", "none")), libc::ENOENT);
+    let keep = RenameFlags { no_replace: true, exchange: false };
+    assert_eq!(f.errno(Op::Rename(at(1, "f"), at(1, "g"), keep)), libc::EEXIST);
+    let both = RenameFlags { no_replace: true, exchange: true };
+    assert_eq!(f.errno(Op::Rename(at(1, "f"), at(1, "g"), both)), libc::EINVAL);
+    assert_eq!(f.errno(rename("f", "f")), 0);
+    assert_eq!(f.errno(exchange("a/b", "f")), 0);
+    assert_eq!(f.inode(lookup("f")).kind, Kind::Dir);
+    assert_eq!(f.inode(lookup("f/c")).kind, Kind::Dir);
+    assert_eq!(f.inode(lookup("a/b")).kind, Kind::File);
+    assert_eq!((f.inode(lookup("a")).nlink, f.inode(Op::GetAttr(InodeRef::by_id(1))).nlink), (2, 5));
+    assert_eq!(f.errno(rename("e", "f/c")), 0);
+    f.check();
+}
+
+#[test]
+fn a_directory_that_gets_another_parent_must_be_writable() {
+    let f = fixture();
+    let owner = user(1000, 1000, &[]);
+    for path in ["a", "b"] {
+        let dir = f.inode(mkdir(path)).ino;
+        f.inode(mode(InodeRef::by_id(dir), 0o777));
+    }
+    let dir = f.inode_as(&owner, Op::MkDir(at(1, "a/d"), 0o555)).ino;
+    assert_eq!(f.errno_as(&owner, rename("a/d", "b/d")), libc::EACCES);
+    assert_eq!(f.errno_as(&owner, rename("a/d", "a/e")), 0);
+    f.inode_as(&owner, mode(InodeRef::by_id(dir), 0o755));
+    assert_eq!(f.errno_as(&owner, rename("a/e", "b/d")), 0);
+    match f.call(Op::Parent(dir)) {
+        Ok(Answer::Inode(parent)) => assert_eq!(parent.ino, f.inode(lookup("b")).ino),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn hard_links_count_and_are_found_by_every_name() {
+    let f = fixture();
+    let ino = f.inode(create("a")).ino;
+    f.call(Op::Release(ino)).unwrap();
+    f.inode(mkdir("d"));
+    assert_eq!(f.errno(Op::Link(seen(ino, "a"), at(1, "d"))), libc::EEXIST);
+    assert_eq!(f.errno(Op::Link(InodeRef::by_id(f.inode(lookup("d")).ino), at(1, "x"))), libc::EPERM);
+    assert_eq!(f.inode(Op::Link(seen(ino, "a"), at(1, "d/b"))).nlink, 2);
+    assert_eq!(f.inode(lookup("d/b")).ino, ino);
+    // Same file under two names: rename does nothing.
+    assert_eq!(f.errno(rename("a", "d/b")), 0);
+    assert_eq!(f.inode(lookup("a")).nlink, 2);
+    f.inode(Op::SetAttr(seen(ino, "a"), SetAttr { size: Some(10), ..SetAttr::default() }));
+    assert_eq!(f.inode(lookup("d/b")).size, 10);
+    match f.call(Op::Unlink(at(1, "a"))) {
+        Ok(Answer::Removed { nlink: 1, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(f.inode(Op::GetAttr(seen(ino, "a"))).nlink, 1, "a stale place leads to the file by number");
+    assert!(matches!(f.call(Op::Unlink(at(1, "d/b"))), Ok(Answer::Removed { nlink: 0, .. })));
+    assert_eq!(f.errno(Op::GetAttr(seen(ino, "a"))), libc::ESTALE);
+    assert_eq!(f.errno(Op::Link(seen(ino, "a"), at(1, "x"))), libc::ESTALE);
+    let found = f.check();
+    assert_eq!((found.files, found.bytes), (0, 0));
+}
+
+#[test]
+fn a_file_has_at_most_65000_names() {
+    let f = fixture();
+    let ino = f.inode(create("f")).ino;
+    for number in 1..kestrel_meta::view::LINK_MAX {
+        f.call(Op::Link(seen(ino, "f"), at(1, &format!("l{number}")))).unwrap();
+    }
+    assert_eq!(f.errno(Op::Link(seen(ino, "f"), at(1, "more"))), libc::EMLINK);
+}
+
+#[test]
+fn open_files_outlive_their_names_and_temporary_ones_get_one() {
+    let f = fixture();
+    let ino = f.inode(create("f")).ino;
+    let data = NewData::Packed(range(7, 100));
+    let inode = f.inode(lookup("f"));
+    f.inode(commit(ino, "f", inode.data_change, data, 100));
+    f.call(Op::Unlink(at(1, "f"))).unwrap();
+    let orphan = f.inode(Op::GetAttr(seen(ino, "f")));
+    assert_eq!((orphan.nlink, orphan.size), (0, 100));
+    assert_eq!(f.errno(Op::Link(seen(ino, "f"), at(1, "g"))), libc::ENOENT);
+    f.inode(create("f"));
+    let now = f.inode(Op::GetAttr(seen(ino, "f")));
+    assert_eq!(now.ino, ino, "another file with the same name is not mistaken for it");
+    f.inode(commit(ino, "f", now.data_change, NewData::Inline(b"x"[..].into()), 1));
+    f.call(Op::Release(ino)).unwrap();
+    assert_eq!(f.errno(Op::GetAttr(seen(ino, "f"))), libc::ESTALE);
+    assert_eq!(f.errno(Op::Release(ino)), libc::EBADF);
+
+    let tmp = |exclusive| Op::TmpFile { dir: 1, mode: 0o600, exclusive };
+    let ino = f.inode(tmp(false)).ino;
+    assert_eq!(f.inode(Op::Link(InodeRef::by_id(ino), at(1, "named"))).nlink, 1);
+    assert_eq!(f.inode(Op::GetAttr(InodeRef::by_id(ino))).ino, ino);
+    f.call(Op::Release(ino)).unwrap();
+    assert_eq!(f.inode(lookup("named")).ino, ino);
+    let ino = f.inode(tmp(true)).ino;
+    assert_eq!(f.errno(Op::Link(InodeRef::by_id(ino), at(1, "never"))), libc::ENOENT);
+    let f = f.crash(false);
+    assert_eq!(f.errno(Op::GetAttr(InodeRef::by_id(ino))), libc::ESTALE, "gone with the crash");
+    assert_eq!(f.check().orphans, 0);
+}
+
+#[test]
+fn commits_are_checked_against_the_content_they_were_made_on() {
+    let f = fixture();
+    let inode = f.inode(create("f"));
+    let (ino, base) = (inode.ino, inode.data_change);
+    let first = f.inode(commit(ino, "f", base, NewData::Inline(b"hello"[..].into()), 5));
+    assert_eq!((first.size, first.mtime), (5, 5));
+    assert_eq!(f.errno(commit(ino, "f", base, NewData::Inline(b"x"[..].into()), 1)), CONFLICT);
+    let base = first.data_change;
+    assert_eq!(f.errno(commit(ino, "f", base, NewData::Inline(b"xyz"[..].into()), 2)), libc::EINVAL);
+    assert_eq!(f.errno(commit(ino, "f", base, NewData::Packed(range(3, 10)), 9)), libc::EINVAL);
+    assert_eq!(f.errno(commit(ino, "f", base, NewData::Packed(range(0, 10)), 10)), libc::EINVAL);
+    let patch = |pos, len| NewData::Patches(vec![(0, Extent::of_range(pos, range(3, len)))]);
+    assert_eq!(f.errno(commit(ino, "f", base, patch(1, 10), 11)), libc::EINVAL, "does not cover the inline bytes");
+    assert_eq!(f.errno(commit(ino, "f", base, patch(0, 10), 9)), libc::EINVAL, "beyond the end");
+    let huge = NewData::Patches(vec![(u64::MAX, Extent::of_range(0, range(3, 1)))]);
+    assert_eq!(f.errno(commit(ino, "f", base, huge, 1 << 40)), libc::EINVAL);
+    assert_eq!(f.errno(commit(ino, "f", base, NewData::Unchanged, 1 << 63)), libc::EFBIG);
+    let patched = f.inode(commit(ino, "f", base, patch(0, 10), 10));
+    assert_eq!(patched.data, Data::Chunked);
+    assert_eq!(f.check().objects[&3], 10);
+    // Far out, so that there are several chunks; then cut back.
+    let far = NewData::Patches(vec![(3, Extent::of_range(0, range(4, 10)))]);
+    let grown = f.inode(commit(ino, "f", patched.data_change, far, 3 * CHUNK_BYTES + 10));
+    assert_eq!(f.check().objects[&4], 10);
+    let cut = f.inode(commit(ino, "f", grown.data_change, NewData::Unchanged, 4));
+    assert_eq!(cut.size, 4);
+    let found = f.check();
+    assert_eq!((found.objects.get(&3), found.objects.get(&4)), (Some(&4), None));
+}
+
+#[test]
+fn compaction_happens_only_on_what_was_seen() {
+    let f = fixture();
+    let inode = f.inode(create("f"));
+    let old = vec![Extent::of_range(0, range(3, 5)), Extent::of_range(5, range(4, 5))];
+    let data = NewData::Patches(old.iter().map(|extent| (0, *extent)).collect());
+    let inode = f.inode(commit(inode.ino, "f", inode.data_change, data, 10));
+    let new = vec![Extent::of_range(0, range(9, 10))];
+    let compact = |old: &[Extent], new: &[Extent]| Op::Compact {
+        inode: seen(inode.ino, "f"),
+        chunk: 0,
+        old: old.to_vec(),
+        new: new.to_vec(),
+    };
+    assert_eq!(f.errno(compact(&old[..1], &new)), libc::EINVAL, "what is new leaves the window");
+    assert_eq!(f.errno(compact(&new, &new)), CONFLICT);
+    assert_eq!(f.errno(compact(&[], &new)), libc::EINVAL);
+    assert_eq!(f.errno(compact(&old, &new)), 0);
+    assert_eq!(f.inode(lookup("f")), inode, "the inode does not change");
+    let found = f.check();
+    assert_eq!(found.objects.into_iter().collect::<Vec<_>>(), [(9, 10)]);
+}
+
+#[test]
+fn extended_attributes_by_namespace() {
+    let f = fixture();
+    let owner = user(1000, 1000, &[]);
+    let file = f.inode_as(&owner, Op::Create { place: at(1, "f"), mode: 0o600, flags: WRITE, exclusive: true });
+    let link = f.inode_as(&owner, Op::Symlink(at(1, "s"), b"f"[..].into()));
+    let set = |inode: &InodeRef, name: &[u8], value: &[u8]| {
+        Op::SetXattr(inode.clone(), name.into(), value.into(), XattrFlags::default())
+    };
+    let (file, link) = (seen(file.ino, "f"), seen(link.ino, "s"));
+    for (name, errno) in [
+        (&b"user.a"[..], 0),
+        (b"trusted.a", libc::EPERM),
+        (b"security.a", libc::EPERM),
+        (b"system.posix_acl_access", libc::EOPNOTSUPP),
+        (b"nonsense", libc::EOPNOTSUPP),
+        (b"user.", libc::EINVAL),
+        (&[b'u'; 256], libc::ERANGE),
+        (b"", libc::ERANGE),
+    ] {
+        assert_eq!(f.errno_as(&owner, set(&file, name, b"1")), errno, "{:?}", String::from_utf8_lossy(name));
+    }
+    assert_eq!(f.errno_as(&owner, set(&link, b"user.a", b"1")), libc::EPERM);
+    assert_eq!(f.errno(set(&link, b"trusted.a", b"1")), 0);
+    assert_eq!(f.errno(set(&file, b"security.a", b"1")), 0);
+    assert_eq!(f.errno_as(&owner, set(&file, b"user.big", &[0; 65537])), libc::E2BIG);
+    assert_eq!(f.errno_as(&user(7, 7, &[]), Op::GetXattr(file.clone(), b"user.a"[..].into())), libc::EACCES);
+    assert_eq!(f.errno_as(&owner, Op::GetXattr(file.clone(), b"security.a"[..].into())), 0);
+    assert_eq!(f.errno_as(&owner, Op::GetXattr(link.clone(), b"trusted.a"[..].into())), libc::ENODATA);
+    let flags = |create, replace| XattrFlags { create, replace };
+    let with = |flags| Op::SetXattr(file.clone(), b"user.a"[..].into(), b"2"[..].into(), flags);
+    assert_eq!(f.errno(with(flags(true, false))), libc::EEXIST);
+    assert_eq!(f.errno(with(flags(false, true))), 0);
+    assert_eq!(f.call(Op::GetXattr(file.clone(), b"user.a"[..].into())), Ok(Answer::Bytes(b"2"[..].into())));
+    assert_eq!(f.call(Op::ListXattr(file.clone())), Ok(Answer::Bytes(b"security.a\0user.a\0"[..].into())));
+    assert_eq!(f.errno(Op::RemoveXattr(file.clone(), b"user.a"[..].into())), 0);
+    assert_eq!(f.errno(Op::RemoveXattr(file.clone(), b"user.a"[..].into())), libc::ENODATA);
+    // Names together are bounded by what a listing can return.
+    let long = |i: u32| format!("user.{i:0250}").into_bytes();
+    let full = (0..300).find(|i| f.errno(set(&file, &long(*i), b"")) == libc::ENOSPC);
+    assert!(full.is_some_and(|count| count > 250), "{full:?}");
+    f.call(Op::Release(file.ino)).unwrap();
+    f.call(Op::Unlink(at(1, "f"))).unwrap();
+    f.check();
+}
+
+#[test]
+fn listings_continue_where_they_ended() {
+    let f = fixture();
+    for i in 0..25 {
+        f.inode(create(&format!("f{i:02}")));
+    }
+    let mut after = None;
+    let mut all = Vec::new();
+    loop {
+        let page = Op::ReadDir { dir: 1, after: after.clone(), limit: 7, check: true };
+        let Ok(Answer::Entries { entries, parent: 1, end }) = f.call(page) else { panic!() };
+        all.extend(entries.iter().map(|entry| entry.name.clone()));
+        if end {
+            break;
+        }
+        after = all.last().cloned();
+        // What is removed and created meanwhile does not move the others.
+        f.call(Op::Unlink(at(1, "f00"))).ok();
+        f.inode(create(&format!("e{}", all.len())));
+    }
+    let expected: Vec<_> = (0..25).map(|i| name(&format!("f{i:02}"))).collect();
+    assert_eq!(all, expected);
+}
+
+#[test]
+fn objects_are_reaped_after_the_grace_period_and_checked_again() {
+    let f = fixture();
+    for path in ["a", "b"] {
+        let inode = f.inode(create(path));
+        f.inode(commit(inode.ino, path, inode.data_change, NewData::Packed(range(70, 10)), 10));
+        f.call(Op::Release(inode.ino)).unwrap();
+    }
+    f.call(Op::Unlink(at(1, "a"))).unwrap();
+    let due = |f: &Fixture, after: i64| f.node.due_objects((1_000 + after) * SECOND, 100).unwrap();
+    assert_eq!(due(&f, 100), [0u64; 0], "one file still refers to it");
+    f.call(Op::Unlink(at(1, "b"))).unwrap();
+    assert_eq!(due(&f, 5), [0u64; 0], "the grace period is 10 s");
+    assert_eq!(due(&f, 11), [70]);
+    assert_eq!(due(&f, 11), [70], "asked again before it was forgotten");
+    let inode = f.inode(create("c"));
+    let late = commit(inode.ino, "c", inode.data_change, NewData::Packed(range(70, 10)), 10);
+    assert_eq!(f.errno(late.clone()), libc::EIO, "it is being deleted");
+    f.node.forget_object(70).unwrap();
+    assert_eq!(due(&f, 100), [0u64; 0]);
+    f.check();
+}
+
+#[test]
+fn clones_share_and_count() {
+    let f = fixture();
+    let (a, b) = (f.inode(create("a")), f.inode(create("b")));
+    let a = f.inode(commit(a.ino, "a", a.data_change, NewData::Packed(range(70, 100)), 100));
+    let clone = |from: &str, from_ino, from_offset, to_offset, len| Op::Clone {
+        from: seen(from_ino, from),
+        from_offset,
+        to: seen(b.ino, "b"),
+        to_offset,
+        len,
+    };
+    assert_eq!(f.errno(clone("a", a.ino, 50, 0, 51)), libc::EINVAL);
+    let whole = f.inode(clone("a", a.ino, 0, 0, 100));
+    assert_eq!((whole.size, whole.data.clone()), (100, a.data.clone()));
+    assert_eq!(f.check().objects[&70], 200);
+    assert_eq!(f.errno(clone("b", b.ino, 0, 50, 60)), libc::EINVAL, "overlap");
+    assert_eq!(f.inode(clone("b", b.ino, 0, 150, 50)).size, 200);
+    assert_eq!(f.check().objects[&70], 250);
+    f.inode(commit(a.ino, "a", a.data_change, NewData::Inline(b"x"[..].into()), 1));
+    assert_eq!(f.errno(clone("a", a.ino, 0, 0, 1)), libc::EOPNOTSUPP);
+    assert_eq!(f.check().objects[&70], 150);
+}
+
+#[test]
+fn figures_of_trees_come_from_shares() {
+    let f = fixture();
+    f.inode(mkdir("a"));
+    f.inode(mkdir("a/b"));
+    for i in 0..10 {
+        let path = format!("a/b/f{i}");
+        f.inode(create(&path));
+        let inode = f.inode(lookup(&path));
+        let me = InodeRef { ino: inode.ino, seen: Some((f.inode(lookup("a/b")).ino, name(&format!("f{i}")))) };
+        f.inode(Op::SetAttr(me, SetAttr { size: Some(100), ..SetAttr::default() }));
+    }
+    let Ok(Answer::Usage(tree)) = f.call(Op::TreeUsage(f.inode(lookup("a")).ino)) else { panic!() };
+    assert_eq!((tree.files, tree.dirs, tree.bytes), (10, 1, 1000));
+    let Ok(Answer::Usage(all)) = f.call(Op::Usage) else { panic!() };
+    assert_eq!((all.files, all.dirs, all.bytes), (10, 2, 1000));
+    assert_eq!(f.errno(Op::TreeUsage(999)), libc::ENOENT);
+    for i in 0..10 {
+        let ino = f.inode(lookup(&format!("a/b/f{i}"))).ino;
+        f.call(Op::Release(ino)).unwrap();
+    }
+    // A clean stop records the figures; so does adding them up after any other.
+    f.node.close().unwrap();
+    for f in [f.crash(true).crash(false)] {
+        assert_eq!(f.call(Op::Usage), Ok(Answer::Usage(all)));
+    }
+}
+
+#[test]
+fn numbers_are_never_given_twice() {
+    let mut f = fixture();
+    let (mut inodes, mut objects) = (0, 0);
+    for round in 0..5 {
+        let ino = f.inode(create(&format!("f{round}"))).ino;
+        assert!(ino > inodes);
+        inodes = ino;
+        let Ok(Answer::Objects { first, count: 10 }) = f.call(Op::AllocObjects(10)) else { panic!() };
+        assert!(first > objects);
+        objects = first + 9;
+        let change = f.inode(lookup(&format!("f{round}"))).change;
+        f.call(Op::Sync).unwrap();
+        f = f.crash(round % 2 == 0);
+        let later = f.inode(create(&format!("g{round}")));
+        assert!(later.change > change && later.ino > ino);
+        inodes = later.ino;
+    }
+    assert_eq!(f.errno(Op::AllocObjects(0)), libc::EINVAL);
+}
+
+#[test]
+fn hostile_requests_get_errors() {
+    let f = fixture();
+    assert_eq!(f.errno(Op::Lookup(at(0, "x"))), libc::ENOENT);
+    assert_eq!(f.errno(Op::GetAttr(InodeRef::by_id(0))), libc::ESTALE);
+    assert_eq!(f.errno(Op::GetAttr(InodeRef::by_id(u64::MAX))), libc::ESTALE);
+    assert_eq!(f.errno(Op::Chunks { ino: 5, first: 9, last: 8 }), libc::EINVAL);
+    assert_eq!(f.errno(Op::Chunks { ino: 5, first: 0, last: u64::MAX }), libc::EINVAL);
+    assert_eq!(f.errno(Op::Symlink(at(1, "s"), Box::default())), libc::ENOENT);
+    assert_eq!(f.errno(Op::Symlink(at(1, "s"), vec![b'x'; 4096].into())), libc::ENAMETOOLONG);
+    let ino = f.inode(create("f")).ino;
+    let size = SetAttr { size: Some(u64::MAX), ..SetAttr::default() };
+    assert_eq!(f.errno(Op::SetAttr(seen(ino, "f"), size)), libc::EFBIG);
+    assert_eq!(f.errno(Op::ReadLink(seen(ino, "f"))), libc::EINVAL);
+    assert_eq!(f.errno(Op::ReadDir { dir: ino, after: None, limit: 10, check: true }), libc::ENOTDIR);
+    let op = Op::Sync;
+    assert_eq!(errno(&f.node.call(Request { creds: Creds::root(), op })), 0);
+}
