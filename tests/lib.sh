@@ -33,6 +33,8 @@ chmod 755 "$WORK"
 PASSED=0
 FAILED=0
 SUMMARISED=
+# A script's own command for the end, however it ends.
+AT_END=true
 
 ok() {
     PASSED=$((PASSED + 1))
@@ -73,6 +75,7 @@ cleanup() {
     trap - EXIT INT TERM
     set +e
     cd /
+    "$AT_END"
     for job in $(jobs -p); do
         kill -9 "$job" 2>/dev/null
     done

@@ -6,7 +6,7 @@ set -euo pipefail
 
 disk=$WORK/disk mnt=$WORK/mnt volume=$WORK/disk/volume
 mkdir -p "$disk" "$mnt"
-truncate -s 320M "$WORK/image"
+truncate -s 1G "$WORK/image"
 mkfs.ext4 -q -F -m 0 "$WORK/image"
 mount -o loop "$WORK/image" "$disk"
 make_volume "$volume" --grace 1s
@@ -81,6 +81,10 @@ for round in 1 2 3; do
         kill_mount "$volume" "$mnt"
         check "round $round: fsck of the full volume" fsck_volume "$volume"
         check "round $round: mounts while full" mount_volume "$volume" "$mnt"
+        if ! mountpoint -q "$mnt"; then
+            summary
+            exit 1
+        fi
         check "round $round: every file is there after kill -9" all_there "f$round" "$count"
     fi
     check "round $round: deletes while full" deletes "f$round"
@@ -92,7 +96,7 @@ kestrel_load() {
     mkdir "$mnt/load"
     kestrel-crashload run --dir "$mnt/load" --log "$WORK/load.log" --threads 4 --seed 5 --seconds 40
 }
-dd if=/dev/zero of="$mnt/ballast" bs=1M count=150 status=none || true
+dd if=/dev/zero of="$mnt/ballast" bs=1M count=700 status=none || true
 check "random load on a nearly full disk" kestrel_load
 check "verify of the random load" kestrel-crashload verify --dir "$mnt/load" --log "$WORK/load.log" --mode process
 check "delete everything" rm -rf "$mnt/load" "$mnt/ballast"

@@ -21,9 +21,8 @@ try:
     db = sqlite3.connect(path, timeout=20, isolation_level=None)
     db.execute("pragma journal_mode=wal")
     db.execute("pragma synchronous=full")
-    db.execute("create table if not exists t (n integer primary key, data blob)")
     for n in range(first, first + 1_000_000):
-        db.execute("insert into t values (?, randomblob(?))", (n, n % 3000))
+        db.execute("insert into t values (?, randomblob(?))", (n, n % 3000 + 1))
         os.write(log, f"{n}\n".encode())
 except (sqlite3.Error, OSError):
     pass
@@ -43,7 +42,7 @@ if acked - there:
     sys.exit(f"{len(acked - there)} acknowledged transactions are lost: {sorted(acked - there)[:5]}")
 if len(there - acked) > 1:
     sys.exit(f"{len(there - acked)} rows more than were acknowledged")
-wrong = db.execute("select count(*) from t where length(data) != n % 3000").fetchone()
+wrong = db.execute("select count(*) from t where length(data) != n % 3000 + 1").fetchone()
 if wrong != (0,):
     sys.exit(f"{wrong} rows have wrong data")
 print(f"{len(there)} rows")
@@ -53,6 +52,8 @@ with open(sys.argv[2], "a") as log:
 PY
 }
 
+: >"$WORK/acked"
+check "a database is made" sqlite3 "$mnt/db" 'pragma journal_mode=wal; create table t (n integer primary key, data blob);'
 first=0
 for ((cycle = 1; cycle <= ${CYCLES:-8}; cycle++)); do
     insert "$first" &

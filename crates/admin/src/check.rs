@@ -4,7 +4,7 @@
 //! bit an inode, 16 bytes a directory and a chunked file, some 40 bytes a hard-linked file, and 20 bytes an object within a
 //! window of [`Options::window_objects`] objects (more objects: more passes).
 //!
-//! Order: entries, the `link` table, the tree, the tables that follow from them, sums of objects, the store, and last (if
+//! Order: entries, the `link` table, volume-wide records, the tree, the tables that follow from them, sums of objects, the store, and last (if
 //! asked) every stored byte.
 
 mod data;
@@ -12,6 +12,7 @@ mod inodes;
 mod objects;
 mod shares;
 mod side;
+mod system;
 mod tree;
 
 use std::collections::HashMap;
@@ -138,9 +139,11 @@ pub fn check(
     report: &mut dyn FnMut(Finding),
     progress: Progress<'_>,
 ) -> Result<Totals, CheckError> {
-    let mut check = Check { engine, report, progress, totals: Totals::default() };
+    let mut check = Check { engine, report, progress, totals: Totals::default(), shares: u16::MAX };
+    system::shares(&mut check)?;
     let mut world = inodes::walk(&mut check)?;
     inodes::links(&mut check, &mut world)?;
+    system::check(&mut check, &world)?;
     inodes::locate(&mut check, &world)?;
     tree::check(&mut check, &world)?;
     shares::check(&mut check, &world)?;
@@ -159,6 +162,8 @@ struct Check<'a> {
     report: &'a mut dyn FnMut(Finding),
     progress: Progress<'a>,
     totals: Totals,
+    /// Workers whose shares of directories and objects are read; there must be none of others.
+    shares: u16,
 }
 
 /// What the first walk learned.
@@ -182,6 +187,10 @@ struct World {
     duplicates: IdSet,
     /// References to inodes without a record.
     dangling: IdSet,
+    /// Files without a name that count none.
+    open_unlinked: u64,
+    /// Newest commit timestamp of any inode.
+    newest_change: u64,
     /// Inodes whose records are damaged: nothing can be said about what belongs to them.
     unjudged: IdSet,
     /// Files that wrongly deny having extended attributes.
@@ -220,6 +229,11 @@ impl<'a> Check<'a> {
         if self.totals.rows.is_multiple_of(8192) {
             (self.progress)(what, self.totals.rows);
         }
+    }
+
+    /// Whether a share's key suffix names a worker whose shares are read.
+    fn is_share(&self, suffix: &[u8]) -> bool {
+        <[u8; 2]>::try_from(suffix).is_ok_and(|worker| u16::from_be_bytes(worker) < self.shares)
     }
 
     fn rows(&self, table: Table) -> Rows<'a> {

@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::ops::ControlFlow;
 
 use kestrel_meta::engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_types::clock::Nanos;
@@ -27,6 +28,9 @@ const FIXES_MAX: usize = 100_000;
 
 /// Findings kept to be reported at the end; the totals count all.
 const KEPT_MAX: usize = 100_000;
+
+/// Numbers from this one on are never handed out in earnest; where they stand, something is damaged.
+const INODE_MAX: InodeId = 1 << 62;
 
 /// Name of the directory for what was found.
 const LOST_FOUND: &[u8] = b"lost+found";
@@ -158,7 +162,8 @@ impl Workshop<'_> {
             Act::Rows(mutations) => mutations.clone(),
             Act::NewRoot => {
                 let root = Entry::Inode(Inode { mode: 0o755, ..self.inode(ROOT, Kind::Dir) });
-                vec![put(Table::Entry, 0, &[], root.encode())]
+                let place = DirId { parent: 0, name: Box::new([]) };
+                vec![put(Table::Entry, 0, &[], root.encode()), put(Table::DirId, ROOT, &[], place.encode())]
             }
             Act::AdoptDirectory(ino) => self.adopt_directory(*ino)?,
             Act::AdoptEntry(key, entry) => {
@@ -177,8 +182,10 @@ impl Workshop<'_> {
             }
             Act::AdoptExtents(ino, size) => {
                 let (parent, name) = self.found_name(&format!("#{ino}"))?;
-                let file = Inode { size: *size, data: Data::Chunked, ..self.inode(*ino, Kind::File) };
-                vec![put(Table::Entry, parent, &name, Entry::Inode(file).encode())]
+                let (ino, mut rows) = self.with_a_valid_number(*ino)?;
+                let file = Inode { size: *size, data: Data::Chunked, ..self.inode(ino, Kind::File) };
+                rows.push(put(Table::Entry, parent, &name, Entry::Inode(file).encode()));
+                rows
             }
             Act::AdoptBytes(key, bytes) => {
                 let ino = self.new_number()?;
@@ -226,6 +233,21 @@ impl Workshop<'_> {
             xattrs: false,
             data: Data::None,
         }
+    }
+
+    /// The number itself if an inode may have it; else a new one, with the rows that move its extents there.
+    fn with_a_valid_number(&self, ino: InodeId) -> Result<(InodeId, Vec<Mutation>), EngineError> {
+        if (FIRST_INODE..INODE_MAX).contains(&ino) {
+            return Ok((ino, Vec::new()));
+        }
+        let fresh = self.new_number()?;
+        let mut rows = Vec::new();
+        self.engine.scan(Table::Chunk, ino, None, &mut |suffix, value, _| {
+            rows.push(put(Table::Chunk, fresh, suffix, value.into()));
+            rows.push(delete(&Key::new(Table::Chunk, ino, suffix)));
+            ControlFlow::Continue(())
+        })?;
+        Ok((fresh, rows))
     }
 
     /// A directory's record: at the place that is still recorded for it, if that is free, else in `lost+found`.

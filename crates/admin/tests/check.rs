@@ -303,6 +303,33 @@ fn counters() {
 }
 
 #[test]
+fn volume_wide_records() {
+    mends("no clock", |v| v.delete(Table::System, 0, b"clock"), &[K::SystemWrong]);
+    mends(
+        "clock behind",
+        |v| v.apply(vec![put(Table::System, 0, b"clock", encode_ceiling(7))]),
+        &[K::SystemWrong],
+    );
+    mends("no number of workers", |v| v.delete(Table::System, 0, b"shares"), &[K::SystemWrong]);
+    mends("root's place", |v| v.delete(Table::DirId, ROOT, b""), &[K::DirIdWrong]);
+    mends("a share that nobody reads", |v| v.apply(vec![dir_stat(A, 9, 0, 0, 0)]), &[K::DirStatWrong]);
+    mends("an account that nobody reads", |v| v.apply(vec![obj_stat(1, 9, 0)]), &[K::ObjStatWrong]);
+    let usage = |files: i64, bytes: i64| {
+        let sums = [files, 3, bytes].map(i64::to_be_bytes).concat();
+        put(Table::System, 0, b"usage", [&[1], &sums[..]].concat().into())
+    };
+    let volume = Volume::new();
+    volume.apply(vec![usage(7, 200_128)]);
+    assert_eq!(volume.check().0, []);
+    mends("wrong sums", |v| v.apply(vec![usage(8, 200_128)]), &[K::SystemWrong]);
+    mends(
+        "damaged sums",
+        |v| v.apply(vec![put(Table::System, 0, b"usage", Box::new([9]))]),
+        &[K::SystemWrong],
+    );
+}
+
+#[test]
 fn objects_in_the_store() {
     let volume = Volume::new();
     volume.store.delete(3).unwrap();

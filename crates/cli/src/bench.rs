@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 
 use crate::failure::{Failure, Verdict};
-use crate::units::{bytes, size_arg};
+use crate::units::{bytes, short, size_arg};
 use crew::{Crew, PROCESSES_MAX};
 use report::{Line, Report};
 use step::{Op, STOP, Step};
@@ -292,7 +292,7 @@ impl Bench<'_> {
     }
 
     fn small(&mut self, size: u64) -> Result<(), Failure> {
-        let phase = format!("small {}", bytes(size));
+        let phase = format!("small {}", short(size));
         let dir = self.stage(&format!("small{size}"), false)?;
         let base = Step {
             size,
@@ -313,7 +313,7 @@ impl Bench<'_> {
     }
 
     fn large(&mut self) -> Result<(), Failure> {
-        let phase = format!("large {}", bytes(self.args.large_size));
+        let phase = format!("large {}", short(self.args.large_size));
         let dir = self.stage("large", false)?;
         let base = Step { size: self.args.large_size, ..self.step(&dir, Op::WriteLarge) };
         self.measure(&phase, if self.args.fsync { "write+fsync" } else { "write" }, base.clone())?;

@@ -71,6 +71,16 @@ pub fn bytes(size: u64) -> String {
     }
 }
 
+/// `4K`, `64K`, `1M`: a size as it is given on the command line, if it is a whole number of a unit; else in bytes.
+pub fn short(size: u64) -> String {
+    for (unit, shift) in [("T", 40), ("G", 30), ("M", 20), ("K", 10)] {
+        if size >= 1 << shift && size.is_multiple_of(1 << shift) {
+            return format!("{}{unit}", size >> shift);
+        }
+    }
+    size.to_string()
+}
+
 /// `1234567` as `1,234,567`.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -118,5 +128,8 @@ mod tests {
         assert_eq!(bytes((1 << 20) - 1), "1 MiB");
         assert_eq!(count(1_234_567), "1,234,567");
         assert_eq!(count(12), "12");
+        for text in ["0", "100", "4K", "65K", "1M", "3T"] {
+            assert_eq!(short(size_arg(text).unwrap()), text);
+        }
     }
 }

@@ -209,8 +209,7 @@ fn backup_of_a_volume_in_use_and_restore() {
     run(&["dump", &place.volume(), &dump]).expect(1, "--force");
     fs::write(place.mount_point().join("later"), vec![9; 200_000]).unwrap();
     let restored = Place::new();
-    let missing = run(&["load", &dump, &restored.volume()]).expect(1, "--objects");
-    drop(missing);
+    run(&["load", &dump, &restored.volume()]).expect(1, "--objects");
     fs::remove_dir_all(restored.path("vol")).unwrap();
     run(&["load", &dump, &restored.volume(), "--objects", &place.name("vol/objects")]).expect(0, "verified");
     place.umount();
@@ -219,6 +218,34 @@ fn backup_of_a_volume_in_use_and_restore() {
     assert_eq!(tree(&restored.mount_point()), before);
     fs::write(restored.mount_point().join("new"), vec![3; 300_000]).unwrap();
     restored.umount();
+    run(&["fsck", "--data", &restored.volume()]).expect(0, "clean");
+}
+
+#[test]
+fn restore_into_a_volume_that_got_its_objects_back() {
+    let place = Place::formatted();
+    place.mount(&[]).expect(0, "");
+    fill(&place);
+    let before = tree(&place.mount_point());
+    let dump = place.name("vol.dump");
+    run(&["dump", &place.volume(), &dump]).expect(0, "rows");
+    // Written after the dump: in the way of objects that the restored volume will write.
+    fs::write(place.mount_point().join("later"), vec![9; 200_000]).unwrap();
+    place.umount();
+    let restored = Place::formatted();
+    let copied = std::process::Command::new("cp")
+        .args(["-a", &place.name("vol/objects/."), &restored.name("vol/objects")])
+        .status();
+    assert!(copied.unwrap().success());
+    run(&["load", &dump, &restored.volume()]).expect(0, "verified");
+    restored.mount(&[]).expect(0, "");
+    assert_eq!(tree(&restored.mount_point()), before);
+    for file in 0..20 {
+        fs::write(restored.mount_point().join(format!("new{file}")), vec![3; 300_000]).unwrap();
+    }
+    restored.umount();
+    run(&["fsck", "--data", &restored.volume()]).expect(0, "clean");
+    run(&["load", &dump, &restored.volume()]).expect(1, "holds files");
     run(&["fsck", "--data", &restored.volume()]).expect(0, "clean");
 }
 

@@ -195,8 +195,8 @@ fn bench_measures_and_cleans_up() {
         }
     }
     assert_eq!(find("metadata", "create")["count"], 40);
-    assert_eq!(find("small 4 KiB", "write+close")["bytes"], 40 * 4096);
-    assert_eq!(find("large 1 MiB", "read")["bytes"], 2 << 20);
+    assert_eq!(find("small 4K", "write+close")["bytes"], 40 * 4096);
+    assert_eq!(find("large 1M", "read")["bytes"], 2 << 20);
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
     let args = ["bench", &dir, "--phase", "metadata", "--processes", "2", "--json"];
     let report = run(&[&args[..], &small[..]].concat()).expect(0, "").json();

@@ -148,7 +148,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let dir: PathBuf = args.next().unwrap_or_else(|| "/tmp/meta_bench".into()).into();
     let files: u64 = args.next().map_or(Ok(400_000), |files| files.parse())?;
-    let durability = if args.next().as_deref() == Some("fsync") { Durability::Fsync } else { Durability::Commit };
+    let durability =
+        if args.next().as_deref() == Some("fsync") { Durability::Fsync } else { Durability::Commit };
     std::fs::remove_dir_all(&dir).ok();
     std::fs::create_dir_all(&dir)?;
     let options = EmbeddedOptions {
@@ -160,7 +161,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for batch in [256, 1024] {
         println!("  \"floor_{batch}\": {{\"per_second\": {:.0}}},", floor(&dir, batch)?);
     }
-    let engine = EmbeddedEngine::open(&dir.join("meta"), [7; 16], options, Arc::new(|| Ok(())), &mut |_| true)?;
+    let engine =
+        EmbeddedEngine::open(&dir.join("meta"), [7; 16], options, Arc::new(|| Ok(())), &mut |_| true)?;
     let engine: Arc<dyn Engine> = Arc::new(engine);
     Node::format(&*engine, RootAttr { mode: 0o755, uid: 0, gid: 0 }, 0)?;
     let config = NodeConfig { workers: 2, durability, ..NodeConfig::default() };
@@ -212,7 +214,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     let stats = bench.node.stats();
     let engine = engine.stats();
-    println!("  \"batches\": {:?}, \"log_syncs\": {}, \"commits\": {}\n}}", stats.batches, engine.syncs, engine.commits);
+    println!(
+        "  \"batches\": {:?}, \"log_syncs\": {}, \"commits\": {}\n}}",
+        stats.batches, engine.syncs, engine.commits
+    );
     drop(bench);
     std::fs::remove_dir_all(&dir)?;
     Ok(())

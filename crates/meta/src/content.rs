@@ -156,7 +156,8 @@ fn list_of<'c>(
     content: &'c mut Content,
 ) -> Run<&'c mut ExtentList> {
     let cell = chunk_cell(view, inode, chunk);
-    let position = content.chunks.iter().position(|(changed, _)| *changed == cell);
+    // Patches mostly come in order: the chunk is the last one, or new.
+    let position = content.chunks.iter().rposition(|(changed, _)| *changed == cell);
     let position = match position {
         Some(position) => position,
         None => {
@@ -184,7 +185,8 @@ pub fn patch(view: &mut View<'_>, inode: &Inode, patches: &[(u64, Extent)], size
     }
     for (chunk, extent) in patches {
         extent.check().map_err(extent_error)?;
-        let end = chunk.checked_mul(u64::from(CHUNK_BYTES)).and_then(|at| at.checked_add(u64::from(extent.end())));
+        let end =
+            chunk.checked_mul(u64::from(CHUNK_BYTES)).and_then(|at| at.checked_add(u64::from(extent.end())));
         if end.is_none_or(|end| end > size) {
             return Err(fail(libc::EINVAL, "an extent reaches beyond the end of the file"));
         }
@@ -217,7 +219,9 @@ pub fn patch(view: &mut View<'_>, inode: &Inode, patches: &[(u64, Extent)], size
         if chunked {
             cut(view, inode, size, &mut content)?;
         } else {
-            for released in content.chunks[0].1.truncate(u32::try_from(size).unwrap_or(u32::MAX).min(CHUNK_BYTES)) {
+            for released in
+                content.chunks[0].1.truncate(u32::try_from(size).unwrap_or(u32::MAX).min(CHUNK_BYTES))
+            {
                 content.tally.release(released);
             }
         }
@@ -278,7 +282,13 @@ pub struct Piece {
 }
 
 /// Reads the pieces of a clone. The source must not be inline.
-pub fn pieces(view: &mut View<'_>, from: &Inode, from_offset: u64, to_offset: u64, len: u64) -> Run<Vec<Piece>> {
+pub fn pieces(
+    view: &mut View<'_>,
+    from: &Inode,
+    from_offset: u64,
+    to_offset: u64,
+    len: u64,
+) -> Run<Vec<Piece>> {
     let chunk_bytes = u64::from(CHUNK_BYTES);
     let mut out = Vec::new();
     let mut done = 0;

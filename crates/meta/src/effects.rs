@@ -69,7 +69,12 @@ impl Effects {
     /// Where an operation starts.
     #[inline]
     pub fn mark(&self) -> Mark {
-        Mark { opens: self.opens.len(), moved: self.moved.len(), made: self.dirs_made.len(), usage: self.usage }
+        Mark {
+            opens: self.opens.len(),
+            moved: self.moved.len(),
+            made: self.dirs_made.len(),
+            usage: self.usage,
+        }
     }
 
     /// Whether the open table changed since `mark`.

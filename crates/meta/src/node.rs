@@ -16,11 +16,12 @@ mod reap;
 mod start;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::request::{Reply, Request};
+use parking_lot::Mutex;
 
 use crate::engine::{BatchKind, Engine, Mutation};
 use crate::ids::{Allocator, Timestamps, system_key};
@@ -101,6 +102,9 @@ pub struct Node {
     stamps: Timestamps,
     /// Files, directories, bytes.
     usage: [AtomicI64; 3],
+    /// The record of [`Node::close`] is in place and must go before anything changes.
+    closed: AtomicBool,
+    reopening: Mutex<()>,
     /// Newest position any batch was committed at.
     committed: AtomicU64,
     courier: Courier,
@@ -158,16 +162,28 @@ impl Node {
     }
 
     /// Records the volume's figures, so that opening it again need not add them up, and makes everything durable. The node still
-    /// answers afterwards; the record counts only if nothing happens any more, so call it last.
+    /// answers afterwards; the first batch takes the record back.
     pub fn close(&self) -> FsResult<()> {
         {
             let _all = self.hold_all();
             if self.core.opens.is_empty() {
                 let row = start::usage_row(&self.usage_now());
                 self.engine.commit(BatchKind::Freeing, vec![row]).map_err(engine_error)?;
+                self.closed.store(true, Ordering::Release);
             }
         }
         self.engine.sync().map_err(engine_error)
+    }
+
+    /// Takes back what [`Node::close`] recorded. Called with a role held, and `close` held them all.
+    #[cold]
+    fn reopen(&self) {
+        let _one_at_a_time = self.reopening.lock();
+        if self.closed.load(Ordering::Acquire) {
+            // If this fails so will the batch that follows, and the next one tries again.
+            let taken_back = self.engine.commit(BatchKind::Freeing, vec![without("usage")]);
+            self.closed.store(taken_back.is_err(), Ordering::Release);
+        }
     }
 
     fn usage_now(&self) -> [i64; 3] {

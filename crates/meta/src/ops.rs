@@ -95,9 +95,7 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
     };
     let by_inode = |inode: &InodeRef| match (route, &inode.seen) {
         (Route::Name(parent, name), _) => Lane::Worker(core.home_of_name(*parent, name)),
-        (Route::AsAsked, Some((parent, name))) => {
-            Lane::Worker(core.home_of_name(*parent, name.as_bytes()))
-        }
+        (Route::AsAsked, Some((parent, name))) => Lane::Worker(core.home_of_name(*parent, name.as_bytes())),
         _ => Lane::Worker(core.home_of_inode(inode.ino)),
     };
     match op {
@@ -143,10 +141,36 @@ pub fn is_freeing(op: &Op) -> bool {
 
 /// Names of the kinds of requests, for counters. The index is [`kind`].
 pub const KINDS: [&str; 30] = [
-    "lookup", "parent", "getattr", "setattr", "access", "readlink", "create", "open", "tmpfile", "release",
-    "mknod", "mkdir", "symlink", "unlink", "rmdir", "rename", "link", "commit", "compact", "clone",
-    "getxattr", "setxattr", "listxattr", "removexattr", "readdir", "chunks", "alloc_objects", "usage",
-    "tree_usage", "sync",
+    "lookup",
+    "parent",
+    "getattr",
+    "setattr",
+    "access",
+    "readlink",
+    "create",
+    "open",
+    "tmpfile",
+    "release",
+    "mknod",
+    "mkdir",
+    "symlink",
+    "unlink",
+    "rmdir",
+    "rename",
+    "link",
+    "commit",
+    "compact",
+    "clone",
+    "getxattr",
+    "setxattr",
+    "listxattr",
+    "removexattr",
+    "readdir",
+    "chunks",
+    "alloc_objects",
+    "usage",
+    "tree_usage",
+    "sync",
 ];
 
 /// Kind of a request, an index of [`KINDS`].

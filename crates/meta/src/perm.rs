@@ -58,13 +58,7 @@ pub fn check(creds: &Creds, guard: Guard, want: u32) -> Run<()> {
         mode >> 6 & want == want
     } else {
         let (as_group, as_other) = (mode >> 3 & want == want, mode & want == want);
-        if as_group == as_other {
-            as_group
-        } else if in_group(creds, guard.gid)? {
-            as_group
-        } else {
-            as_other
-        }
+        if as_group == as_other || in_group(creds, guard.gid)? { as_group } else { as_other }
     };
     if granted { Ok(()) } else { Err(fail(libc::EACCES, "permission denied by the mode bits")) }
 }

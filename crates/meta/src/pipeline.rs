@@ -144,6 +144,17 @@ fn fail_all(count: usize, error: &EngineError, first: usize, steps: &mut Vec<Ste
     }
 }
 
+/// A batch broke off in the middle: undoes what can be undone, forgets its rows, and fails every operation.
+#[cold]
+pub fn abandon(means: &Means<'_>, desk: &mut Desk<'_>, count: usize, steps: &mut Vec<Step>) {
+    desk.effects.back_to(&Mark::default(), &means.core.opens);
+    desk.effects.clear();
+    *desk.rows = Rows::default();
+    steps.clear();
+    let error = EngineError::Io("metadata: an operation broke off by a bug; run kestrel fsck".into());
+    fail_all(count, &error, 0, steps);
+}
+
 /// Runs one operation.
 fn attempt(
     means: &Means<'_>,
@@ -205,7 +216,8 @@ fn execute(
                 break;
             }
             if !desk.rows.lacks() {
-                let error = FsError::new(libc::EIO, "metadata: an operation stopped without asking for a row");
+                let error =
+                    FsError::new(libc::EIO, "metadata: an operation stopped without asking for a row");
                 let verdict = Verdict::Reply(Err(Outcome::Failed(error)));
                 steps.push(Step { verdict, wait, changed, session, depends });
                 break;

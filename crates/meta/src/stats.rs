@@ -46,7 +46,10 @@ impl Default for LaneCounters {
             nanos: AtomicU64::new(0),
             latency: [const { AtomicU64::new(0) }; LATENCY_BUCKETS],
         };
-        Self { kinds: KINDS.iter().map(|_| zeros()).collect(), batches: [const { AtomicU64::new(0) }; BATCH_BUCKETS] }
+        Self {
+            kinds: KINDS.iter().map(|_| zeros()).collect(),
+            batches: [const { AtomicU64::new(0) }; BATCH_BUCKETS],
+        }
     }
 }
 
@@ -121,7 +124,8 @@ impl NodeStats {
 pub fn sum(lanes: &[LaneCounters], exclusive: usize) -> NodeStats {
     let mut stats = NodeStats::default();
     for (kind, name) in KINDS.iter().enumerate() {
-        let mut total = KindStats { kind: name, requests: 0, errors: 0, nanos: 0, latency: [0; LATENCY_BUCKETS] };
+        let mut total =
+            KindStats { kind: name, requests: 0, errors: 0, nanos: 0, latency: [0; LATENCY_BUCKETS] };
         for counters in lanes.iter().map(|lane| &lane.kinds[kind]) {
             total.requests += counters.requests.load(Ordering::Relaxed);
             total.errors += counters.errors.load(Ordering::Relaxed);

@@ -1,6 +1,8 @@
 //! Random requests on a small, hot set of names, compared with a model: alone and in batches, with one and several workers, with
 //! commits that fail, a disk that fills up, and crashes. After each sequence the raw rows are checked.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use common::steps::{World, raws};

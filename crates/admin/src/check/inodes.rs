@@ -11,7 +11,7 @@ use kestrel_types::name::{Name, PATH_MAX};
 use super::shares::{ShareWalk, Sums};
 use super::{Check, World, find_records};
 use crate::finding::{Act, Finding, FindingKind, Stage};
-use crate::rows::{DirId, decode_ceiling, delete, get_all, put};
+use crate::rows::{DirId, delete, get_all, put};
 
 /// Directories whose derived rows are looked up together.
 const LOOKUP_BATCH: usize = 512;
@@ -100,6 +100,7 @@ fn note_inode(world: &mut World, inode: &Inode) {
     if inode.xattrs {
         world.marked.insert(inode.ino);
     }
+    world.newest_change = world.newest_change.max(inode.change).max(inode.data_change);
     if inode.data == Data::Chunked {
         world.chunked.push((inode.ino, inode.size));
     }
@@ -231,6 +232,7 @@ pub fn links(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError
         }
         match (names, inode.nlink) {
             (0, 0) => {
+                world.open_unlinked += 1;
                 let detail = format!("{} bytes; it was open when the volume stopped", inode.size);
                 check.found(Finding::new(FindingKind::OpenUnlinked, path, detail));
             }
@@ -260,8 +262,7 @@ pub fn links(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError
     for ino in dangling.keys() {
         world.dangling.insert(*ino);
     }
-    unmarked(check, world)?;
-    system(check, world)
+    unmarked(check, world)
 }
 
 /// Finds inodes with extended attributes whose record denies it.
@@ -274,32 +275,6 @@ fn unmarked(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError>
         }
         last = key.id;
     }
-    Ok(())
-}
-
-/// The ceiling of inode numbers must be above all of them.
-fn system(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
-    let highest = world.inodes.max().max(world.dirs.last().map(|dir| dir.0)).unwrap_or(ROOT);
-    ceiling(check, crate::rows::INODES, highest)
-}
-
-/// Checks that a counter's ceiling is above `highest`.
-pub fn ceiling(check: &mut Check<'_>, name: &[u8], highest: u64) -> Result<(), EngineError> {
-    let key = Key::new(Table::System, 0, name);
-    let stored = get_all(check.engine, std::slice::from_ref(&key))?.pop().flatten();
-    let detail = match stored.as_deref().map(decode_ceiling) {
-        Some(Ok(ceiling)) if ceiling > highest => return Ok(()),
-        Some(Ok(ceiling)) => format!("the counter stands at {ceiling}; {highest} is in use"),
-        Some(Err(why)) => why.to_string(),
-        None => "the counter is missing".to_string(),
-    };
-    let finding = Finding::new(FindingKind::SystemWrong, crate::rows::readable(name), detail);
-    let Some(above) = highest.checked_add(1) else {
-        check.found(finding);
-        return Ok(());
-    };
-    let rows = vec![put(Table::System, 0, name, crate::rows::encode_ceiling(above))];
-    check.found(finding.with(Stage::Numbers, format!("set to {above}"), Act::Rows(rows)));
     Ok(())
 }
 

@@ -90,7 +90,7 @@ pub fn check(
         first = window.next;
         pass += 1;
     }
-    super::inodes::ceiling(check, crate::rows::OBJECTS, highest)?;
+    super::system::ceiling(check, crate::rows::OBJECTS, highest)?;
     leaked(check);
     name_files(check, &bad, store)?;
     Ok(())
@@ -139,7 +139,7 @@ fn accounts(check: &mut Check<'_>, window: &mut Window, damaged: bool) -> Result
             let (key, value) = row?;
             check.row("checking accounts of objects");
             match ObjStat::decode(&value) {
-                Ok(stat) if key.suffix.len() == 2 => sum = sum.saturating_add(stat.referenced),
+                Ok(stat) if check.is_share(&key.suffix) => sum = sum.saturating_add(stat.referenced),
                 _ => broken = true,
             }
             keys.push(key);

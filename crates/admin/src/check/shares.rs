@@ -45,11 +45,12 @@ struct Shares {
 /// Walks the shares beside the entries.
 pub struct ShareWalk<'a> {
     rows: Rows<'a>,
+    shares: u16,
 }
 
 impl<'a> ShareWalk<'a> {
     pub fn new(check: &Check<'a>) -> Self {
-        Self { rows: check.rows(Table::DirStat) }
+        Self { rows: check.rows(Table::DirStat), shares: check.shares }
     }
 
     /// Compares every directory up to `dir` (all if `None`), of which only `dir` has entries, with sums `sums`.
@@ -65,7 +66,7 @@ impl<'a> ShareWalk<'a> {
             if dir.is_some_and(|dir| id > dir) {
                 break;
             }
-            let shares = take(&mut self.rows, id)?;
+            let shares = take(&mut self.rows, id, self.shares)?;
             let expected = if dir == Some(id) { sums } else { Sums::default() };
             seen |= dir == Some(id);
             if shares.damaged || Sums::of(&shares.total) != expected {
@@ -81,14 +82,15 @@ impl<'a> ShareWalk<'a> {
     }
 }
 
-/// Takes all shares of one directory.
-fn take(rows: &mut Rows<'_>, dir: InodeId) -> Result<Shares, EngineError> {
+/// Takes all shares of one directory; those of workers from `workers` on nobody would read.
+fn take(rows: &mut Rows<'_>, dir: InodeId, workers: u16) -> Result<Shares, EngineError> {
     let mut shares = Shares::default();
     while rows.peek()?.is_some_and(|(key, _)| key.id == dir) {
         let Some(row) = rows.next() else { break };
         let (key, value) = row?;
+        let worker = <[u8; 2]>::try_from(&*key.suffix).map_or(u16::MAX, u16::from_be_bytes);
         match DirStat::decode(&value) {
-            Ok(stat) if key.suffix.len() == 2 => {
+            Ok(stat) if worker < workers => {
                 let total = &mut shares.total;
                 total.children = total.children.saturating_add(stat.children);
                 total.subdirs = total.subdirs.saturating_add(stat.subdirs);
@@ -109,10 +111,10 @@ pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
         if !world.is_dir(*dir) {
             continue;
         }
-        let shares = take(&mut Rows::from(check.engine, Table::DirStat, *dir, &[]), *dir)?;
+        let shares = take(&mut Rows::from(check.engine, Table::DirStat, *dir, &[]), *dir, check.shares)?;
         let found = Sums::of(&shares.total);
         let detail = if shares.damaged {
-            "a share is damaged".to_string()
+            "a share is damaged, or of a worker that does not exist".to_string()
         } else {
             let (f, e) = (found, expected);
             format!(
@@ -130,7 +132,7 @@ pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     let mut rows = check.rows(Table::DirStat);
     while let Some((key, _)) = rows.peek()? {
         let dir = key.id;
-        let shares = take(&mut rows, dir)?;
+        let shares = take(&mut rows, dir, check.shares)?;
         for _ in &shares.keys {
             check.row("checking sums of directories");
         }

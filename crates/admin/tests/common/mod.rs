@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::io::IoSlice;
 
 use kestrel_admin::check::{self, Options, Totals};
-use kestrel_admin::finding::{Finding, FindingKind};
+use kestrel_admin::finding::{Finding, FindingKind, Fix};
 use kestrel_admin::repair::repair;
 use kestrel_admin::rows::{DirId, INODES, OBJECTS, encode_ceiling, encode_xattr, put};
 use kestrel_data::store::{BlockStore, MemoryStore};
@@ -137,6 +137,8 @@ pub fn rows() -> Vec<Mutation> {
         put(Table::System, 0, INODES, encode_ceiling(100)),
         put(Table::System, 0, OBJECTS, encode_ceiling(50)),
         put(Table::System, 0, b"clock", encode_ceiling(1000)),
+        put(Table::System, 0, b"shares", encode_ceiling(4)),
+        put(Table::DirId, ROOT, &[], DirId { parent: 0, name: Box::new([]) }.encode()),
         entry(A, "inline", inline),
         put(Table::Xattr, INLINE, b"user.x", encode_xattr(b"v")),
         entry(
@@ -212,16 +214,15 @@ impl Volume {
     /// Repairs; returns what remains.
     pub fn repair(&self) -> (Vec<Finding>, u64) {
         let mut options = Options { store: Some(&self.store), ..Options::default() };
-        let mut left = Vec::new();
-        let (totals, done) = repair(
-            &self.engine,
-            &mut options,
-            NOW,
-            &mut |_, fix| assert!(!fix.says.is_empty()),
-            &mut |finding| left.push(finding),
-            &mut |_, _| {},
-        )
-        .unwrap();
+        let (mut left, mut did) = (Vec::new(), Vec::new());
+        let mut note = |finding: &Finding, fix: &Fix| {
+            did.push(format!("{} {}: {}: {}", finding.kind.name(), finding.path, finding.detail, fix.says));
+        };
+        let mut keep = |finding| left.push(finding);
+        let done = repair(&self.engine, &mut options, NOW, &mut note, &mut keep, &mut |_, _| {});
+        let (totals, done) = done.unwrap_or_else(|why| {
+            panic!("{why}; the last repairs: {:#?}", &did[did.len().saturating_sub(8)..]);
+        });
         assert_eq!(totals.findings.values().sum::<u64>(), left.len() as u64);
         (left, done)
     }

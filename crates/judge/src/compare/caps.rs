@@ -38,11 +38,12 @@ pub const CAPABILITIES: &[&str] = &[
 pub struct Allowances {
     unsupported: BTreeSet<String>,
     errnos: Vec<(String, String, String)>,
+    times: BTreeSet<String>,
 }
 
 impl Allowances {
-    /// Reads the list. A line is `unsupported CAPABILITY reason…` or `errno OPERATION A B reason…`; `#` starts a
-    /// comment. A line without a reason is an error.
+    /// Reads the list. A line is `unsupported CAPABILITY reason…`, `errno OPERATION A B reason…` or `times OPERATION
+    /// reason…`; `#` starts a comment. A line without a reason is an error.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut list = Self::default();
         for (number, line) in text.lines().enumerate() {
@@ -65,7 +66,10 @@ impl Allowances {
                     }
                     list.errnos.push((op.into(), a.into(), b.into()));
                 }
-                ["unsupported" | "errno", ..] => return bad("a reason is missing"),
+                ["times", op, _, ..] => {
+                    list.times.insert(op.into());
+                }
+                ["unsupported" | "errno" | "times", ..] => return bad("a reason is missing"),
                 _ => return bad("unknown"),
             }
         }
@@ -75,6 +79,11 @@ impl Allowances {
     /// Whether the side under test may lack this.
     pub fn may_lack(&self, capability: &str) -> bool {
         self.unsupported.contains(capability)
+    }
+
+    /// Whether times may be updated where the reference leaves them, or the other way round.
+    pub fn times_free(&self, op: &str) -> bool {
+        self.times.contains(op)
     }
 
     /// Whether two failures that differ only in errno are allowed.

@@ -175,9 +175,7 @@ impl World {
             Op::Pwrite { slot, off, len, fill } => io::write(self.file(*slot), *len, Some(*off), *fill),
             Op::Truncate { loc, len } => self.truncate(loc, *len),
             Op::Ftruncate { slot, len } => Outcome::of(sys::ftruncate(self.fd(*slot), *len)),
-            Op::Fallocate { slot, mode, off, len } => {
-                Outcome::of(sys::fallocate(self.fd(*slot), *mode, *off, *len))
-            }
+            Op::Fallocate { slot, mode, off, len } => io::allocate(self.fd(*slot), *mode, *off, *len),
             Op::Lseek { slot, off, whence } => io::seek(self.fd(*slot), *off, *whence),
             Op::SeekMap { slot } => io::seek_map(self.fd(*slot)),
             Op::MmapWrite { slot, off, len, fill, shared, sync } => {

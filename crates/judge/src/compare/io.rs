@@ -176,6 +176,20 @@ pub fn seek_map(fd: i32) -> Outcome {
     out
 }
 
+/// fallocate
+pub fn allocate(fd: i32, mode: i32, off: i64, len: i64) -> Outcome {
+    let before = sys::fstat(fd);
+    let out = Outcome::of(sys::fallocate(fd, mode, off, len));
+    if let (0, Ok(before), Ok(after)) = (out.ret, before, sys::fstat(fd))
+        && before.st_size == after.st_size
+    {
+        // Whether this updates the times when perhaps no byte changed is left open, so both sides start anew.
+        let now = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW };
+        let _ = sys::futimens(fd, &[now, now]);
+    }
+    out
+}
+
 /// The part of `off..off+len` inside the file: start, length, and the page it starts in.
 fn inside(fd: i32, off: u32, len: u32) -> Result<(u64, usize, u64), i32> {
     let size = regular_size(fd)? as u64;

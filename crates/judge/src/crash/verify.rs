@@ -99,14 +99,14 @@ fn judge_thread(ops: &[Logged], tree: &Tree, first: usize) -> Result<Survived, V
     let all: BTreeSet<String> = state.nodes.keys().chain(tree.keys()).cloned().collect();
     let mut wrong: BTreeSet<String> = all.into_iter().filter(|p| !fits(&state, tree, p)).collect();
     let mut fitting: Option<Survived> = None;
-    let mut best: Option<(usize, Vec<String>)> = None;
+    let mut best: Option<(usize, usize)> = None;
     for k in first..=ops.len() {
         let next = ops.get(k).map(|l| &l.op);
         if wrong.is_empty() || next.is_some_and(|op| half_done(&state, op, tree, &wrong)) {
             let smallest = fitting.map_or(k, |f: Survived| f.smallest);
             fitting = Some(Survived { smallest, largest: k });
         } else if best.as_ref().is_none_or(|(n, _)| wrong.len() <= *n) {
-            best = Some((wrong.len(), complaints(ops, k, &state, tree, &wrong)));
+            best = Some((wrong.len(), k));
         }
         if let Some(op) = next {
             let mut touched: BTreeSet<String> = state.touched(op).into_iter().collect();
@@ -121,7 +121,14 @@ fn judge_thread(ops: &[Logged], tree: &Tree, first: usize) -> Result<Survived, V
             }
         }
     }
-    fitting.ok_or_else(|| best.map_or_else(Vec::new, |(_, lines)| lines))
+    fitting.ok_or_else(|| {
+        let Some((_, k)) = best else { return Vec::new() };
+        let mut state = State::default();
+        ops[..k.min(ops.len())].iter().for_each(|l| state.apply(&l.op));
+        let all: BTreeSet<String> = state.nodes.keys().chain(tree.keys()).cloned().collect();
+        let wrong = all.into_iter().filter(|p| !fits(&state, tree, p)).collect();
+        complaints(ops, k, &state, tree, &wrong)
+    })
 }
 
 fn complaints(ops: &[Logged], k: usize, state: &State, tree: &Tree, wrong: &BTreeSet<String>) -> Vec<String> {
@@ -129,11 +136,7 @@ fn complaints(ops: &[Logged], k: usize, state: &State, tree: &Tree, wrong: &BTre
     let mut lines = vec![format!("what is there fits no allowed state; nearest is after {k} of {} operations:", ops.len())];
     for path in wrong.iter().take(SHOWN) {
         lines.push(format!("{path}: {}", difference(state, tree, path)));
-        let about = |l: &&Logged| {
-            let mut before = State::default();
-            ops[..k.min(ops.len())].iter().for_each(|l| before.apply(&l.op));
-            before.touched(&l.op).contains(path) || show_op(&l.op).split(' ').any(|w| w == path)
-        };
+        let about = |l: &&Logged| state.touched(&l.op).contains(path) || show_op(&l.op).split(' ').any(|w| w == path);
         if let Some(last) = ops[..k.min(ops.len())].iter().rev().take(3000).find(about) {
             lines.push(format!("  last touched by: {}", show_op(&last.op)));
         }

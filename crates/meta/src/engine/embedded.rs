@@ -196,18 +196,27 @@ impl EmbeddedEngine {
         open::open(dir, uuid, options.sensible(), before_sync, verify)
     }
 
-    /// Makes everything durable, flushes if reading the log again would take long, and ends all threads.
+    /// Makes everything durable, and flushes if reading the log again would take long. For a clean end: whoever shares the
+    /// engine calls this before the last reference goes away.
     ///
     /// # Errors
     /// If something committed could not be made durable. A flush that fails is no error: the log has it all.
-    pub fn close(mut self) -> Result<(), EngineError> {
-        self.shared.flusher.stop();
-        let synced = self.shared.sync();
-        if synced.is_ok() && self.shared.log.live_bytes() > flush::CLOSE_LOG_MAX {
+    pub fn settle(&self) -> Result<(), EngineError> {
+        self.shared.sync()?;
+        if self.shared.log.live_bytes() > flush::CLOSE_LOG_MAX {
             let _ = self.shared.flush();
         }
+        Ok(())
+    }
+
+    /// [`EmbeddedEngine::settle`], then ends all threads.
+    ///
+    /// # Errors
+    /// As `settle`.
+    pub fn close(mut self) -> Result<(), EngineError> {
+        let settled = self.settle();
         self.stop();
-        synced
+        settled
     }
 
     /// Copies all dirty rows to the sorted runs now.
@@ -367,7 +376,8 @@ impl Engine for EmbeddedEngine {
 
     fn on_durable(&self, position: Position, done: OnDurable) {
         if self.shared.waiters.wait(position, done) {
-            self.shared.syncer.request(position);
+            // Never for more than there is: the syncer would try for ever.
+            self.shared.syncer.request(position.min(self.shared.log.appended()));
         }
     }
 

@@ -63,7 +63,9 @@ impl Node {
                 let first = self.objects.take(&*self.engine, u64::from(*count)).map_err(engine_error)?;
                 Ok((Answer::Objects { first, count: *count }, 0))
             }
-            Op::AllocObjects(_) => Err(FsError::new(libc::EINVAL, "ask for 1 to 1048576 object numbers").into()),
+            Op::AllocObjects(_) => {
+                Err(FsError::new(libc::EINVAL, "ask for 1 to 1048576 object numbers").into())
+            }
             Op::Usage => {
                 let [files, dirs, bytes] = self.usage_now().map(|value| value.max(0).cast_unsigned());
                 Ok((Answer::Usage(Usage { files, dirs, bytes }), 0))

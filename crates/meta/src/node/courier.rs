@@ -42,7 +42,8 @@ pub(super) struct Tray {
 impl Courier {
     pub fn start() -> std::io::Result<Self> {
         let (rounds, incoming) = channel();
-        let thread = std::thread::Builder::new().name("kestrel-replies".into()).spawn(move || deliver(&incoming))?;
+        let thread =
+            std::thread::Builder::new().name("kestrel-replies".into()).spawn(move || deliver(&incoming))?;
         let id = thread.thread().id();
         Ok(Self { rounds: Some(rounds), thread: Some(thread), id })
     }
@@ -99,11 +100,11 @@ impl Tray {
         if round.is_empty() {
             return;
         }
-        if let Some(rounds) = &self.rounds {
-            if let Err(unsent) = rounds.send(round) {
-                // The courier is gone with its node; nobody is left to send more.
-                unsent.0.into_iter().for_each(|(done, reply)| done(reply));
-            }
+        if let Some(rounds) = &self.rounds
+            && let Err(unsent) = rounds.send(round)
+        {
+            // The courier is gone with its node; nobody is left to send more.
+            unsent.0.into_iter().for_each(|(done, reply)| done(reply));
         }
     }
 }

@@ -1,7 +1,9 @@
 //! From requests to batches to replies: who holds which role when. See [`crate::worker`] for why no request is forgotten.
 
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use kestrel_types::ids::Position;
@@ -135,8 +137,11 @@ impl Node {
     /// Runs one batch: what waits in the lane, and `own`. All roles are free when it returns.
     fn serve(&self, lane: usize, mut role: MutexGuard<'_, Role>, own: Option<Job>) -> Aftermath {
         let exclusive = lane == self.core.workers;
-        let others: Vec<_> =
-            if exclusive { self.lanes[..lane].iter().map(|lane| lane.role.lock()).collect() } else { Vec::new() };
+        let others: Vec<_> = if exclusive {
+            self.lanes[..lane].iter().map(|lane| lane.role.lock()).collect()
+        } else {
+            Vec::new()
+        };
         let mut jobs = std::mem::take(&mut role.jobs);
         self.lanes[lane].drain(&mut jobs, self.batch_max);
         jobs.extend(own);
@@ -153,6 +158,9 @@ impl Node {
     }
 
     fn run_batch(&self, lane: usize, role: &mut Role, jobs: &mut Vec<Job>, after: &mut Aftermath) {
+        if self.closed.load(Ordering::Relaxed) {
+            self.reopen();
+        }
         let means = Means {
             engine: &*self.engine,
             core: &self.core,
@@ -163,8 +171,12 @@ impl Node {
         };
         let mut steps = Vec::with_capacity(jobs.len());
         let mut desk = Desk { rows: &mut role.rows, effects: &mut role.effects, ids: &mut role.ids };
-        let usage = pipeline::run(&means, &mut desk, jobs, &mut steps);
-        self.add_usage(usage);
+        let run = || pipeline::run(&means, &mut desk, jobs, &mut steps);
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(usage) => self.add_usage(usage),
+            // A bug, reported by the panic itself. Nobody may wait for ever because of it.
+            Err(_) => pipeline::abandon(&means, &mut desk, jobs.len(), &mut steps),
+        }
         let counters = &self.counters[lane];
         counters.batch(jobs.len());
         let durable = match self.durability {
@@ -217,7 +229,8 @@ impl Node {
         if after.waiting.is_empty() {
             return;
         }
-        let (waiting, tray) = (after.waiting, self.courier.tray(self.counters.clone(), self.core.workers + 1));
+        let (waiting, tray) =
+            (after.waiting, self.courier.tray(self.counters.clone(), self.core.workers + 1));
         self.engine.on_durable(after.position, Box::new(move |result| tray.give(waiting, &result)));
     }
 

@@ -84,16 +84,17 @@ impl Node {
     /// Sum of an object's shares; `None` if it has none or one is damaged: then it is left alone.
     fn references(&self, object: ObjectId) -> FsResult<Option<i64>> {
         let mut sum = None;
-        let visited = self.engine.scan(Table::ObjStat, object, None, &mut |_, row, _| match ObjStat::decode(row) {
-            Ok(stat) => {
-                sum = Some(sum.unwrap_or(0) + stat.referenced);
-                ControlFlow::Continue(())
-            }
-            Err(_) => {
-                sum = None;
-                ControlFlow::Break(())
-            }
-        });
+        let visited =
+            self.engine.scan(Table::ObjStat, object, None, &mut |_, row, _| match ObjStat::decode(row) {
+                Ok(stat) => {
+                    sum = Some(sum.unwrap_or(0) + stat.referenced);
+                    ControlFlow::Continue(())
+                }
+                Err(_) => {
+                    sum = None;
+                    ControlFlow::Break(())
+                }
+            });
         visited.map_err(engine_error)?;
         Ok(sum)
     }

@@ -1,8 +1,8 @@
 //! Formatting a volume's metadata, and opening it.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::codec::{DecodeError, Reader};
@@ -12,6 +12,7 @@ use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ROOT};
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::request::{Creds, Op, Request};
+use parking_lot::Mutex;
 
 use super::courier::Courier;
 use super::{Node, NodeConfig, RootAttr, WORKERS_MAX, refused, without};
@@ -49,9 +50,7 @@ fn decode_usage(bytes: &[u8]) -> Result<[i64; 3], DecodeError> {
 
 fn read(engine: &dyn Engine, key: KeyRef<'_>) -> FsResult<Option<Vec<u8>>> {
     let mut value = None;
-    engine
-        .get_many(&[key], &mut |_, row| value = row.value.map(<[u8]>::to_vec))
-        .map_err(engine_error)?;
+    engine.get_many(&[key], &mut |_, row| value = row.value.map(<[u8]>::to_vec)).map_err(engine_error)?;
     Ok(value)
 }
 
@@ -112,7 +111,9 @@ impl Node {
             return Err(refused("metadata: a node has 1 to 64 workers"));
         }
         if config.batch_max == 0 || config.grace < 0 {
-            return Err(refused("metadata: a batch has at least one request, and no grace period is negative"));
+            return Err(refused(
+                "metadata: a batch has at least one request, and no grace period is negative",
+            ));
         }
         let ceilings = ["clock", "inodes", "objects"].map(|name| counter(&*engine, name));
         let [stamps, inodes, objects] = ceilings;
@@ -122,8 +123,9 @@ impl Node {
         let shares = recorded.max(config.workers);
         let closed = read(&*engine, system_key("usage"))?;
         let closed_usage = closed.as_deref().map(decode_usage).transpose();
-        let closed_usage = closed_usage
-            .map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record \"usage\": {why}")))?;
+        let closed_usage = closed_usage.map_err(|why| {
+            FsError::because(libc::EIO, format!("metadata: damaged record \"usage\": {why}"))
+        })?;
         let figures = match closed_usage {
             Some(figures) => figures,
             None => usage::volume(&*engine).map_err(engine_error)?,
@@ -162,6 +164,8 @@ impl Node {
             objects: Allocator::new("objects", objects?),
             stamps: Timestamps::new(stamps?),
             usage: figures.map(AtomicI64::new),
+            closed: AtomicBool::new(false),
+            reopening: Mutex::new(()),
             committed: AtomicU64::new(0),
             courier,
         });

@@ -27,7 +27,13 @@ pub struct Window {
 }
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, creds: &Creds, from: &InodeRef, to: &InodeRef, window: Window) -> Run<Answer> {
+pub fn run(
+    view: &mut View<'_>,
+    creds: &Creds,
+    from: &InodeRef,
+    to: &InodeRef,
+    window: Window,
+) -> Run<Answer> {
     view.need_exclusive()?;
     let source = view.find(from, Use::Read)?;
     let target = view.find(to, Use::Write)?;

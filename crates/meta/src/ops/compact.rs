@@ -13,13 +13,7 @@ use crate::content;
 use crate::view::{Run, Stop, Use, View, fail};
 
 /// Runs the operation.
-pub fn run(
-    view: &mut View<'_>,
-    inode: &InodeRef,
-    chunk: u64,
-    old: &[Extent],
-    new: &[Extent],
-) -> Run<Answer> {
+pub fn run(view: &mut View<'_>, inode: &InodeRef, chunk: u64, old: &[Extent], new: &[Extent]) -> Run<Answer> {
     let found = view.find(inode, Use::Write)?;
     if found.inode.kind != Kind::File {
         return Err(fail(libc::EINVAL, "only regular files have content"));

@@ -1,6 +1,6 @@
 //! Link: gives a file another name.
 //!
-//! Order of errors as Linux: the source `ESTALE`; the walk; `EEXIST`; `EACCES`; a directory `EPERM`; a file without names `ENOENT`, unless it
+//! Order of errors as Linux: the source `ESTALE`; the walk; `EEXIST`; a source that is not safe `EPERM`; `EACCES`; a directory `EPERM`; a file without names `ENOENT`, unless it
 //! is an `O_TMPFILE` that may get one; more than [`crate::view::LINK_MAX`] names `EMLINK`. Sets the file's ctime.
 //!
 //! The first time, the inode moves from its entry to table `link`, where it belongs to no directory (its bytes leave the
@@ -8,20 +8,27 @@
 //! Exclusive.
 
 use kestrel_types::entry::Entry;
+use kestrel_types::error::FsError;
+use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Place};
 use kestrel_types::request::{Answer, Creds};
 
 use super::make;
 
+use crate::perm::{self, GROUP_EXEC, READ, SET_GID, SET_UID, WRITE};
 use crate::rows::Value;
 use crate::session::OpenState;
-use crate::view::{At, Found, LINK_MAX, Run, Use, View, fail};
+use crate::view::{At, Found, LINK_MAX, Run, Stop, Use, View, fail};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) -> Run<Answer> {
     view.need_exclusive()?;
     let found = view.find(inode, Use::Write)?;
     let spot = view.spot(creds, place, true)?;
+    if view.entry(spot.entry)?.is_some() {
+        return Err(fail(libc::EEXIST, "the name exists"));
+    }
+    check_source(creds, &found)?;
     make::check(view, creds, &spot)?;
     if found.is_dir() {
         return Err(fail(libc::EPERM, "a directory has one name only"));
@@ -70,4 +77,23 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) 
         }
     }
     Ok(Answer::Inode(Box::new(inode)))
+}
+
+/// The rule that Linux calls `protected_hardlinks` and all distributions turn on: who does not own a file may link it only if it
+/// is a regular one without set-id bits that he may read and write. The kernel leaves it to a daemon that checks permissions.
+fn check_source(creds: &Creds, found: &Found) -> Run<()> {
+    const UNSAFE: FsError =
+        FsError::new(libc::EPERM, "another user's file that the caller may not read and write");
+    let inode = &found.inode;
+    if perm::owns(creds, inode.uid) {
+        return Ok(());
+    }
+    let runs_as_group = inode.mode & (SET_GID | GROUP_EXEC) == SET_GID | GROUP_EXEC;
+    if inode.kind != Kind::File || inode.mode & SET_UID != 0 || runs_as_group {
+        return Err(Stop::Fail(UNSAFE));
+    }
+    perm::check(creds, found.guard(), READ | WRITE).map_err(|stop| match stop {
+        Stop::Fail(_) => Stop::Fail(UNSAFE),
+        other => other,
+    })
 }

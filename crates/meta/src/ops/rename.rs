@@ -80,14 +80,15 @@ fn check_cycles(
     if source.is_dir() && is_above(view, source.inode.ino, b.dir.ino)? {
         return Err(fail(libc::EINVAL, "a directory cannot move into itself"));
     }
-    if let Some(target) = target {
-        if target.is_dir() && is_above(view, target.inode.ino, a.dir.ino)? {
-            return Err(if flags.exchange {
-                fail(libc::EINVAL, "a directory cannot move into itself")
-            } else {
-                fail(libc::ENOTEMPTY, "the target is above the source")
-            });
-        }
+    if let Some(target) = target
+        && target.is_dir()
+        && is_above(view, target.inode.ino, a.dir.ino)?
+    {
+        return Err(if flags.exchange {
+            fail(libc::EINVAL, "a directory cannot move into itself")
+        } else {
+            fail(libc::ENOTEMPTY, "the target is above the source")
+        });
     }
     Ok(())
 }
@@ -139,6 +140,7 @@ fn check_permissions(
 }
 
 /// What a rename replaces.
+#[expect(clippy::large_enum_variant, reason = "one lives on the stack for a moment")]
 enum Replaced {
     File(Detach),
     Dir(DirRemoval, InodeId),

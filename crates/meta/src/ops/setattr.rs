@@ -27,12 +27,12 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) 
     let home = found.at.home();
     let mut content = Content::default();
     let mut share = None;
-    if let Some(size) = set.size {
-        if size != found.inode.size {
-            share = view.bytes_share(&found.at);
-            content = content::truncate(view, &found.inode, size)?;
-            content.want(view, home)?;
-        }
+    if let Some(size) = set.size
+        && size != found.inode.size
+    {
+        share = view.bytes_share(&found.at);
+        content = content::truncate(view, &found.inode, size)?;
+        content.want(view, home)?;
     }
     let is_dir = matches!(found.at, At::Dir(_));
     if is_dir {
@@ -101,10 +101,10 @@ fn check(creds: &Creds, found: &Found, set: &SetAttr) -> Run<u16> {
         if set.uid.is_some_and(|uid| uid != inode.uid || !owns) {
             return Err(fail(libc::EPERM, "only the superuser gives files away"));
         }
-        if let Some(gid) = set.gid {
-            if !owns || gid != inode.gid && !perm::in_group(creds, gid)? {
-                return Err(fail(libc::EPERM, "the owner may only set a group he is in"));
-            }
+        if let Some(gid) = set.gid
+            && (!owns || gid != inode.gid && !perm::in_group(creds, gid)?)
+        {
+            return Err(fail(libc::EPERM, "the owner may only set a group he is in"));
         }
     }
     let mut mode = inode.mode;

@@ -60,7 +60,9 @@ fn space_of(name: &[u8]) -> Run<Space> {
         [(b"user.", Space::User), (b"trusted.", Space::Trusted), (b"security.", Space::Security)];
     for (prefix, space) in spaces {
         match name.strip_prefix(prefix) {
-            Some([]) => return Err(fail(libc::EINVAL, "an extended attribute needs a name after its prefix")),
+            Some([]) => {
+                return Err(fail(libc::EINVAL, "an extended attribute needs a name after its prefix"));
+            }
             Some(_) => return Ok(space),
             None => {}
         }

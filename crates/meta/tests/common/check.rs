@@ -107,7 +107,8 @@ pub fn check(engine: &dyn Engine, may_be_orphan: &dyn Fn(u64) -> bool) -> Found 
         sums.entry(dir).or_default().merge(&DirStat::decode(&row).unwrap());
     }
     for dir in dirs.keys() {
-        let (sum, real) = (sums.get(dir).copied().unwrap_or_default(), stats.get(dir).copied().unwrap_or_default());
+        let (sum, real) =
+            (sums.get(dir).copied().unwrap_or_default(), stats.get(dir).copied().unwrap_or_default());
         assert_eq!(
             (sum.children, sum.subdirs, sum.bytes),
             (real.children, real.subdirs, real.bytes),
@@ -173,10 +174,14 @@ fn check_content(engine: &dyn Engine, inodes: &BTreeMap<u64, Inode>, found: &mut
     for ((object, _), row) in table(engine, Table::ObjStat) {
         *sums.entry(object).or_default() += ObjStat::decode(&row).unwrap().referenced;
     }
-    let reap: BTreeSet<u64> = table(engine, Table::Reap).into_keys().map(|(_, object)| number(&object)).collect();
+    let reap: BTreeSet<u64> =
+        table(engine, Table::Reap).into_keys().map(|(_, object)| number(&object)).collect();
     for (object, sum) in &sums {
         assert_eq!(*sum, objects.get(object).copied().unwrap_or(0), "references of object {object}");
-        assert!(*sum != 0 || reap.contains(object), "object {object} has no references and will never be reaped");
+        assert!(
+            *sum != 0 || reap.contains(object),
+            "object {object} has no references and will never be reaped"
+        );
     }
     for object in objects.keys() {
         assert!(sums.contains_key(object), "object {object} has no shares");

@@ -276,10 +276,10 @@ impl Model {
             if set.uid.is_some_and(|uid| uid != node.uid || creds.uid != node.uid) {
                 return Err(libc::EPERM);
             }
-            if let Some(gid) = set.gid {
-                if creds.uid != node.uid || (gid != node.gid && !Self::member(creds, gid)) {
-                    return Err(libc::EPERM);
-                }
+            if let Some(gid) = set.gid
+                && (creds.uid != node.uid || (gid != node.gid && !Self::member(creds, gid)))
+            {
+                return Err(libc::EPERM);
             }
         }
         if set.mode.is_some() && !owner {
@@ -410,10 +410,10 @@ impl Model {
                 self.allowed(creds, target.unwrap(), W_)?;
             }
         }
-        if let Some(target) = target.filter(|_| !exchange) {
-            if !self.nodes[&target].children.is_empty() {
-                return Err(libc::ENOTEMPTY);
-            }
+        if let Some(target) = target.filter(|_| !exchange)
+            && !self.nodes[&target].children.is_empty()
+        {
+            return Err(libc::ENOTEMPTY);
         }
         let target_is_dir = target.map(is_dir);
         self.get(a).children.remove(from.name.as_bytes());
@@ -453,6 +453,14 @@ impl Model {
         if there.is_some() {
             return Err(libc::EEXIST);
         }
+        let node = self.node(ino)?;
+        if ![0, node.uid].contains(&creds.uid) {
+            let set_ids = node.mode & 0o4000 != 0 || node.mode & 0o2010 == 0o2010;
+            let safe = node.kind == Kind::File && !set_ids && self.allowed(creds, ino, R_ | W_).is_ok();
+            if !safe {
+                return Err(libc::EPERM);
+            }
+        }
         self.allowed(creds, dir, W_ | X_)?;
         let node = self.node(ino)?;
         if node.kind == Kind::Dir {
@@ -476,7 +484,9 @@ impl Model {
             .map(|i| {
                 let byte = match extent.source {
                     Source::Hole => None,
-                    Source::Stored { range, skip } => Some(Byte::Stored(range.object, range.offset, skip + i)),
+                    Source::Stored { range, skip } => {
+                        Some(Byte::Stored(range.object, range.offset, skip + i))
+                    }
                 };
                 (at + u64::from(extent.pos + i), byte)
             })
@@ -537,7 +547,8 @@ impl Model {
                         return Err(libc::EINVAL);
                     }
                 }
-                if patches.iter().any(|(chunk, extent)| chunk * CHUNK_BYTES + u64::from(extent.end()) > size) {
+                if patches.iter().any(|(chunk, extent)| chunk * CHUNK_BYTES + u64::from(extent.end()) > size)
+                {
                     return Err(libc::EINVAL);
                 }
                 if size < node.size {
@@ -604,7 +615,9 @@ impl Model {
             return if creds.uid == 0 || !write { Ok(()) } else { Err(refused) };
         }
         match node.kind {
-            Kind::Dir if write && node.mode & 0o1000 != 0 && ![0, node.uid].contains(&creds.uid) => Err(refused),
+            Kind::Dir if write && node.mode & 0o1000 != 0 && ![0, node.uid].contains(&creds.uid) => {
+                Err(refused)
+            }
             Kind::File | Kind::Dir => self.allowed(creds, ino, if write { W_ } else { R_ }),
             _ => Err(refused),
         }
@@ -645,7 +658,11 @@ impl Model {
             Op::ListXattr(inode) => {
                 let node = self.node(inode.ino)?;
                 let mut names = Vec::new();
-                for name in node.xattrs.keys().filter(|name| **name != b"->" && (creds.uid == 0 || !name.starts_with(b"trusted."))) {
+                for name in node
+                    .xattrs
+                    .keys()
+                    .filter(|name| **name != b"->" && (creds.uid == 0 || !name.starts_with(b"trusted.")))
+                {
                     names.extend_from_slice(name);
                     names.push(0);
                 }
@@ -680,7 +697,8 @@ impl Model {
             (Shown::Removed(ino), Answer::Removed { ino: real, .. }) if *real == ino => Ok(()),
             (Shown::Nothing, _) => Ok(()),
             (Shown::Names(names), Answer::Entries { entries, end: true, .. }) => {
-                let real: Vec<_> = entries.iter().map(|e| (e.name.as_bytes().to_vec(), e.ino, e.kind)).collect();
+                let real: Vec<_> =
+                    entries.iter().map(|e| (e.name.as_bytes().to_vec(), e.ino, e.kind)).collect();
                 if real == names { Ok(()) } else { Err(format!("expected {names:?}, got {real:?}")) }
             }
             (shown, answer) => Err(format!("expected {shown:?}, got {answer:?}")),

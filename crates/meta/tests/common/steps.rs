@@ -1,4 +1,5 @@
 //! Random steps, turned into requests on what exists at that moment, so that a failing sequence can be shrunk.
+#![allow(clippy::manual_is_multiple_of, reason = "dice read better with a remainder")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -49,6 +50,8 @@ pub struct World {
     next_object: u64,
     synced: BTreeMap<u64, super::model::Node>,
     faults: bool,
+    /// What happened, for the message of a failure.
+    trace: Vec<String>,
 }
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -65,6 +68,7 @@ impl World {
             next_object: 1000,
             synced,
             faults,
+            trace: Vec::new(),
         }
     }
 
@@ -175,7 +179,8 @@ impl World {
                     let range = self.range(80);
                     patches.insert(0, (0, Extent::of_range(0, range)));
                 }
-                let end = patches.iter().map(|(chunk, extent)| chunk * CHUNK_BYTES + u64::from(extent.end())).max();
+                let end =
+                    patches.iter().map(|(chunk, extent)| chunk * CHUNK_BYTES + u64::from(extent.end())).max();
                 let size = match raw.who % 4 {
                     0 => end.unwrap_or(0),
                     1 => u64::from(raw.d),
@@ -242,7 +247,9 @@ impl World {
                 let to = if raw.op % 3 == 0 { self.taken(raw.c, raw.d) } else { self.place(raw.c, raw.d) };
                 Op::Rename(self.taken(raw.a, raw.b), to, flags)
             }
-            130..=144 => Op::Link(self.such(raw.a, raw.c, |node| node.kind != Kind::Dir), self.place(raw.b, raw.d)),
+            130..=144 => {
+                Op::Link(self.such(raw.a, raw.c, |node| node.kind != Kind::Dir), self.place(raw.b, raw.d))
+            }
             145..=154 => Op::Open(self.inode(raw.a, raw.c), flags),
             155..=169 => {
                 let open: Vec<u64> =
@@ -259,7 +266,8 @@ impl World {
             215..=219 => Op::Symlink(self.place(raw.a, raw.b), vec![b'x'; 1 + usize::from(raw.c)].into()),
             220..=223 => Op::TmpFile { dir: self.dir(raw.a), mode, exclusive: raw.d % 3 == 0 },
             224..=229 => {
-                let stored = |n: &super::model::Node| n.kind == Kind::File && n.layout != Layout::Inline && n.size > 0;
+                let stored =
+                    |n: &super::model::Node| n.kind == Kind::File && n.layout != Layout::Inline && n.size > 0;
                 let from = self.such(raw.a, raw.c, stored);
                 let size = self.model.nodes.get(&from.ino).map_or(0, |node| node.size);
                 let (from_offset, len) = match raw.who % 3 {
@@ -269,7 +277,8 @@ impl World {
                     1 => (size / 3, size / 3),
                     _ => (u64::from(raw.c % 50), u64::from(raw.d)),
                 };
-                let to = self.such(raw.b, raw.d, |node| node.kind == Kind::File && node.layout != Layout::Inline);
+                let to =
+                    self.such(raw.b, raw.d, |node| node.kind == Kind::File && node.layout != Layout::Inline);
                 Op::Clone { from, from_offset, to, to_offset: u64::from(raw.d % 3) * 25, len }
             }
             230..=241 => self.xattr(raw),
@@ -329,10 +338,13 @@ impl World {
     }
 
     fn judge(&mut self, creds: &Creds, op: &Op, reply: &Reply) -> Result<(), String> {
+        self.trace.push(format!("{op:?} as {}: {}", creds.uid, errno(reply)));
         if self.faults && [libc::EIO, libc::ENOSPC].contains(&errno(reply)) {
             return Ok(());
         }
-        self.model.judge(creds, op, reply).map_err(|why| format!("{op:?} as {creds:?}: {why}"))?;
+        let trace = &self.trace;
+        let explain = |why| format!("{op:?} as {creds:?}: {why}; before:\n{}", trace.join("\n"));
+        self.model.judge(creds, op, reply).map_err(explain)?;
         self.learn(op, reply);
         Ok(())
     }
@@ -360,6 +372,7 @@ impl World {
     }
 
     fn crash(&mut self, power_loss: bool) {
+        self.trace.push(format!("crash, power loss {power_loss}"));
         let fixture = self.fixture.take().unwrap();
         self.fixture = Some(fixture.crash(power_loss));
         if power_loss {
@@ -471,14 +484,19 @@ impl World {
         let mut lay = |at: u64, extent: &Extent| {
             if let Source::Stored { range, skip } = extent.source {
                 for i in 0..extent.len {
-                    bytes.insert(at + u64::from(extent.pos + i), Byte::Stored(range.object, range.offset, skip + i));
+                    bytes.insert(
+                        at + u64::from(extent.pos + i),
+                        Byte::Stored(range.object, range.offset, skip + i),
+                    );
                 }
             }
         };
         match &inode.data {
             Data::None => {}
             Data::Inline(content) => bytes.extend((0..).zip(content.iter().map(|byte| Byte::Inline(*byte)))),
-            Data::Packed { range, visible } => lay(0, &Extent { len: *visible, ..Extent::of_range(0, *range) }),
+            Data::Packed { range, visible } => {
+                lay(0, &Extent { len: *visible, ..Extent::of_range(0, *range) })
+            }
             Data::Chunked => {
                 let Ok(Answer::Chunks(chunks)) =
                     self.fixture().call(Op::Chunks { ino: inode.ino, first: 0, last: 10 })

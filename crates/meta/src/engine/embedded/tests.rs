@@ -46,6 +46,13 @@ fn open_sim(
     open::assemble(disk, runs, UUID, options, no_hook(), &mut |_| true, None)
 }
 
+/// Waits until the next segment is made, so that its writes are not in the way.
+fn wait_for_segment(engine: &EmbeddedEngine) {
+    while engine.stats().log_disk_bytes < 2 * small_options().segment_bytes {
+        std::thread::yield_now();
+    }
+}
+
 fn put(id: u64, suffix: &[u8], value: &[u8]) -> Mutation {
     Mutation { key: Key::new(Table::Entry, id, suffix), value: Some(value.into()) }
 }

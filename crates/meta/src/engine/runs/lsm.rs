@@ -39,7 +39,7 @@ pub(in crate::engine) struct LsmRuns {
 }
 
 /// Rows that a merge moves between looks at free space.
-const SPACE_CHECK_ROWS: u32 = 1 << 14;
+const SPACE_CHECK_ROWS: u32 = 1 << 10;
 
 /// Ends merges, from within: the tree asks a filter about every row, and this one lets every row pass until it is time to
 /// stop, or until the merge eats into the space that is kept for changes.

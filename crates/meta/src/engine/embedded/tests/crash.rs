@@ -78,6 +78,7 @@ fn every_combination_of_surviving_sectors_recovers_a_prefix() {
     let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
     let engine = open_sim(&disk, &runs, small_options()).unwrap();
     let mut history = History(vec![Content::new()]);
+    wait_for_segment(&engine);
     history.commit(&engine, vec![put(1, b"a", &[1; 700])]);
     engine.sync().unwrap();
     // Six or seven unsynced sectors, records across their borders.

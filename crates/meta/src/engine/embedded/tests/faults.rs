@@ -15,6 +15,7 @@ fn a_failed_append_loses_only_itself() {
         let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
         let engine = open_sim(&disk, &runs, small_options()).unwrap();
         commit(&engine, vec![put(1, b"a", &[1; 3000])]);
+        wait_for_segment(&engine);
         disk.fail_writes(1, short);
         let why = expect_err(engine.commit(BatchKind::Growing, vec![put(1, b"b", &[2; 3000])]));
         assert!(matches!(why, EngineError::Io(_)), "{why}");
@@ -39,6 +40,7 @@ fn after_a_failed_sync_nothing_is_promised_any_more() {
     let (disk, runs) = (SimDisk::new(None), ModelRuns::default());
     let engine = open_sim(&disk, &runs, small_options()).unwrap();
     let position = commit(&engine, vec![put(1, b"a", b"1")]);
+    wait_for_segment(&engine);
     disk.fail_syncs(1);
     let why = expect_err(engine.sync());
     assert!(matches!(why, EngineError::Io(_)));

@@ -1,0 +1,108 @@
+//! Volume-wide records: counters must be above everything that was handed out, sums must be true.
+
+use kestrel_meta::engine::EngineError;
+use kestrel_types::codec::{DecodeError, Reader};
+use kestrel_types::ids::ROOT;
+use kestrel_types::key::{Key, Table};
+
+use super::{Check, World};
+use crate::finding::{Act, Finding, FindingKind, Stage};
+use crate::rows::{DirId, INODES, USAGE, decode_ceiling, delete, encode_ceiling, get, put, readable};
+
+/// Record of the ceiling of commit timestamps.
+const CLOCK: &[u8] = b"clock";
+
+/// Record of how many workers have shares.
+const SHARES: &[u8] = b"shares";
+
+/// Most workers a node has.
+const WORKERS_MAX: u16 = 64;
+
+/// Learns how many workers have shares. Without the record all that may exist are read, which is always right.
+pub fn shares(check: &mut Check<'_>) -> Result<(), EngineError> {
+    let stored = get(check.engine, Key::new(Table::System, 0, SHARES))?;
+    let detail = match stored.as_deref().map(decode_ceiling) {
+        Some(Ok(shares)) if (1..=u64::from(WORKERS_MAX)).contains(&shares) => {
+            check.shares = u16::try_from(shares).unwrap_or(WORKERS_MAX);
+            return Ok(());
+        }
+        Some(Ok(shares)) => format!("{shares} workers; there are 1 to {WORKERS_MAX}"),
+        Some(Err(why)) => why.to_string(),
+        None => "the record is missing".to_string(),
+    };
+    check.shares = WORKERS_MAX;
+    let rows = vec![put(Table::System, 0, SHARES, encode_ceiling(u64::from(WORKERS_MAX)))];
+    let finding = Finding::new(FindingKind::SystemWrong, readable(SHARES), detail);
+    check.found(finding.with(Stage::Numbers, format!("set to {WORKERS_MAX}"), Act::Rows(rows)));
+    Ok(())
+}
+
+/// Checks the counters that entries and inodes were numbered from, the root's place, and the sums of a clean stop.
+pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
+    let highest = world.inodes.max().max(world.dirs.last().map(|dir| dir.0)).unwrap_or(ROOT);
+    ceiling(check, INODES, highest)?;
+    ceiling(check, CLOCK, world.newest_change)?;
+    root_place(check)?;
+    usage(check, world)
+}
+
+/// Checks that a counter's ceiling is above `highest`.
+pub fn ceiling(check: &mut Check<'_>, name: &[u8], highest: u64) -> Result<(), EngineError> {
+    let stored = get(check.engine, Key::new(Table::System, 0, name))?;
+    let detail = match stored.as_deref().map(decode_ceiling) {
+        Some(Ok(ceiling)) if ceiling > highest => return Ok(()),
+        Some(Ok(ceiling)) => format!("the counter stands at {ceiling}; {highest} is in use"),
+        Some(Err(why)) => why.to_string(),
+        None => "the counter is missing".to_string(),
+    };
+    let finding = Finding::new(FindingKind::SystemWrong, readable(name), detail);
+    let Some(above) = highest.checked_add(1) else {
+        check.found(finding);
+        return Ok(());
+    };
+    let rows = vec![put(Table::System, 0, name, encode_ceiling(above))];
+    check.found(finding.with(Stage::Numbers, format!("set to {above}"), Act::Rows(rows)));
+    Ok(())
+}
+
+/// The root's place is nowhere: parent 0, no name.
+fn root_place(check: &mut Check<'_>) -> Result<(), EngineError> {
+    let nowhere = DirId { parent: 0, name: Box::new([]) };
+    let stored = get(check.engine, Key::new(Table::DirId, ROOT, &[]))?;
+    if stored.as_deref().map(DirId::decode) == Some(Ok(nowhere.clone())) {
+        return Ok(());
+    }
+    let rows = vec![put(Table::DirId, ROOT, &[], nowhere.encode())];
+    let finding = Finding::new(FindingKind::DirIdWrong, "/", "the root's place is missing or wrong");
+    check.found(finding.with(Stage::Derived, "written anew", Act::Rows(rows)));
+    Ok(())
+}
+
+/// The record of a clean stop spares the next start to add everything up and to look for open files without a name: it must
+/// be right. Without it the start does both.
+fn usage(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
+    let key = Key::new(Table::System, 0, USAGE);
+    let Some(stored) = get(check.engine, key.clone())? else { return Ok(()) };
+    let totals = &check.totals;
+    let found = [totals.files, totals.dirs - 1, totals.bytes].map(u64::cast_signed);
+    let detail = match decode_usage(&stored) {
+        Ok(said) if said == found && world.open_unlinked == 0 => return Ok(()),
+        Ok(said) if said == found => "it tells of a clean stop, but files were open".to_string(),
+        Ok(said) => format!("it says {said:?} files, directories, bytes; there are {found:?}"),
+        Err(why) => why.to_string(),
+    };
+    let finding = Finding::new(FindingKind::SystemWrong, readable(USAGE), detail);
+    let says = "removed: the next start counts anew";
+    check.found(finding.with(Stage::Derived, says, Act::Rows(vec![delete(&key)])));
+    Ok(())
+}
+
+fn decode_usage(bytes: &[u8]) -> Result<[i64; 3], DecodeError> {
+    let mut reader = Reader::new(bytes);
+    if reader.u8()? != 1 {
+        return Err(DecodeError("sums of an unknown format version"));
+    }
+    let sums = [reader.i64()?, reader.i64()?, reader.i64()?];
+    reader.end()?;
+    Ok(sums)
+}

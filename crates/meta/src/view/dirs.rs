@@ -1,0 +1,185 @@
+//! Directories: walking to a place, figures from shares.
+
+use kestrel_types::codec::DecodeError;
+use kestrel_types::entry::Entry;
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::key::Table;
+use kestrel_types::name::Place;
+use kestrel_types::request::{Creds, Outcome};
+use kestrel_types::stat::DirStat;
+
+use super::{DIR_SIZE, Found, Route, Run, Spot, Stop, View, damaged, decode_dir_id, fail, guard_of};
+use crate::perm::{self, Dentry, EXEC};
+use crate::rows::{CellId, Value};
+
+impl View<'_> {
+    /// Parent and name of a directory: where its record lies.
+    pub(super) fn dir_place(&mut self, ino: InodeId) -> Run<Option<(InodeId, Box<[u8]>)>> {
+        if !self.effects.dirs_changed.contains(&ino) {
+            if ino == ROOT {
+                return Ok(Some((0, Box::default())));
+            }
+            if let Some(place) = self.core.replica.place(ino) {
+                return Ok(Some(place));
+            }
+        }
+        let cell = self.rows.cell(Table::DirId, ino, b"");
+        let Some(bytes) = self.bytes(cell)? else { return Ok(None) };
+        let (parent, name) = decode_dir_id(bytes).map_err(|why| damaged("dirid", &why))?;
+        Ok(Some((parent, name.into())))
+    }
+
+    /// A directory by number.
+    #[inline]
+    pub fn find_dir(&mut self, ino: InodeId) -> Run<Option<Dentry>> {
+        if (self.effects.dirs_changed.is_empty() || !self.effects.dirs_changed.contains(&ino))
+            && let Some((dir, changed_at)) = self.core.replica.get(ino)
+        {
+            self.wait = self.wait.max(changed_at);
+            return Ok(Some(dir));
+        }
+        self.fetch_dir(ino)
+    }
+
+    #[cold]
+    fn fetch_dir(&mut self, ino: InodeId) -> Run<Option<Dentry>> {
+        let Some((parent, name)) = self.dir_place(ino)? else { return Ok(None) };
+        let cell = self.entry_cell(parent, &name);
+        let Some(Entry::Inode(inode)) = self.entry(cell)? else {
+            return Err(damaged("dirid", &DecodeError("names no directory")));
+        };
+        if inode.ino != ino || inode.kind != Kind::Dir {
+            return Err(damaged("dirid", &DecodeError("names another inode")));
+        }
+        let parent = if ino == ROOT { ROOT } else { parent };
+        let dir = Dentry { ino, parent, guard: guard_of(inode) };
+        let (dirty, changed_at) = self.rows.provenance(cell);
+        if !dirty && !self.effects.dirs_changed.contains(&ino) {
+            self.core.replica.insert(dir, &name, changed_at);
+        }
+        Ok(Some(dir))
+    }
+
+    /// A directory that an operation works in; `ENOENT` if it has been removed.
+    #[inline]
+    pub fn dir(&mut self, ino: InodeId) -> Run<Dentry> {
+        match self.find_dir(ino)? {
+            Some(dir) => Ok(dir),
+            None => Err(fail(libc::ENOENT, "the directory has been removed")),
+        }
+    }
+
+    /// Walks to a place. Search permission is checked on every directory on the way, the last one included. With `change`
+    /// the caller is going to change the entry: it must own it.
+    #[inline]
+    pub fn spot(&mut self, creds: &Creds, place: &Place, change: bool) -> Run<Spot> {
+        let mut dir = self.dir(place.base)?;
+        perm::check(creds, dir.guard, EXEC)?;
+        for (walked, name) in place.dirs.iter().enumerate() {
+            let child = self.walk(dir, name.as_bytes(), walked)?;
+            dir = self.dir(child)?;
+            perm::check(creds, dir.guard, EXEC)?;
+        }
+        let name = place.name.as_bytes();
+        let home = self.core.home_of_name(dir.ino, name);
+        if change && home != self.worker && !self.exclusive() {
+            return Err(Stop::Forward(home, Route::AsAsked));
+        }
+        let entry = self.entry_cell(dir.ino, name);
+        let share = if change { self.share_cell(dir.ino, home) } else { entry };
+        Ok(Spot { dir, home, entry, share })
+    }
+
+    /// One step of a path.
+    fn walk(&mut self, dir: Dentry, name: &[u8], walked: usize) -> Run<InodeId> {
+        if self.effects.dirs_changed.is_empty()
+            && let Some(child) = self.core.replica.find(dir.ino, name)
+        {
+            return Ok(child);
+        }
+        let cell = self.entry_cell(dir.ino, name);
+        match self.entry(cell)? {
+            None => Err(fail(libc::ENOENT, "a directory of the path does not exist")),
+            Some(Entry::Inode(inode)) if inode.kind == Kind::Dir => Ok(inode.ino),
+            Some(Entry::Inode(Inode { kind: Kind::Symlink, data: Data::Inline(target), .. })) => {
+                let target = target.clone();
+                Err(Stop::Out(Box::new(Outcome::Symlink { resolved: walked, dir: dir.ino, target })))
+            }
+            Some(Entry::Link { ino, kind: Kind::Symlink }) => {
+                let ino = *ino;
+                let cell = self.link_cell(ino);
+                match self.link(cell)? {
+                    Some(Inode { data: Data::Inline(target), .. }) => {
+                        let target = target.clone();
+                        Err(Stop::Out(Box::new(Outcome::Symlink { resolved: walked, dir: dir.ino, target })))
+                    }
+                    _ => Err(damaged("link", &DecodeError("a symbolic link without target"))),
+                }
+            }
+            Some(_) => Err(fail(libc::ENOTDIR, "a component of the path is not a directory")),
+        }
+    }
+
+    /// Asks for all shares of a directory.
+    pub fn want_figures(&mut self, dir: InodeId) {
+        for home in 0..self.core.shares {
+            self.share_cell(dir, home);
+        }
+    }
+
+    /// Figures of a directory: the sum of its shares.
+    pub fn figures(&mut self, dir: InodeId) -> Run<DirStat> {
+        self.want_figures(dir);
+        let mut sum = DirStat::default();
+        for home in 0..self.core.shares {
+            let cell = self.share_cell(dir, home);
+            sum.merge(&self.share(cell)?);
+        }
+        Ok(sum)
+    }
+
+    /// A directory's inode as it is shown: with its figures.
+    pub fn shown_dir(&mut self, mut inode: Inode) -> Run<Inode> {
+        let stat = self.figures(inode.ino)?;
+        inode.nlink = u32::try_from(2 + stat.subdirs.max(0)).unwrap_or(u32::MAX);
+        inode.size = DIR_SIZE;
+        // A share without a time has not changed since the times were set explicitly: those count, be they in the future.
+        if stat.mtime != 0 {
+            inode.mtime = stat.mtime;
+        }
+        inode.ctime = inode.ctime.max(stat.mtime);
+        inode.change = inode.change.max(stat.change);
+        Ok(inode)
+    }
+
+    /// An inode as it is shown.
+    #[inline]
+    pub fn shown(&mut self, found: Found) -> Run<Inode> {
+        if found.inode.kind == Kind::Dir { self.shown_dir(found.inode) } else { Ok(found.inode) }
+    }
+
+    /// Changes a worker's share of a directory. `touch`: the directory's content changed, so its times do.
+    pub fn change_dir(
+        &mut self,
+        share: CellId,
+        children: i64,
+        subdirs: i64,
+        bytes: i64,
+        touch: bool,
+    ) -> Run<()> {
+        let mut stat = self.share(share)?;
+        stat.children += children;
+        stat.subdirs += subdirs;
+        stat.bytes += bytes;
+        if touch {
+            stat.mtime = stat.mtime.max(self.now);
+        }
+        stat.change = self.stamp;
+        self.put(share, Value::DirStat(stat));
+        self.effects.usage[0] += children - subdirs;
+        self.effects.usage[1] += subdirs;
+        self.effects.usage[2] += bytes;
+        Ok(())
+    }
+}

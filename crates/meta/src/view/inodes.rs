@@ -1,0 +1,249 @@
+//! Inodes: what a name or a number stands for, and where its record lies.
+
+use kestrel_types::codec::DecodeError;
+use kestrel_types::entry::Entry;
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::name::InodeRef;
+
+use super::{Route, Run, Stop, View, damaged, fail};
+use crate::perm::{Dentry, Guard};
+use crate::rows::{CellId, Value};
+
+/// A place in the tree: the directory, and the cells of the entry and of its worker's share of the directory.
+#[derive(Debug, Clone, Copy)]
+pub struct Spot {
+    /// The directory.
+    pub dir: Dentry,
+    /// Worker that owns the entry.
+    pub home: usize,
+    /// The entry.
+    pub entry: CellId,
+    /// The share.
+    pub share: CellId,
+}
+
+/// What a caller wants with an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Look at it.
+    Read,
+    /// Count an open.
+    Open,
+    /// Change its record.
+    Write,
+}
+
+/// Where an inode's record lies.
+#[derive(Debug, Clone, Copy)]
+pub enum At {
+    /// Under a name; the worker that owns it and the directory whose share counts its bytes.
+    Name {
+        /// The record.
+        cell: CellId,
+        /// Its worker.
+        home: usize,
+        /// The directory.
+        parent: InodeId,
+    },
+    /// Under a name, and it is a directory.
+    Dir(CellId),
+    /// In table `link`.
+    Link {
+        /// The record.
+        cell: CellId,
+        /// Its worker.
+        home: usize,
+    },
+}
+
+impl At {
+    /// Worker whose shares count what the inode refers to.
+    pub fn home(&self) -> usize {
+        match self {
+            At::Name { home, .. } | At::Link { home, .. } => *home,
+            At::Dir(_) => 0,
+        }
+    }
+}
+
+/// An inode and where its record lies.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// The record; a directory's without the figures of its shares.
+    pub inode: Inode,
+    /// Where it lies.
+    pub at: At,
+}
+
+impl Found {
+    /// What decides who may do what with it.
+    pub fn guard(&self) -> Guard {
+        guard_of(&self.inode)
+    }
+
+    /// Whether it is a directory.
+    pub fn is_dir(&self) -> bool {
+        self.inode.kind == Kind::Dir
+    }
+}
+
+/// What decides who may do what with an inode.
+pub fn guard_of(inode: &Inode) -> Guard {
+    Guard { mode: inode.mode, uid: inode.uid, gid: inode.gid, dir: inode.kind == Kind::Dir }
+}
+
+impl View<'_> {
+    /// What an entry stands for; `None` if there is no such name. A directory comes without its figures.
+    #[inline]
+    pub fn at_spot(&mut self, spot: &Spot, using: Use) -> Run<Option<Found>> {
+        if using == Use::Write && matches!(self.entry(spot.entry)?, Some(Entry::Link { .. })) {
+            self.need_exclusive()?;
+        }
+        self.at_name(spot.entry, spot.dir.ino, spot.home, using)
+    }
+
+    fn at_name(&mut self, cell: CellId, parent: InodeId, home: usize, using: Use) -> Run<Option<Found>> {
+        match self.entry(cell)? {
+            None => Ok(None),
+            Some(Entry::Inode(inode)) if inode.kind == Kind::Dir => {
+                Ok(Some(Found { inode: inode.clone(), at: At::Dir(cell) }))
+            }
+            Some(Entry::Inode(inode)) => {
+                Ok(Some(Found { inode: inode.clone(), at: At::Name { cell, home, parent } }))
+            }
+            Some(Entry::Link { ino, .. }) => {
+                let ino = *ino;
+                match self.at_number(ino, using)? {
+                    Some(found) => Ok(Some(found)),
+                    None => Err(damaged("link", &DecodeError("missing for a name that refers to it"))),
+                }
+            }
+        }
+    }
+
+    /// An inode in table `link`.
+    fn at_number(&mut self, ino: InodeId, using: Use) -> Run<Option<Found>> {
+        let cell = self.link_cell(ino);
+        let Some(inode) = self.link(cell)? else { return Ok(None) };
+        let inode = inode.clone();
+        let home = self.core.home_of_inode(ino);
+        // A file without names may go away at its last release, which runs at its own worker.
+        let owner_only = using == Use::Write || using == Use::Open && inode.nlink == 0;
+        if owner_only && home != self.worker && !self.exclusive() {
+            return Err(Stop::Forward(home, Route::Number));
+        }
+        Ok(Some(Found { inode, at: At::Link { cell, home } }))
+    }
+
+    /// An inode that a request names. `ESTALE` if it does not exist any more.
+    #[inline]
+    pub fn find(&mut self, inode: &InodeRef, using: Use) -> Run<Found> {
+        let found = match self.route {
+            Route::AsAsked => match &inode.seen {
+                Some((parent, name)) => self.find_at(inode.ino, *parent, name.as_bytes(), using)?,
+                None => None,
+            },
+            Route::Name(parent, name) => self.find_at(inode.ino, *parent, name, using)?,
+            Route::Number => None,
+        };
+        let found = match found {
+            Some(found) => found,
+            None => self.find_by_number(inode.ino, using)?,
+        };
+        if using == Use::Write && matches!(found.at, At::Dir(_)) {
+            self.need_exclusive()?;
+        }
+        Ok(found)
+    }
+
+    fn find_at(&mut self, ino: InodeId, parent: InodeId, name: &[u8], using: Use) -> Run<Option<Found>> {
+        let cell = self.entry_cell(parent, name);
+        if self.entry(cell)?.is_none_or(|entry| entry.ino() != ino) {
+            return Ok(None);
+        }
+        let home = self.core.home_of_name(parent, name);
+        let found = self.at_name(cell, parent, home, using)?;
+        let named = matches!(found, Some(Found { at: At::Name { .. }, .. }));
+        if named && using != Use::Read && home != self.worker && !self.exclusive() {
+            return Err(Stop::Forward(home, Route::Name(parent, name.into())));
+        }
+        Ok(found)
+    }
+
+    fn find_by_number(&mut self, ino: InodeId, using: Use) -> Run<Found> {
+        if let Some((parent, name)) = self.moved(ino)
+            && let Some(found) = self.find_at(ino, parent, &name, using)?
+        {
+            return Ok(found);
+        }
+        if let Some(found) = self.find_dir_record(ino)? {
+            return Ok(found);
+        }
+        self.at_number(ino, using)?.ok_or(fail(libc::ESTALE, "the file does not exist any more"))
+    }
+
+    fn find_dir_record(&mut self, ino: InodeId) -> Run<Option<Found>> {
+        // Ask for the other possibility at the same time, so that either costs one fetch.
+        if ino != ROOT && self.core.replica.get(ino).is_none() {
+            self.link_cell(ino);
+        } else {
+            self.want_figures(ino);
+        }
+        let Some((parent, name)) = self.dir_place(ino)? else { return Ok(None) };
+        let cell = self.entry_cell(parent, &name);
+        match self.entry(cell)? {
+            Some(Entry::Inode(inode)) if inode.ino == ino && inode.kind == Kind::Dir => {
+                Ok(Some(Found { inode: inode.clone(), at: At::Dir(cell) }))
+            }
+            _ => Err(damaged("dirid", &DecodeError("names another inode"))),
+        }
+    }
+
+    /// A directory's record by number.
+    pub fn dir_record(&mut self, ino: InodeId) -> Run<Found> {
+        self.find_dir_record(ino)?.ok_or(fail(libc::ESTALE, "the directory does not exist any more"))
+    }
+
+    fn moved(&self, ino: InodeId) -> Option<(InodeId, Box<[u8]>)> {
+        let here = self.effects.moved.iter().rev().find(|(moved, _)| *moved == ino);
+        match here {
+            Some((_, place)) => place.clone(),
+            None => self.core.moved.get(ino),
+        }
+    }
+
+    /// The share that counts a file's bytes, if one does. Ask before [`View::begin`].
+    pub fn bytes_share(&mut self, at: &At) -> Option<CellId> {
+        match at {
+            At::Name { home, parent, .. } => Some(self.share_cell(*parent, *home)),
+            At::Dir(_) | At::Link { .. } => None,
+        }
+    }
+
+    /// Writes an inode back. If its size changed from `old_size`, `share` is what [`View::bytes_share`] gave.
+    pub fn put_inode(&mut self, at: &At, inode: Inode, old_size: u64, share: Option<CellId>) -> Run<()> {
+        let growth = inode.size.cast_signed() - old_size.cast_signed();
+        match at {
+            At::Name { cell, .. } | At::Dir(cell) => {
+                if let (Some(share), true) = (share, growth != 0) {
+                    self.change_dir(share, 0, 0, growth, false)?;
+                }
+                if inode.kind == Kind::Dir {
+                    self.effects.dirs_changed.insert(inode.ino);
+                }
+                self.put(*cell, Value::Entry(Entry::Inode(inode)));
+            }
+            At::Link { cell, .. } => {
+                self.effects.usage[2] += growth;
+                self.put(*cell, Value::Inode(inode));
+            }
+        }
+        Ok(())
+    }
+
+    /// A number for a new inode.
+    pub fn new_ino(&mut self) -> Run<InodeId> {
+        self.ids.take().ok_or(fail(libc::ENOSPC, "metadata: no inode number could be reserved"))
+    }
+}

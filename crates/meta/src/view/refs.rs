@@ -1,0 +1,114 @@
+//! What an inode holds on to: opens of it, references to objects, chunks, extended attributes.
+
+use kestrel_types::clock::SECOND;
+use kestrel_types::ids::InodeId;
+use kestrel_types::key::Table;
+use kestrel_types::stat::ObjStat;
+
+use super::{Run, View, damaged, fail};
+use crate::effects::OpenUndo;
+use crate::rows::{CellId, Value, number_of, share_suffix};
+use crate::session::OpenState;
+use crate::tally::Tally;
+
+impl View<'_> {
+    /// How a file is open.
+    pub fn open_state(&self, ino: InodeId) -> OpenState {
+        self.core.opens.get(ino)
+    }
+
+    /// Counts an open.
+    pub fn count_open(&mut self, ino: InodeId) {
+        self.core.opens.open(ino);
+        self.effects.opens.push(OpenUndo::Opened(ino));
+    }
+
+    /// Counts a release.
+    pub fn count_release(&mut self, ino: InodeId) {
+        let before = self.core.opens.get(ino);
+        if self.core.opens.release(ino).is_some() {
+            self.effects.opens.push(OpenUndo::Released(ino, before));
+        }
+    }
+
+    /// Changes how a file is open. Only with every role held, or for an inode that nobody knows yet.
+    pub fn set_open(&mut self, ino: InodeId, state: OpenState) {
+        self.effects.opens.push(OpenUndo::Set(ino, self.core.opens.get(ino)));
+        self.core.opens.set(ino, state);
+    }
+
+    /// Asks for the shares that a tally is going to change. Before [`View::begin`].
+    pub fn want_objects(&mut self, tally: &mut Tally, home: usize) -> Run<()> {
+        tally.merge();
+        for (object, bytes) in tally.items() {
+            if *bytes > 0 && self.core.condemned.contains(*object) {
+                return Err(fail(libc::EIO, "the object is being deleted: write the data again"));
+            }
+            self.rows.cell(Table::ObjStat, *object, &share_suffix(home));
+            if *bytes < 0 {
+                for share in 0..self.core.shares {
+                    self.rows.cell(Table::ObjStat, *object, &share_suffix(share));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Books a tally to a worker's shares, and has objects looked at that may have lost their last reference.
+    ///
+    /// The worker sees other shares as they were when the batch fetched them, so it may miss that a sum became zero. When a
+    /// sum is zero, some share is not above zero; the rule below makes the worker that brought it there, or the last one
+    /// to release anything, write a `reap` row, and the reaper adds the shares up after the grace period.
+    pub fn book(&mut self, tally: &Tally, home: usize) -> Run<()> {
+        for (object, bytes) in tally.items() {
+            let own = self.rows.cell(Table::ObjStat, *object, &share_suffix(home));
+            self.fetched(own)?;
+            let mut stat = self.rows.obj_stat(own).map_err(|why| damaged("objstat", &why))?;
+            stat.referenced += bytes;
+            self.put(own, Value::ObjStat(stat));
+            if *bytes > 0 {
+                continue;
+            }
+            let (mut sum, mut below) = (0, stat.referenced <= 0);
+            for share in 0..self.core.shares {
+                let cell = self.rows.cell(Table::ObjStat, *object, &share_suffix(share));
+                let ObjStat { referenced } =
+                    self.rows.obj_stat(cell).map_err(|why| damaged("objstat", &why))?;
+                sum += referenced;
+                below |= referenced < 0;
+            }
+            if sum == 0 || below {
+                let due = ((self.now + self.core.grace).max(0) / SECOND + 1).cast_unsigned();
+                let cell = self.rows.cell(Table::Reap, due, &object.to_be_bytes());
+                self.put(cell, Value::Bytes(Box::default()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Cells of the chunks of a file that exist, from chunk `first` on, in order.
+    pub fn chunks_from(&mut self, ino: InodeId, first: u64) -> Run<Vec<(u64, CellId)>> {
+        self.rows.want_all(Table::Chunk, ino, first);
+        self.ready()?;
+        let mut chunks = Vec::new();
+        for cell in self.rows.group(Table::Chunk, ino) {
+            let number = number_of(self.rows.suffix(cell));
+            if number >= first && self.rows.exists(cell) {
+                chunks.push((number, cell));
+            }
+        }
+        Ok(chunks)
+    }
+
+    /// Cells of the extended attributes of an inode, in the order of their names.
+    pub fn xattrs(&mut self, ino: InodeId) -> Run<Vec<CellId>> {
+        self.rows.want_all(Table::Xattr, ino, 0);
+        self.ready()?;
+        let mut cells = self.rows.group(Table::Xattr, ino);
+        cells.retain(|cell| self.rows.exists(*cell));
+        for cell in &cells {
+            self.note(*cell);
+        }
+        Ok(cells)
+    }
+}
