@@ -13,6 +13,7 @@ pub mod status;
 pub mod umount;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use kestrel_client::descriptor::volume_dir;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
@@ -34,11 +35,11 @@ fn open(verb: &str, url: &str) -> Result<Volume, Failure> {
 }
 
 /// Asks the process that serves the volume at `dir`; `None` if nobody has it open.
-fn ask(verb: &str, dir: &Path, question: &Value) -> Result<Option<Value>, Failure> {
+fn ask(verb: &str, dir: &Path, question: &Value, limit: Option<Duration>) -> Result<Option<Value>, Failure> {
     if VolumeLock::holder(dir).is_none() {
         return Ok(None);
     }
-    kestrel_client::control::ask(dir, question).map(Some).map_err(|why| Failure::new(verb, why))
+    kestrel_client::control::ask(dir, question, limit).map(Some).map_err(|why| Failure::new(verb, why))
 }
 
 /// The KestrelFS mount a path lies in: the longest mount point above it, and the last one there.

@@ -4,6 +4,7 @@
 //! ask and nobody else. Verbs are up to whoever serves.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,9 @@ const LINE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// How long a peer may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long to wait for an answer that takes no work.
+pub const QUICK: Option<Duration> = Some(Duration::from_secs(20));
+
 /// Longest path a socket address holds.
 const SOCKET_PATH_MAX: usize = 100;
 
@@ -34,6 +38,7 @@ pub type Handler = dyn Fn(&Value) -> Result<Value, String> + Send + Sync;
 /// A socket being served; removed when dropped.
 pub struct ControlSocket {
     path: PathBuf,
+    listener: UnixListener,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -51,6 +56,7 @@ impl ControlSocket {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(io)?;
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
+        let held = listener.try_clone().map_err(io)?;
         let thread = std::thread::Builder::new()
             .name("kestrel-control".into())
             .spawn(move || {
@@ -69,15 +75,16 @@ impl ControlSocket {
                 }
             })
             .map_err(io)?;
-        Ok(Self { path, stop, thread: Some(thread) })
+        Ok(Self { path, listener: held, stop, thread: Some(thread) })
     }
 }
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // Wakes the thread out of accept.
-        let _ = with_short_path(&self.path, |short| UnixStream::connect(short));
+        // Wakes the thread out of accept, also if somebody has removed the socket's file.
+        // SAFETY: takes a descriptor that `listener` keeps open, and no pointer.
+        unsafe { libc::shutdown(self.listener.as_raw_fd(), libc::SHUT_RDWR) };
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -100,14 +107,15 @@ fn answer(stream: UnixStream, handler: &Handler) -> std::io::Result<()> {
     writeln!(&stream, "{answer}")
 }
 
-/// Asks the process that serves the volume at `dir`.
+/// Asks the process that serves the volume at `dir`, and waits for the answer up to `limit`, or as long as it takes.
 ///
 /// # Errors
 /// What the process said, or that none answers.
-pub fn ask(dir: &Path, request: &Value) -> Result<Value, VolumeError> {
+pub fn ask(dir: &Path, request: &Value, limit: Option<Duration>) -> Result<Value, VolumeError> {
     let path = dir.join(SOCKET_NAME);
     let io = |error: std::io::Error| VolumeError::io("reach the serving process through", &path, &error);
     let stream = with_short_path(&path, |short| UnixStream::connect(short)).map_err(io)?;
+    stream.set_read_timeout(limit).map_err(io)?;
     writeln!(&stream, "{request}").map_err(io)?;
     let mut line = String::new();
     BufReader::new((&stream).take(LINE_BYTES_MAX)).read_line(&mut line).map_err(io)?;
@@ -125,7 +133,6 @@ fn with_short_path<T>(path: &Path, act: impl FnOnce(&Path) -> std::io::Result<T>
     if path.as_os_str().len() < SOCKET_PATH_MAX {
         return act(path);
     }
-    use std::os::fd::AsRawFd;
     let dir = std::fs::File::open(path.parent().unwrap_or(Path::new("/")))?;
     act(&PathBuf::from(format!("/proc/self/fd/{}/{SOCKET_NAME}", dir.as_raw_fd())))
 }
@@ -145,15 +152,16 @@ mod tests {
                 _ => Err("no such verb".into()),
             });
             let socket = ControlSocket::serve(place, handler).unwrap();
-            assert_eq!(ask(place, &serde_json::json!({"verb": "echo", "text": "hi"})).unwrap(), "hi");
+            assert_eq!(ask(place, &serde_json::json!({"verb": "echo", "text": "hi"}), QUICK).unwrap(), "hi");
             assert!(
                 ask(place, &serde_json::json!({"verb": "x"}))
                     .unwrap_err()
                     .to_string()
                     .contains("no such verb")
             );
+            let _ = std::fs::remove_file(place.join(SOCKET_NAME));
             drop(socket);
-            assert!(ask(place, &serde_json::json!({})).is_err());
+            assert!(ask(place, &serde_json::json!({}), QUICK).is_err());
             assert!(!place.join(SOCKET_NAME).exists());
         }
     }

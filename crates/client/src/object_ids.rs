@@ -90,6 +90,6 @@ impl ObjectIds for ObjectIdPool {
             })?;
             state = self.state.lock();
         }
-        state.take().ok_or_else(|| kestrel_data::Error::Closed { during: "getting object numbers" })
+        state.take().ok_or(kestrel_data::Error::Closed { during: "getting object numbers" })
     }
 }

@@ -13,7 +13,10 @@ names!(EPERM ENOENT ESRCH EINTR EIO ENXIO E2BIG ENOEXEC EBADF ECHILD EAGAIN ENOM
 
 /// `ENOENT` and the like; the number when it has no name here.
 pub fn name(errno: i32) -> String {
-    NAMES.iter().find(|(n, _)| *n == errno).map_or_else(|| format!("errno {errno}"), |(_, s)| (*s).to_string())
+    NAMES
+        .iter()
+        .find(|(n, _)| *n == errno)
+        .map_or_else(|| format!("errno {errno}"), |(_, s)| (*s).to_string())
 }
 
 /// The number of a name.

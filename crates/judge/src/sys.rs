@@ -117,41 +117,41 @@ call!(/// getdents64(2)
     getdents64(fd: c_int, buf: &mut [u8])
     = libc::syscall(libc::SYS_getdents64, fd, buf.as_mut_ptr(), buf.len()));
 call!(/// setxattr(2), or lsetxattr(2) when `nofollow`
-    setxattr(path: &CStr, name: &CStr, value: &[u8], flags: c_int, nofollow: bool)
-    = if nofollow {
-        libc::lsetxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), flags)
-    } else {
-        libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), flags)
-    });
+setxattr(path: &CStr, name: &CStr, value: &[u8], flags: c_int, nofollow: bool)
+= if nofollow {
+    libc::lsetxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), flags)
+} else {
+    libc::setxattr(path.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), flags)
+});
 call!(/// fsetxattr(2)
     fsetxattr(fd: c_int, name: &CStr, value: &[u8], flags: c_int)
     = libc::fsetxattr(fd, name.as_ptr(), value.as_ptr().cast(), value.len(), flags));
 call!(/// getxattr(2), or lgetxattr(2) when `nofollow`
-    getxattr(path: &CStr, name: &CStr, value: &mut [u8], nofollow: bool)
-    = if nofollow {
-        libc::lgetxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len())
-    } else {
-        libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len())
-    });
+getxattr(path: &CStr, name: &CStr, value: &mut [u8], nofollow: bool)
+= if nofollow {
+    libc::lgetxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len())
+} else {
+    libc::getxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len())
+});
 call!(/// fgetxattr(2)
     fgetxattr(fd: c_int, name: &CStr, value: &mut [u8])
     = libc::fgetxattr(fd, name.as_ptr(), value.as_mut_ptr().cast(), value.len()));
 call!(/// listxattr(2), or llistxattr(2) when `nofollow`
-    listxattr(path: &CStr, list: &mut [u8], nofollow: bool)
-    = if nofollow {
-        libc::llistxattr(path.as_ptr(), list.as_mut_ptr().cast(), list.len())
-    } else {
-        libc::listxattr(path.as_ptr(), list.as_mut_ptr().cast(), list.len())
-    });
+listxattr(path: &CStr, list: &mut [u8], nofollow: bool)
+= if nofollow {
+    libc::llistxattr(path.as_ptr(), list.as_mut_ptr().cast(), list.len())
+} else {
+    libc::listxattr(path.as_ptr(), list.as_mut_ptr().cast(), list.len())
+});
 call!(/// flistxattr(2)
     flistxattr(fd: c_int, list: &mut [u8]) = libc::flistxattr(fd, list.as_mut_ptr().cast(), list.len()));
 call!(/// removexattr(2), or lremovexattr(2) when `nofollow`
-    removexattr(path: &CStr, name: &CStr, nofollow: bool)
-    = if nofollow {
-        libc::lremovexattr(path.as_ptr(), name.as_ptr())
-    } else {
-        libc::removexattr(path.as_ptr(), name.as_ptr())
-    });
+removexattr(path: &CStr, name: &CStr, nofollow: bool)
+= if nofollow {
+    libc::lremovexattr(path.as_ptr(), name.as_ptr())
+} else {
+    libc::removexattr(path.as_ptr(), name.as_ptr())
+});
 call!(/// fremovexattr(2)
     fremovexattr(fd: c_int, name: &CStr) = libc::fremovexattr(fd, name.as_ptr()));
 call!(/// copy_file_range(2); the offsets are advanced
@@ -310,7 +310,9 @@ impl Mapping {
     pub fn load(&self, at: usize, out: &mut [u8]) {
         assert!(at + out.len() <= self.len);
         // SAFETY: within the mapping, checked above; another process may change the bytes, which a raw copy allows.
-        unsafe { std::ptr::copy_nonoverlapping(self.address.cast::<u8>().add(at), out.as_mut_ptr(), out.len()) }
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.address.cast::<u8>().add(at), out.as_mut_ptr(), out.len())
+        }
     }
 
     /// Copies `data` to position `at` of a writable mapping.

@@ -85,6 +85,9 @@ pub struct Rows {
     dirty_cells: usize,
 }
 
+/// Most bytes that one batch may read. A batch above it runs again one by one; an operation that needs more alone fails.
+const READ_BYTES_MAX: usize = 1 << 30;
+
 /// Buffers above this are given back after a batch that needed them.
 const KEEP_BYTES: usize = 4 << 20;
 
@@ -258,14 +261,22 @@ impl Rows {
     fn scan(&mut self, engine: &dyn Engine, table: Table, id: u64, first: u64) -> Result<(), EngineError> {
         let mut found: Vec<(Vec<u8>, u32, u32, Position)> = Vec::new();
         let after = first.checked_sub(1).map(u64::to_be_bytes);
+        let mut too_much = false;
         let values = &mut self.values;
         let deleted_at =
             engine.scan(table, id, after.as_ref().map(|a| &a[..]), &mut |suffix, value, changed_at| {
+                if values.len() + value.len() > READ_BYTES_MAX {
+                    too_much = true;
+                    return ControlFlow::Break(());
+                }
                 let start = values.len() as u32;
                 values.extend_from_slice(value);
                 found.push((suffix.to_vec(), start, value.len() as u32, changed_at));
                 ControlFlow::Continue(())
             })?;
+        if too_much {
+            return Err(EngineError::Io("metadata: one operation would read more than 1 GiB of rows".into()));
+        }
         for (suffix, start, len, changed_at) in found {
             let number = self.cell(table, id, &suffix);
             let cell = &mut self.cells[number as usize];

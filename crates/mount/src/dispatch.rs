@@ -267,10 +267,10 @@ impl Mounted {
 fn give_number(files: &Handles<FileHandle>, opened: Opened) -> fuse::Opened {
     let mut flags = fuse::OpenFlags::default();
     if opened.keep_cache {
-        flags = flags | fuse::OpenFlags::KEEP_CACHE;
+        flags |= fuse::OpenFlags::KEEP_CACHE;
     }
     if !opened.handle.writable() {
-        flags = flags | fuse::OpenFlags::NOFLUSH;
+        flags |= fuse::OpenFlags::NOFLUSH;
     }
     fuse::Opened { fh: files.insert(opened.handle), flags }
 }

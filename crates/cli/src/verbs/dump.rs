@@ -99,7 +99,7 @@ pub fn run(args: &DumpArgs) -> Result<Verdict, Failure> {
         std::path::absolute(&args.file).map_err(|why| fail(&format!("{}: {why}", args.file.display())))?;
     let name = file.to_str().ok_or_else(|| Failure::usage("dump: the name of the file must be UTF-8"))?;
     let question = json!({ "verb": "dump", "file": name, "force": args.force });
-    let done = match ask("dump", &dir, &question)? {
+    let done = match ask("dump", &dir, &question, None)? {
         Some(done) => done,
         None => {
             let volume = open("dump", &args.volume)?;

@@ -98,7 +98,7 @@ pub fn run(args: &GcArgs) -> Result<Verdict, Failure> {
     kestrel_client::descriptor::Descriptor::read(&dir).map_err(|why| Failure::new("gc", why))?;
     let grace_seconds = args.grace.as_secs();
     let question = json!({ "verb": "gc", "delete": args.delete, "grace_seconds": grace_seconds });
-    let done = match ask("gc", &dir, &question)? {
+    let done = match ask("gc", &dir, &question, None)? {
         Some(done) => done,
         None => {
             let volume = open("gc", &args.volume)?;

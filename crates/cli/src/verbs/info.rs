@@ -77,7 +77,7 @@ fn in_mount(args: &InfoArgs) -> Result<Value, Failure> {
         json!({ "verb": "info", "parent": above.ino(), "name": name.as_bytes() })
     };
     let dir = volume_of(&entry);
-    ask("info", &dir, &question)?
+    ask("info", &dir, &question, kestrel_client::control::QUICK)?
         .ok_or_else(|| fail(&format!("nobody serves the volume {}; mount it again", dir.display())))
 }
 

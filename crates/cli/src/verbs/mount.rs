@@ -186,7 +186,10 @@ fn serve(args: &MountArgs) -> Result<Verdict, Failure> {
         begun,
     });
     let result = attend(args, &dir, options, &serving);
-    let stored = fs.shutdown();
+    let stored = fs
+        .shutdown()
+        .map_err(|why| why.to_string())
+        .and_then(|()| serving.engine.settle().map_err(|why| why.to_string()));
     if let Err(why) = &stored {
         log::error!("the last changes could not be stored: {why}");
     }

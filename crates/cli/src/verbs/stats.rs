@@ -71,7 +71,7 @@ pub fn run(args: &StatsArgs) -> Result<Verdict, Failure> {
 }
 
 fn take(volume: &Path) -> Result<Value, Failure> {
-    ask("stats", volume, &json!({ "verb": "stats" }))?
+    ask("stats", volume, &json!({ "verb": "stats" }), kestrel_client::control::QUICK)?
         .ok_or_else(|| Failure::new("stats", format!("{}: nobody serves it any more", volume.display())))
 }
 

@@ -60,7 +60,7 @@ pub fn describe(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Res
 pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
     let dir = locate("status", &args.volume)?;
     Descriptor::read(&dir).map_err(|why| Failure::new("status", why))?;
-    let status = match ask("status", &dir, &json!({ "verb": "status" }))? {
+    let status = match ask("status", &dir, &json!({ "verb": "status" }), kestrel_client::control::QUICK)? {
         Some(status) => status,
         None => {
             let volume = open("status", &args.volume)?;

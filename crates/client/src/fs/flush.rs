@@ -329,7 +329,10 @@ impl Fs {
                     file.lock().refresh(*inode);
                     fs.commit(&file, rest, pin);
                 }
-                (reply, _) => fs.committed(&file, reply),
+                (reply, _) => {
+                    fs.committed(&file, reply);
+                    drop(pin);
+                }
             }
         });
     }

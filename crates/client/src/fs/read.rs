@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kestrel_data::{ErrorKind, Turn};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::extent::{ExtentList, Source, chunk_parts};
+use kestrel_types::extent::{Extent, ExtentList, Source, chunk_parts};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
 use kestrel_types::range::Range;
@@ -16,6 +16,9 @@ use crate::write_buffer::copy_piece;
 
 /// Largest read, bytes.
 pub const READ_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Where a file's bytes are: its inode, and the extents of each chunk that has any.
+pub type Layout = (Inode, Vec<(u64, Vec<Extent>)>);
 
 /// Stored bytes that make up a part of a read.
 #[derive(Debug, Clone, Copy)]
@@ -242,11 +245,7 @@ impl Fs {
     }
 
     /// Where the stored bytes of a file lie, for `kestrel info` and tests: inode and all chunk lists.
-    pub fn layout(
-        self: &Arc<Self>,
-        ino: InodeId,
-        done: Done<(Inode, Vec<(u64, Vec<kestrel_types::extent::Extent>)>)>,
-    ) {
+    pub fn layout(self: &Arc<Self>, ino: InodeId, done: Done<Layout>) {
         let fs = self.clone();
         self.getattr(
             Caller::ROOT,

@@ -40,7 +40,8 @@ examples:
   kestrel-compare --a /mnt/kestrel --b /dev/shm --seed 7 --ops 20000 --only 12,871,872
 ";
 
-const VALUES: &[&str] = &["a", "b", "seed", "ops", "workers", "allow", "walk-every", "only", "shrink-seconds"];
+const VALUES: &[&str] =
+    &["a", "b", "seed", "ops", "workers", "allow", "walk-every", "only", "shrink-seconds"];
 const FLAGS: &[&str] = &["json", "list", "help"];
 
 fn main() -> ExitCode {
@@ -142,7 +143,13 @@ fn capabilities(setup: &Setup) -> Result<Result<Capabilities, Vec<&'static str>>
 }
 
 /// The indices of a short sequence that still shows the same difference, and where it shows then.
-fn shorten(setup: &Setup, steps: &[Step], found: Finding, failed: &[usize], budget_ms: u64) -> (Vec<usize>, Finding) {
+fn shorten(
+    setup: &Setup,
+    steps: &[Step],
+    found: Finding,
+    failed: &[usize],
+    budget_ms: u64,
+) -> (Vec<usize>, Finding) {
     let len = found.at.min(steps.len() - 1) + 1;
     if budget_ms == 0 {
         return ((0..len).collect(), found);
@@ -173,7 +180,9 @@ fn report_missing(args: &Args, seed: u64, lines: &[String]) {
     if args.flag("json") {
         println!("{{\"result\":\"unsupported\",\"seed\":{seed},\"differences\":{}}}", json::texts(lines));
     } else {
-        lines.iter().for_each(|line| println!("FAIL {line} (put it on the list of allowances, with a reason)"));
+        lines
+            .iter()
+            .for_each(|line| println!("FAIL {line} (put it on the list of allowances, with a reason)"));
     }
 }
 

@@ -166,7 +166,8 @@ fn become_actor(tree: &Path, actor: &Actor, keep: i32, keep_too: i32) -> Result<
     };
     step("follow the parent", sys::die_with_parent())?;
     let (low, high) = (keep.min(keep_too) as u32, keep.max(keep_too) as u32);
-    for (first, last) in [(3, low.saturating_sub(1)), (low + 1, high.saturating_sub(1)), (high + 1, u32::MAX)] {
+    for (first, last) in [(3, low.saturating_sub(1)), (low + 1, high.saturating_sub(1)), (high + 1, u32::MAX)]
+    {
         if first <= last {
             step("close descriptors", sys::close_range(first, last))?;
         }

@@ -164,9 +164,10 @@ pub fn probe(dir: &Path) -> Result<BTreeSet<&'static str>, String> {
     note("rename.noreplace", sys::renameat2(cwd, &path("f"), cwd, &path("g"), libc::RENAME_NOREPLACE));
     sys::mkdirat(cwd, &c, 0o700).map_err(text)?;
     note("rename.exchange", sys::renameat2(cwd, &a, cwd, &c, libc::RENAME_EXCHANGE));
-    for (name, target, flags) in
-        [("tmpfile", path("."), libc::O_TMPFILE | libc::O_RDWR), ("direct-io", b, libc::O_DIRECT | libc::O_RDWR)]
-    {
+    for (name, target, flags) in [
+        ("tmpfile", path("."), libc::O_TMPFILE | libc::O_RDWR),
+        ("direct-io", b, libc::O_DIRECT | libc::O_RDWR),
+    ] {
         let opened = sys::openat(cwd, &target, flags, 0o600);
         note(name, opened);
         if let Ok(fd) = opened {
@@ -187,7 +188,9 @@ mod tests {
         let list = Allowances::parse(text).unwrap();
         assert!(list.may_lack("fallocate.collapse-range") && !list.may_lack("xattr"));
         let (a, b) = (Outcome::of(Err(libc::ENOTEMPTY)), Outcome::of(Err(libc::EEXIST)));
-        assert!(list.allows("rename", &a, &b) && !list.allows("rename", &b, &a) && !list.allows("link", &a, &b));
+        assert!(
+            list.allows("rename", &a, &b) && !list.allows("rename", &b, &a) && !list.allows("link", &a, &b)
+        );
         assert!(Allowances::parse("unsupported xattr").is_err(), "no reason");
         assert!(Allowances::parse("unsupported wings can not fly").is_err());
         assert!(Allowances::parse("errno rename ENOSUCH EEXIST why").is_err());

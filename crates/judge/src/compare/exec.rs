@@ -416,7 +416,12 @@ impl World {
         Outcome::of(opened.map(|_| 0))
     }
 
-    fn utimens(&self, target: &Target, atime: crate::compare::op::Time, mtime: crate::compare::op::Time) -> Outcome {
+    fn utimens(
+        &self,
+        target: &Target,
+        atime: crate::compare::op::Time,
+        mtime: crate::compare::op::Time,
+    ) -> Outcome {
         let spec = |t: crate::compare::op::Time| libc::timespec { tv_sec: t.sec, tv_nsec: t.nsec };
         let times = [spec(atime), spec(mtime)];
         let mut out = Outcome::of(match target {
@@ -486,12 +491,9 @@ impl World {
     /// The second half of `LockWait`, in the other actor.
     pub fn unlock_for(&self, op: &Op) -> Outcome {
         match op {
-            Op::LockWait { range, other_slot, .. } => locks::lock(
-                self.fd(*other_slot),
-                crate::compare::op::LockKind::Posix,
-                libc::F_UNLCK,
-                *range,
-            ),
+            Op::LockWait { range, other_slot, .. } => {
+                locks::lock(self.fd(*other_slot), crate::compare::op::LockKind::Posix, libc::F_UNLCK, *range)
+            }
             _ => Outcome::of(Err(libc::EINVAL)),
         }
     }

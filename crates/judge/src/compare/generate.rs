@@ -93,8 +93,10 @@ const ODD_NAMES: &[&[u8]] = &[
     b".hidden",
     b".fuse_hidden0001",
 ];
-const MODES: &[u32] =
-    &[0o777, 0o755, 0o700, 0o644, 0o666, 0o600, 0o444, 0o000, 0o111, 0o222, 0o1777, 0o2775, 0o4755, 0o6711, 0o070, 0o007];
+const MODES: &[u32] = &[
+    0o777, 0o755, 0o700, 0o644, 0o666, 0o600, 0o444, 0o000, 0o111, 0o222, 0o1777, 0o2775, 0o4755, 0o6711,
+    0o070, 0o007,
+];
 const XATTRS: &[&[u8]] = &[b"user.a", b"user.b", b"user.c.d", b"user.\xe2\x82\xac"];
 
 impl Generator {
@@ -430,7 +432,12 @@ impl Generator {
             let access = if self.rng.percent(90) { libc::O_RDWR } else { flags };
             self.will(Effect::Open(who, slot, true));
             let excl = if self.rng.percent(15) { libc::O_EXCL } else { 0 };
-            return Op::Open { slot, loc: self.loc(who, &names), flags: libc::O_TMPFILE | access | excl, mode };
+            return Op::Open {
+                slot,
+                loc: self.loc(who, &names),
+                flags: libc::O_TMPFILE | access | excl,
+                mode,
+            };
         }
         let names = if self.rng.percent(50) {
             flags |= libc::O_CREAT;
@@ -505,7 +512,11 @@ impl Generator {
 
     fn read(&mut self, who: usize) -> Op {
         let (slot, len) = (self.slot(who), self.length());
-        if self.rng.percent(50) { Op::Read { slot, len } } else { Op::Pread { slot, off: self.offset(), len } }
+        if self.rng.percent(50) {
+            Op::Read { slot, len }
+        } else {
+            Op::Pread { slot, off: self.offset(), len }
+        }
     }
 
     fn write(&mut self, who: usize) -> Op {
@@ -583,7 +594,8 @@ impl Generator {
 
     fn mknod(&mut self, who: usize) -> Op {
         let names = self.fresh();
-        let kind = *self.rng.pick(&[libc::S_IFIFO, libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFREG, libc::S_IFDIR, 0]);
+        let kind =
+            *self.rng.pick(&[libc::S_IFIFO, libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFREG, libc::S_IFDIR, 0]);
         let loc = self.loc(who, &names);
         if kind != libc::S_IFDIR {
             let plain = kind == libc::S_IFREG || kind == 0;
@@ -670,7 +682,9 @@ impl Generator {
             1 | 2 => Time { sec: 0, nsec: libc::UTIME_NOW },
             3 => Time { sec: 1, nsec: 1_000_000_000 },
             // Between 1970 and 2020: older than any run, so that it is recognised as explicit.
-            _ => Time { sec: self.rng.below(1_577_836_800) as i64, nsec: self.rng.below(1_000_000_000) as i64 },
+            _ => {
+                Time { sec: self.rng.below(1_577_836_800) as i64, nsec: self.rng.below(1_000_000_000) as i64 }
+            }
         }
     }
 
@@ -773,10 +787,8 @@ impl Generator {
 
     fn lock(&mut self, who: usize) -> Op {
         let slot = self.slot(who);
-        let range = Range {
-            start: self.rng.below(12) as i64 * 10,
-            len: *self.rng.pick(&[1, 1, 10, 15, 40, 0]),
-        };
+        let range =
+            Range { start: self.rng.below(12) as i64 * 10, len: *self.rng.pick(&[1, 1, 10, 15, 40, 0]) };
         let kind = if self.rng.percent(75) { LockKind::Posix } else { LockKind::Ofd };
         let typ = *self.rng.pick(&[libc::F_RDLCK, libc::F_WRLCK, libc::F_WRLCK, libc::F_UNLCK]);
         match self.rng.below(100) {

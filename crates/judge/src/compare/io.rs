@@ -162,7 +162,8 @@ pub fn seek_map(fd: i32) -> Outcome {
             let mut at = 0;
             for (data, hole) in extents.into_iter().chain([(size, size)]) {
                 if let Some(bad) = first_nonzero(fd, at, data.min(CHECKED_BYTES)) {
-                    out.violations.push(format!("byte {bad} is data but lies in a reported hole {at}..{data}"));
+                    out.violations
+                        .push(format!("byte {bad} is data but lies in a reported hole {at}..{data}"));
                 }
                 at = hole;
             }

@@ -69,64 +69,237 @@ pub struct Range {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "fields carry the names of the system calls' own arguments")]
 pub enum Op {
-    Open { slot: u8, loc: Loc, flags: i32, mode: u32 },
-    Close { slot: u8 },
-    Dup { from: u8, to: u8 },
-    OpenDir { dir: u8, loc: Loc, flags: i32 },
-    CloseDir { dir: u8 },
-    Read { slot: u8, len: u32 },
-    Write { slot: u8, len: u32, fill: u64 },
-    Pread { slot: u8, off: i64, len: u32 },
-    Pwrite { slot: u8, off: i64, len: u32, fill: u64 },
-    Truncate { loc: Loc, len: i64 },
-    Ftruncate { slot: u8, len: i64 },
-    Fallocate { slot: u8, mode: i32, off: i64, len: i64 },
-    Lseek { slot: u8, off: i64, whence: i32 },
+    Open {
+        slot: u8,
+        loc: Loc,
+        flags: i32,
+        mode: u32,
+    },
+    Close {
+        slot: u8,
+    },
+    Dup {
+        from: u8,
+        to: u8,
+    },
+    OpenDir {
+        dir: u8,
+        loc: Loc,
+        flags: i32,
+    },
+    CloseDir {
+        dir: u8,
+    },
+    Read {
+        slot: u8,
+        len: u32,
+    },
+    Write {
+        slot: u8,
+        len: u32,
+        fill: u64,
+    },
+    Pread {
+        slot: u8,
+        off: i64,
+        len: u32,
+    },
+    Pwrite {
+        slot: u8,
+        off: i64,
+        len: u32,
+        fill: u64,
+    },
+    Truncate {
+        loc: Loc,
+        len: i64,
+    },
+    Ftruncate {
+        slot: u8,
+        len: i64,
+    },
+    Fallocate {
+        slot: u8,
+        mode: i32,
+        off: i64,
+        len: i64,
+    },
+    Lseek {
+        slot: u8,
+        off: i64,
+        whence: i32,
+    },
     /// Walks data and holes of the whole file; a hole that holds data is a violation.
-    SeekMap { slot: u8 },
-    Mkdir { loc: Loc, mode: u32 },
-    Rmdir { loc: Loc },
-    Mknod { loc: Loc, mode: u32 },
-    Symlink { target: Vec<u8>, loc: Loc },
-    Readlink { loc: Loc },
-    Link { from: Loc, to: Loc, follow: bool },
+    SeekMap {
+        slot: u8,
+    },
+    Mkdir {
+        loc: Loc,
+        mode: u32,
+    },
+    Rmdir {
+        loc: Loc,
+    },
+    Mknod {
+        loc: Loc,
+        mode: u32,
+    },
+    Symlink {
+        target: Vec<u8>,
+        loc: Loc,
+    },
+    Readlink {
+        loc: Loc,
+    },
+    Link {
+        from: Loc,
+        to: Loc,
+        follow: bool,
+    },
     /// Gives an open (perhaps unnamed) file a name.
-    LinkSlot { slot: u8, to: Loc },
-    Unlink { loc: Loc },
-    Rename { from: Loc, to: Loc, flags: u32 },
-    Chmod { target: Target, mode: u32 },
-    Chown { target: Target, uid: u32, gid: u32 },
-    Utimens { target: Target, atime: Time, mtime: Time },
-    Stat { target: Target },
-    Statx { loc: Loc, flags: i32 },
-    Statfs { loc: Loc },
-    ReadDir { loc: Loc },
-    ReadDirSlot { dir: u8, buf: u32 },
+    LinkSlot {
+        slot: u8,
+        to: Loc,
+    },
+    Unlink {
+        loc: Loc,
+    },
+    Rename {
+        from: Loc,
+        to: Loc,
+        flags: u32,
+    },
+    Chmod {
+        target: Target,
+        mode: u32,
+    },
+    Chown {
+        target: Target,
+        uid: u32,
+        gid: u32,
+    },
+    Utimens {
+        target: Target,
+        atime: Time,
+        mtime: Time,
+    },
+    Stat {
+        target: Target,
+    },
+    Statx {
+        loc: Loc,
+        flags: i32,
+    },
+    Statfs {
+        loc: Loc,
+    },
+    ReadDir {
+        loc: Loc,
+    },
+    ReadDirSlot {
+        dir: u8,
+        buf: u32,
+    },
     /// Remembers a cookie in mid-scan, reads on, seeks back and reads on again: the same entries must come.
-    SeekDir { loc: Loc },
+    SeekDir {
+        loc: Loc,
+    },
     /// Scans a directory while names in it come, go and change; `threaded` does the changes in a second thread.
-    ScanUnderChange { loc: Loc, seed: u64, threaded: bool },
-    SetXattr { target: Target, name: Vec<u8>, len: u32, fill: u64, flags: i32 },
-    GetXattr { target: Target, name: Vec<u8>, size: u32 },
-    ListXattr { target: Target },
-    RemoveXattr { target: Target, name: Vec<u8> },
-    Access { loc: Loc, mode: i32, flags: i32 },
-    MmapWrite { slot: u8, off: u32, len: u32, fill: u64, shared: bool, sync: bool },
-    MmapRead { slot: u8, off: u32, len: u32 },
-    CopyRange { from: u8, from_off: i64, to: u8, to_off: i64, len: u32 },
-    Fsync { slot: u8, data_only: bool },
-    FsyncDir { dir: u8 },
-    Flock { slot: u8, operation: i32 },
-    Lock { slot: u8, kind: LockKind, typ: i32, range: Range },
-    GetLock { slot: u8, kind: LockKind, typ: i32, range: Range },
+    ScanUnderChange {
+        loc: Loc,
+        seed: u64,
+        threaded: bool,
+    },
+    SetXattr {
+        target: Target,
+        name: Vec<u8>,
+        len: u32,
+        fill: u64,
+        flags: i32,
+    },
+    GetXattr {
+        target: Target,
+        name: Vec<u8>,
+        size: u32,
+    },
+    ListXattr {
+        target: Target,
+    },
+    RemoveXattr {
+        target: Target,
+        name: Vec<u8>,
+    },
+    Access {
+        loc: Loc,
+        mode: i32,
+        flags: i32,
+    },
+    MmapWrite {
+        slot: u8,
+        off: u32,
+        len: u32,
+        fill: u64,
+        shared: bool,
+        sync: bool,
+    },
+    MmapRead {
+        slot: u8,
+        off: u32,
+        len: u32,
+    },
+    CopyRange {
+        from: u8,
+        from_off: i64,
+        to: u8,
+        to_off: i64,
+        len: u32,
+    },
+    Fsync {
+        slot: u8,
+        data_only: bool,
+    },
+    FsyncDir {
+        dir: u8,
+    },
+    Flock {
+        slot: u8,
+        operation: i32,
+    },
+    Lock {
+        slot: u8,
+        kind: LockKind,
+        typ: i32,
+        range: Range,
+    },
+    GetLock {
+        slot: u8,
+        kind: LockKind,
+        typ: i32,
+        range: Range,
+    },
     /// Waits for a write lock (at most `LOCK_WAIT_MS`) while `other` unlocks its `other_slot`.
-    LockWait { slot: u8, range: Range, other: u8, other_slot: u8 },
-    Chdir { loc: Loc },
-    Fchdir { dir: u8 },
+    LockWait {
+        slot: u8,
+        range: Range,
+        other: u8,
+        other_slot: u8,
+    },
+    Chdir {
+        loc: Loc,
+    },
+    Fchdir {
+        dir: u8,
+    },
     Getcwd,
-    Umask { mask: u32 },
+    Umask {
+        mask: u32,
+    },
     /// Makes a chain of directories longer than `PATH_MAX` with relative calls, uses it, removes it.
-    DeepPath { loc: Loc, name_len: u32, depth: u32 },
+    DeepPath {
+        loc: Loc,
+        name_len: u32,
+        depth: u32,
+    },
 }
 
 /// One line of the script.
@@ -350,7 +523,11 @@ impl fmt::Display for Op {
             Op::Statx { loc, flags } => write!(f, "statx({loc}, {flags:#x})"),
             Op::ReadDirSlot { dir, buf } => write!(f, "readdir(dir{dir}, buffer {buf})"),
             Op::ScanUnderChange { loc, seed, threaded } => {
-                write!(f, "scan-under-change({loc}, seed {seed:#x}{})", if *threaded { ", thread" } else { "" })
+                write!(
+                    f,
+                    "scan-under-change({loc}, seed {seed:#x}{})",
+                    if *threaded { ", thread" } else { "" }
+                )
             }
             Op::SetXattr { target, name, len, fill, flags } => write!(
                 f,

@@ -193,7 +193,10 @@ fn time_difference(a: &TimeProbe, b: &TimeProbe) -> Option<(&'static str, String
     for (what, a0, a1, b0, b1) in rules {
         let updated_b = b1 != b0 && b1 >= b.start - TICK_NS;
         if updated_b && a1 < a.start - TICK_NS {
-            return Some((what, format!("B updated it, A did not (A's is {} ms old)", (a.start - a1) / 1_000_000)));
+            return Some((
+                what,
+                format!("B updated it, A did not (A's is {} ms old)", (a.start - a1) / 1_000_000),
+            ));
         }
         if a1 != a0 && a1 >= a.start - TICK_NS && b1 == b0 && b1 < b.start - QUIET_NS {
             return Some((what, "A updated it, B did not".into()));
@@ -229,7 +232,13 @@ fn show_data_difference(a: &[u8], b: &[u8]) -> String {
         let end = d.len().min(at + 16);
         show_bytes(d.get(at..end).unwrap_or_default())
     };
-    format!("bytes: lengths A {}, B {}; first differ at {at}, last at {last}: A {}, B {}", a.len(), b.len(), show(a), show(b))
+    format!(
+        "bytes: lengths A {}, B {}; first differ at {at}, last at {last}: A {}, B {}",
+        a.len(),
+        b.len(),
+        show(a),
+        show(b)
+    )
 }
 
 #[cfg(test)]

@@ -14,7 +14,10 @@ use crate::sys;
 type Line = (Sender<Step>, Receiver<Result<i64, String>>);
 
 /// Calls `body` with a function that runs a step in `tree` and returns its result.
-pub fn with_rehearsal<T>(tree: &Path, body: impl FnOnce(&mut dyn FnMut(&Step) -> i64) -> T) -> Result<T, String> {
+pub fn with_rehearsal<T>(
+    tree: &Path,
+    body: impl FnOnce(&mut dyn FnMut(&Step) -> i64) -> T,
+) -> Result<T, String> {
     std::thread::scope(|scope| {
         let mut lines: Vec<Line> = Vec::new();
         for actor in ACTORS {

@@ -9,7 +9,12 @@ use crate::rng::Rng;
 use crate::sys;
 
 fn create(dir: i32, name: &str) -> sys::Sys<i64> {
-    let fd = sys::openat(dir, &sys::cstring(name.as_bytes()), libc::O_CREAT | libc::O_WRONLY | libc::O_CLOEXEC, 0o644)?;
+    let fd = sys::openat(
+        dir,
+        &sys::cstring(name.as_bytes()),
+        libc::O_CREAT | libc::O_WRONLY | libc::O_CLOEXEC,
+        0o644,
+    )?;
     sys::close(fd as i32)
 }
 

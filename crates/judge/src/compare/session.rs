@@ -130,7 +130,9 @@ impl Sides {
                     let side = ["A", "B"][i];
                     let (key, text) = match silence {
                         Silence::Hang => ("hang", format!("{side} does not return")),
-                        Silence::Died(how) => ("death", format!("the process making the call on {side} died: {how}")),
+                        Silence::Died(how) => {
+                            ("death", format!("the process making the call on {side} died: {how}"))
+                        }
                     };
                     return Err(Difference { key: format!("{key} on {side}"), text });
                 }

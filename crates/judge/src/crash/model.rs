@@ -83,29 +83,84 @@ pub enum Node {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are paths, keys and lengths as documented above")]
 pub enum Op {
-    Create { path: String, ino: u64 },
+    Create {
+        path: String,
+        ino: u64,
+    },
     /// Open (create, truncate), write everything, perhaps fsync, close.
-    Write { path: String, ino: u64, key: u64, len: u64, sync: bool },
+    Write {
+        path: String,
+        ino: u64,
+        key: u64,
+        len: u64,
+        sync: bool,
+    },
     /// Open to append, write, perhaps fsync, close.
-    Append { path: String, key: u64, len: u64, sync: bool },
+    Append {
+        path: String,
+        key: u64,
+        len: u64,
+        sync: bool,
+    },
     /// Open, pwrite inside the file, close.
-    Overwrite { path: String, off: u64, key: u64, len: u64 },
-    Truncate { path: String, len: u64 },
-    Rename { from: String, to: String },
-    Exchange { from: String, to: String },
-    Link { from: String, to: String },
-    Unlink { path: String },
-    Symlink { target: String, path: String },
-    Mkdir { path: String },
-    Rmdir { path: String },
-    SetXattr { path: String, name: String, key: u64, len: u64 },
-    RemoveXattr { path: String, name: String },
+    Overwrite {
+        path: String,
+        off: u64,
+        key: u64,
+        len: u64,
+    },
+    Truncate {
+        path: String,
+        len: u64,
+    },
+    Rename {
+        from: String,
+        to: String,
+    },
+    Exchange {
+        from: String,
+        to: String,
+    },
+    Link {
+        from: String,
+        to: String,
+    },
+    Unlink {
+        path: String,
+    },
+    Symlink {
+        target: String,
+        path: String,
+    },
+    Mkdir {
+        path: String,
+    },
+    Rmdir {
+        path: String,
+    },
+    SetXattr {
+        path: String,
+        name: String,
+        key: u64,
+        len: u64,
+    },
+    RemoveXattr {
+        path: String,
+        name: String,
+    },
     /// Open to append and keep the handle.
-    Hold { path: String },
-    HoldAppend { key: u64, len: u64 },
+    Hold {
+        path: String,
+    },
+    HoldAppend {
+        key: u64,
+        len: u64,
+    },
     HoldSync,
     HoldClose,
-    SyncDir { path: String },
+    SyncDir {
+        path: String,
+    },
     Sync,
 }
 
@@ -115,10 +170,7 @@ impl Op {
     pub fn is_sync(&self) -> bool {
         matches!(
             self,
-            Op::Write { sync: true, .. }
-                | Op::Append { sync: true, .. }
-                | Op::HoldSync
-                | Op::SyncDir { .. }
+            Op::Write { sync: true, .. } | Op::Append { sync: true, .. } | Op::HoldSync | Op::SyncDir { .. }
         )
     }
 }
@@ -153,7 +205,12 @@ impl State {
     pub fn subtree(&self, path: &str) -> Vec<String> {
         let below = format!("{path}/");
         let mut out: Vec<_> = self.nodes.contains_key(path).then(|| path.to_string()).into_iter().collect();
-        out.extend(self.nodes.range(below.clone()..).take_while(|(p, _)| p.starts_with(&below)).map(|(p, _)| p.clone()));
+        out.extend(
+            self.nodes
+                .range(below.clone()..)
+                .take_while(|(p, _)| p.starts_with(&below))
+                .map(|(p, _)| p.clone()),
+        );
         out
     }
 
@@ -212,7 +269,8 @@ impl State {
             }
             Op::Overwrite { path, off, key, len } => self.change(path, |content| {
                 let tail = cut(content, off + len, u64::MAX);
-                *content = [resize(content, *off), vec![Piece { key: *key, skip: 0, len: *len }], tail].concat();
+                *content =
+                    [resize(content, *off), vec![Piece { key: *key, skip: 0, len: *len }], tail].concat();
             }),
             Op::Truncate { path, len } => self.change(path, |content| *content = resize(content, *len)),
             Op::Rename { from, to } => {
@@ -281,7 +339,10 @@ impl State {
 
     fn take(&mut self, path: &str) -> Vec<(String, Node)> {
         let names = self.subtree(path);
-        names.into_iter().filter_map(|p| Some((p[path.len()..].to_string(), self.nodes.remove(&p)?))).collect()
+        names
+            .into_iter()
+            .filter_map(|p| Some((p[path.len()..].to_string(), self.nodes.remove(&p)?)))
+            .collect()
     }
 
     fn put(&mut self, path: &str, tree: Vec<(String, Node)>) {

@@ -64,7 +64,8 @@ fn read_dir(fd: i32, prefix: &str, tree: &mut Tree) -> Result<(), i32> {
 fn look(dir: i32, name: &[u8], path: &str, tree: &mut Tree) -> Result<Found, i32> {
     let name = sys::cstring(name);
     let st = sys::fstatat(dir, &name, libc::AT_SYMLINK_NOFOLLOW)?;
-    let open = |flags| sys::openat(dir, &name, flags | libc::O_NOFOLLOW | libc::O_CLOEXEC, 0).map(|fd| fd as i32);
+    let open =
+        |flags| sys::openat(dir, &name, flags | libc::O_NOFOLLOW | libc::O_CLOEXEC, 0).map(|fd| fd as i32);
     match st.st_mode & libc::S_IFMT {
         libc::S_IFDIR => {
             let fd = open(libc::O_RDONLY | libc::O_DIRECTORY)?;

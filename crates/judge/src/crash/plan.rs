@@ -72,7 +72,8 @@ impl Planner {
 
     fn one(&mut self, state: &State, fits: impl Fn(&Node) -> bool) -> Option<String> {
         let home = self.home();
-        let all: Vec<_> = state.nodes.iter().filter(|(p, n)| fits(n) && **p != home).map(|(p, _)| p).collect();
+        let all: Vec<_> =
+            state.nodes.iter().filter(|(p, n)| fits(n) && **p != home).map(|(p, _)| p).collect();
         if all.is_empty() { None } else { Some((*self.rng.pick(&all)).clone()) }
     }
 
@@ -147,7 +148,9 @@ impl Planner {
             }
             85..89 => self.xattr(state)?,
             89..97 => self.hold(state)?,
-            97 | 98 => Op::SyncDir { path: self.one(state, |n| *n == Node::Dir).unwrap_or_else(|| self.home()) },
+            97 | 98 => {
+                Op::SyncDir { path: self.one(state, |n| *n == Node::Dir).unwrap_or_else(|| self.home()) }
+            }
             _ => Op::Sync,
         })
     }
@@ -174,7 +177,12 @@ impl Planner {
         let inside = |a: &str, b: &str| a == b || a.starts_with(&format!("{b}/"));
         let shared = |p: &str| p.starts_with("shared/");
         let same_file = state.nodes.get(&from) == state.nodes.get(&to) && !is_dir;
-        if inside(&to, &from) || inside(&from, &to) || same_file || Self::holds(state, &from) || Self::holds(state, &to) {
+        if inside(&to, &from)
+            || inside(&from, &to)
+            || same_file
+            || Self::holds(state, &from)
+            || Self::holds(state, &to)
+        {
             return None;
         }
         let replaces = state.nodes.contains_key(&to);

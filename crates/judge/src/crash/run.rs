@@ -150,7 +150,11 @@ impl<'a> Worker<'a> {
                     self.state.apply(&op);
                 }
                 Err(e) => {
-                    self.shared.line(&format!("E {thread} {seq} {} {}\n", self.shared.ms(), errno::name(e)))?;
+                    self.shared.line(&format!(
+                        "E {thread} {seq} {} {}\n",
+                        self.shared.ms(),
+                        errno::name(e)
+                    ))?;
                     if is_death(e) || is_full(e) {
                         return Ok(Some(e));
                     }
@@ -167,7 +171,8 @@ impl<'a> Worker<'a> {
     }
 
     fn open(&self, path: &str, flags: i32) -> Sys<i32> {
-        sys::openat(self.root, &sys::cstring(path.as_bytes()), flags | libc::O_CLOEXEC, 0o644).map(|fd| fd as i32)
+        sys::openat(self.root, &sys::cstring(path.as_bytes()), flags | libc::O_CLOEXEC, 0o644)
+            .map(|fd| fd as i32)
     }
 
     fn with_file(&self, path: &str, flags: i32, body: impl FnOnce(i32) -> Sys<()>) -> Sys<()> {
@@ -183,18 +188,20 @@ impl<'a> Worker<'a> {
         let append = libc::O_WRONLY | libc::O_APPEND;
         match op {
             Op::Create { path, .. } => self.with_file(path, create | libc::O_EXCL, |_| Ok(())),
-            Op::Write { path, key, len, sync, .. } => self
-                .with_file(path, create | libc::O_TRUNC, |fd| write_all(fd, *key, *len, None).and_then(|()| end(fd, *sync))),
-            Op::Append { path, key, len, sync } => {
-                self.with_file(path, append, |fd| write_all(fd, *key, *len, None).and_then(|()| end(fd, *sync)))
-            }
+            Op::Write { path, key, len, sync, .. } => self.with_file(path, create | libc::O_TRUNC, |fd| {
+                write_all(fd, *key, *len, None).and_then(|()| end(fd, *sync))
+            }),
+            Op::Append { path, key, len, sync } => self
+                .with_file(path, append, |fd| write_all(fd, *key, *len, None).and_then(|()| end(fd, *sync))),
             Op::Overwrite { path, off, key, len } => {
                 self.with_file(path, libc::O_WRONLY, |fd| write_all(fd, *key, *len, Some(*off)))
             }
             Op::Truncate { path, len } => {
                 self.with_file(path, libc::O_WRONLY, |fd| sys::ftruncate(fd, *len as i64).map(drop_value))
             }
-            Op::Rename { from, to } => sys::renameat2(self.root, &c(from), self.root, &c(to), 0).map(drop_value),
+            Op::Rename { from, to } => {
+                sys::renameat2(self.root, &c(from), self.root, &c(to), 0).map(drop_value)
+            }
             Op::Exchange { from, to } => {
                 sys::renameat2(self.root, &c(from), self.root, &c(to), libc::RENAME_EXCHANGE).map(drop_value)
             }
@@ -205,7 +212,9 @@ impl<'a> Worker<'a> {
             Op::Rmdir { path } => sys::unlinkat(self.root, &c(path), libc::AT_REMOVEDIR).map(drop_value),
             Op::SetXattr { path, name, key, len } => {
                 let value = bytes_of(&[Piece { key: *key, skip: 0, len: *len }]);
-                self.with_file(path, libc::O_RDONLY, |fd| sys::fsetxattr(fd, &c(name), &value, 0).map(drop_value))
+                self.with_file(path, libc::O_RDONLY, |fd| {
+                    sys::fsetxattr(fd, &c(name), &value, 0).map(drop_value)
+                })
             }
             Op::RemoveXattr { path, name } => {
                 self.with_file(path, libc::O_RDONLY, |fd| sys::fremovexattr(fd, &c(name)).map(drop_value))
@@ -226,7 +235,8 @@ impl<'a> Worker<'a> {
 
     /// Reads one file back while the mount lives. Returns the errno when the mount died meanwhile.
     fn check_one(&mut self) -> Result<Option<i32>, String> {
-        let files: Vec<_> = self.state.nodes.keys().filter(|p| self.state.inode(p).is_some()).cloned().collect();
+        let files: Vec<_> =
+            self.state.nodes.keys().filter(|p| self.state.inode(p).is_some()).cloned().collect();
         if files.is_empty() {
             return Ok(None);
         }

@@ -54,8 +54,11 @@ pub fn verify(log: &Log, tree: &Tree, promise: Promise) -> Verdict {
         }
     }
     for (&thread, ops) in &log.threads {
-        let mine: Tree =
-            tree.iter().filter(|(p, _)| owner(p) == Some(thread)).map(|(p, f)| (p.clone(), f.clone())).collect();
+        let mine: Tree = tree
+            .iter()
+            .filter(|(p, _)| owner(p) == Some(thread))
+            .map(|(p, f)| (p.clone(), f.clone()))
+            .collect();
         let acked = ops.iter().filter(|l| l.acked.is_some()).count();
         verdict.acknowledged += acked;
         match judge_thread(ops, &mine, first_allowed(ops, acked, log.last_ms, promise)) {
@@ -133,10 +136,14 @@ fn judge_thread(ops: &[Logged], tree: &Tree, first: usize) -> Result<Survived, V
 
 fn complaints(ops: &[Logged], k: usize, state: &State, tree: &Tree, wrong: &BTreeSet<String>) -> Vec<String> {
     const SHOWN: usize = 8;
-    let mut lines = vec![format!("what is there fits no allowed state; nearest is after {k} of {} operations:", ops.len())];
+    let mut lines = vec![format!(
+        "what is there fits no allowed state; nearest is after {k} of {} operations:",
+        ops.len()
+    )];
     for path in wrong.iter().take(SHOWN) {
         lines.push(format!("{path}: {}", difference(state, tree, path)));
-        let about = |l: &&Logged| state.touched(&l.op).contains(path) || show_op(&l.op).split(' ').any(|w| w == path);
+        let about =
+            |l: &&Logged| state.touched(&l.op).contains(path) || show_op(&l.op).split(' ').any(|w| w == path);
         if let Some(last) = ops[..k.min(ops.len())].iter().rev().take(3000).find(about) {
             lines.push(format!("  last touched by: {}", show_op(&last.op)));
         }
@@ -158,7 +165,8 @@ fn fits(state: &State, tree: &Tree, path: &str) -> bool {
         (Some(Node::Symlink(target)), Some(Found::Symlink(found))) => target.as_bytes() == found,
         (Some(Node::File(ino)), Some(Found::File(file))) => {
             let names = state.names_of(*ino);
-            let same = |name: &String| matches!(tree.get(name), Some(Found::File(other)) if other.ino == file.ino);
+            let same =
+                |name: &String| matches!(tree.get(name), Some(Found::File(other)) if other.ino == file.ino);
             state.inodes.get(ino).is_some_and(|inode| file_fits(inode, file))
                 && file.nlink == names.len() as u64
                 && names.iter().all(same)
@@ -195,13 +203,20 @@ fn half_done(before: &State, op: &Op, tree: &Tree, wrong: &BTreeSet<String>) -> 
         return false;
     }
     let new = bytes_of(&inode.content);
-    let old = if emptied { Vec::new() } else { before.inode(path).map_or_else(Vec::new, |(_, i)| bytes_of(&i.content)) };
+    let old = if emptied {
+        Vec::new()
+    } else {
+        before.inode(path).map_or_else(Vec::new, |(_, i)| bytes_of(&i.content))
+    };
     names.iter().all(|name| {
         let Some(Found::File(file)) = tree.get(name) else { return false };
         let rest = Inode { content: Vec::new(), pending: Vec::new(), xattrs: inode.xattrs.clone() };
         let bare = FoundFile { bytes: Vec::new(), ..file.clone() };
         let linked = names.iter().all(|n| matches!(tree.get(n), Some(Found::File(o)) if o.ino == file.ino));
-        file_fits(&rest, &bare) && linked && file.nlink == names.len() as u64 && is_mix(&file.bytes, &old, &new, from as usize)
+        file_fits(&rest, &bare)
+            && linked
+            && file.nlink == names.len() as u64
+            && is_mix(&file.bytes, &old, &new, from as usize)
     })
 }
 
@@ -280,7 +295,9 @@ fn order_broken(log: &Log, survived: &BTreeMap<u64, Survived>) -> Vec<String> {
         let Some((acked_at, _)) = gone.acked else { continue };
         for (&thread, kept) in survived.iter().filter(|(t, _)| **t != lost_thread) {
             // The last operation that is certainly there.
-            let Some(there) = kept.smallest.checked_sub(1).and_then(|i| log.threads[&thread].get(i)) else { continue };
+            let Some(there) = kept.smallest.checked_sub(1).and_then(|i| log.threads[&thread].get(i)) else {
+                continue;
+            };
             if there.intent_at > acked_at {
                 out.push(format!(
                     "not a prefix: thread {lost_thread} lost \"{}\", acknowledged before thread {thread} began \"{}\", which survived",

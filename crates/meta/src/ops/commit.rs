@@ -5,7 +5,7 @@
 //! - Content longer than the size, extents out of bounds, too many of them, a patch that leaves out bytes of inline content: `EINVAL`. A
 //!   size above the limit: `EFBIG`. A chunk in too many pieces: `EFBIG`.
 //! - A size below the present one cuts; one above makes a hole.
-//! - mtime comes from the client that wrote, ctime is the node's.
+//! - mtime comes from the client that wrote. ctime becomes the same unless it is newer already; it never lies in the future.
 //!
 //! No permission is needed: the file was open for writing. References to objects go up and down in the same batch as the
 //! content changes, so a crash leaves either both or neither.
@@ -45,7 +45,8 @@ pub fn run(view: &mut View<'_>, commit: &Commit) -> Run<Answer> {
     }
     inode.size = size;
     inode.mtime = commit.mtime;
-    inode.ctime = view.now;
+    // The file changed when it was written, not when that came to be known here.
+    inode.ctime = inode.ctime.max(commit.mtime.min(view.now));
     inode.change = view.stamp;
     view.put_inode(&at, inode.clone(), old_size, share)?;
     Ok(Answer::Inode(Box::new(inode)))

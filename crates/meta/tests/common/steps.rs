@@ -190,7 +190,7 @@ impl World {
             }
         };
         let kill_suid = raw.c % 2 == 0;
-        Op::Commit(Commit { inode, base, data, size, mtime: i64::from(raw.c), kill_suid })
+        Op::Commit(Commit { inode, base, data, size, mtime: i64::from(raw.c) << 33, kill_suid })
     }
 
     fn setattr(&self, raw: Raw) -> Op {

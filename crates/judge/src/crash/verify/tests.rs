@@ -121,20 +121,14 @@ fn first_file(tree: &mut Tree, fits: impl Fn(&FoundFile) -> bool) -> Option<&mut
 }
 
 const DAMAGES: &[Damage] = &[
-    ("a byte turned", |tree| {
-        first_file(tree, |f| f.bytes.len() > 10).map(|f| f.bytes[7] ^= 1).is_some()
-    }),
+    ("a byte turned", |tree| first_file(tree, |f| f.bytes.len() > 10).map(|f| f.bytes[7] ^= 1).is_some()),
     ("a block of zeros", |tree| {
         first_file(tree, |f| f.bytes.len() > 5000).map(|f| f.bytes[4000..4500].fill(0)).is_some()
     }),
-    ("cut short", |tree| {
-        first_file(tree, |f| f.bytes.len() > 10).map(|f| f.bytes.truncate(5)).is_some()
-    }),
+    ("cut short", |tree| first_file(tree, |f| f.bytes.len() > 10).map(|f| f.bytes.truncate(5)).is_some()),
     ("too long", |tree| first_file(tree, |_| true).map(|f| f.bytes.push(0)).is_some()),
     ("link count", |tree| first_file(tree, |_| true).map(|f| f.nlink += 1).is_some()),
-    ("an xattr gone", |tree| {
-        first_file(tree, |f| !f.xattrs.is_empty()).map(|f| f.xattrs.clear()).is_some()
-    }),
+    ("an xattr gone", |tree| first_file(tree, |f| !f.xattrs.is_empty()).map(|f| f.xattrs.clear()).is_some()),
     ("an xattr from nowhere", |tree| {
         first_file(tree, |_| true).map(|f| f.xattrs.insert("user.z".into(), vec![1])).is_some()
     }),
@@ -181,7 +175,8 @@ fn every_planted_damage_is_found() {
 #[test]
 fn a_write_in_flight_leaves_old_or_a_prefix_of_new_never_zeros() {
     let write = |key, len| Op::Write { path: "t0/f".into(), ino: 1, key, len, sync: false };
-    let logged = |op, at: usize, acked: bool| Logged { op, intent_at: at, acked: acked.then_some((at + 1, 0)) };
+    let logged =
+        |op, at: usize, acked: bool| Logged { op, intent_at: at, acked: acked.then_some((at + 1, 0)) };
     let ops = vec![
         logged(Op::Mkdir { path: "t0".into() }, 0, true),
         logged(write(5, 3000), 2, true),
@@ -191,7 +186,10 @@ fn a_write_in_flight_leaves_old_or_a_prefix_of_new_never_zeros() {
     let verdict = |bytes: Vec<u8>| {
         let mut tree = Tree::new();
         tree.insert("t0".into(), Found::Dir);
-        tree.insert("t0/f".into(), Found::File(FoundFile { ino: 1, nlink: 1, bytes, ..FoundFile::default() }));
+        tree.insert(
+            "t0/f".into(),
+            Found::File(FoundFile { ino: 1, nlink: 1, bytes, ..FoundFile::default() }),
+        );
         broken(&log, &tree, Promise::Acknowledged).is_empty()
     };
     let content = |key, len| bytes_of(&[Piece { key, skip: 0, len }]);
@@ -216,7 +214,10 @@ fn an_overwrite_in_flight_is_old_new_or_new_up_to_a_byte() {
     assert!(!is_mix(&old[..900], &old, &new, 300));
     // Appending: longer than old, all of it new.
     let longer = [&old[..], &[3; 50]].concat();
-    assert!(is_mix(&longer[..1020], &old, &longer, 1000) && !is_mix(&[&old[..], &[0; 9]].concat(), &old, &longer, 1000));
+    assert!(
+        is_mix(&longer[..1020], &old, &longer, 1000)
+            && !is_mix(&[&old[..], &[0; 9]].concat(), &old, &longer, 1000)
+    );
 }
 
 #[test]
