@@ -154,7 +154,7 @@ mod tests {
             let socket = ControlSocket::serve(place, handler).unwrap();
             assert_eq!(ask(place, &serde_json::json!({"verb": "echo", "text": "hi"}), QUICK).unwrap(), "hi");
             assert!(
-                ask(place, &serde_json::json!({"verb": "x"}))
+                ask(place, &serde_json::json!({"verb": "x"}), QUICK)
                     .unwrap_err()
                     .to_string()
                     .contains("no such verb")

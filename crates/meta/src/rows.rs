@@ -233,8 +233,10 @@ impl Rows {
             keys.push(KeyRef::new(cell.table, cell.id, suffix));
         }
         let (values, mut seen) = (&mut self.values, Vec::with_capacity(wanted.len()));
+        let mut too_much = false;
         engine.get_many(&keys, &mut |index, row| {
-            let value = row.value.map(|bytes| {
+            too_much |= values.len() + row.value.map_or(0, <[u8]>::len) > READ_BYTES_MAX;
+            let value = row.value.filter(|_| !too_much).map(|bytes| {
                 let start = values.len() as u32;
                 values.extend_from_slice(bytes);
                 (start, bytes.len() as u32)
@@ -242,6 +244,9 @@ impl Rows {
             seen.push((index, value, row.changed_at));
         })?;
         drop(keys);
+        if too_much {
+            return Err(too_large());
+        }
         for (index, value, changed_at) in seen {
             let cell = &mut self.cells[wanted[index] as usize];
             if matches!(cell.value, Value::Wanted) {
@@ -275,7 +280,7 @@ impl Rows {
                 ControlFlow::Continue(())
             })?;
         if too_much {
-            return Err(EngineError::Io("metadata: one operation would read more than 1 GiB of rows".into()));
+            return Err(too_large());
         }
         for (suffix, start, len, changed_at) in found {
             let number = self.cell(table, id, &suffix);
@@ -453,6 +458,11 @@ impl Rows {
         }
         out
     }
+}
+
+#[cold]
+fn too_large() -> EngineError {
+    EngineError::Io("metadata: a batch would read more than 1 GiB of rows".into())
 }
 
 /// A suffix read as a number, for tables whose suffix is one.

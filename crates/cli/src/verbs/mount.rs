@@ -189,7 +189,7 @@ fn serve(args: &MountArgs) -> Result<Verdict, Failure> {
     let stored = fs
         .shutdown()
         .map_err(|why| why.to_string())
-        .and_then(|()| serving.engine.settle().map_err(|why| why.to_string()));
+        .and_then(|()| mounted.volume.engine.settle().map_err(|why| why.to_string()));
     if let Err(why) = &stored {
         log::error!("the last changes could not be stored: {why}");
     }

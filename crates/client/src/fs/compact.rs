@@ -32,8 +32,10 @@ impl Fs {
         drop(state);
         let (fs, again) = (self.clone(), file.clone());
         self.on_pool(move |turn| {
+            // A file that was deleted meanwhile needs no compaction.
             if turn == Turn::Run
                 && let Err(error) = fs.compact(&again)
+                && error.errno != libc::ESTALE
             {
                 log::warn!("inode {}: compaction: {error}", again.ino);
             }
