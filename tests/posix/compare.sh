@@ -6,11 +6,11 @@
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 
-# The kernel's hardening of links and sticky directories (protected_hardlinks and the like) is done in its own permission
-# checks, which a FUSE file system that checks permissions itself does not pass through. It is no part of POSIX: switched
-# off while runs like this one last; the last of them restores it.
+# The kernel's hardening of sticky directories (protected_symlinks and the like) is done in its own permission checks, which a
+# FUSE file system that checks permissions itself does not pass through. It is no part of POSIX: switched off while runs
+# like this one last; the last of them restores it. That of hard links is on: the daemon does it itself.
 hardening=/run/lock/kestrel-compare
-harden=(fs.protected_hardlinks fs.protected_symlinks fs.protected_regular fs.protected_fifos)
+harden=(fs.protected_symlinks fs.protected_regular fs.protected_fifos fs.protected_hardlinks)
 restore_hardening() {
     if flock -n -x 9 && [ -s "$hardening.saved" ]; then
         sysctl -q -p "$hardening.saved"
@@ -22,12 +22,13 @@ exec 9>>"$hardening"
 AT_END=restore_hardening
 flock -s 9
 [ -s "$hardening.saved" ] || sysctl "${harden[@]}" >"$hardening.saved"
-for setting in "${harden[@]}"; do sysctl -q "$setting=0"; done
+sysctl -q fs.protected_symlinks=0 fs.protected_regular=0 fs.protected_fifos=0 fs.protected_hardlinks=1
 
 volume=$WORK/volume mnt=$WORK/mnt
 ops=${COMPARE_OPS:-20000} seeds=${COMPARE_SEEDS:-4} first=${COMPARE_SEED:-1}
 make_volume "$volume"
-mount_volume "$volume" "$mnt"
+# The serving process must not hold the lock.
+mount_volume "$volume" "$mnt" 9>&-
 mkdir "$WORK/local" "$WORK/tmpfs"
 mount -t tmpfs tmpfs "$WORK/tmpfs"
 
