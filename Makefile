@@ -23,7 +23,9 @@ test:
 	tests/run.sh
 
 bench: build
-	cargo run --release --locked -p kestrel-meta --example meta_bench -- --out target/bench
+	mkdir -p target/bench
+	cargo run --release --locked -p kestrel-meta --example meta_bench -- target/bench/meta 2000000 > target/bench/meta.json
+	cat target/bench/meta.json
 	bench/compare.py
 
 lint:

@@ -150,13 +150,19 @@ volume_pid() {
     "$KESTREL" status "$1" --json | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' | head -n 1
 }
 
+# alive PID: runs, and is not just a zombie that init has not taken yet.
+alive() {
+    local stat
+    { stat=$(<"/proc/$1/stat"); } 2>/dev/null && [[ ${stat##*) } != [ZX]* ]]
+}
+
 # kill_mount VOLUME DIR [PID]: kill -9, and takes the dead mount away. Returns when the process is gone.
 kill_mount() {
     local volume=$1 dir=$2 pid=${3:-}
     if [ -z "$LOCAL" ]; then
         [ -n "$pid" ] || pid=$(volume_pid "$volume")
         kill -9 "$pid" 2>/dev/null || true
-        while kill -0 "$pid" 2>/dev/null; do sleep 0.005; done
+        while alive "$pid"; do sleep 0.005; done
     fi
     umount -l "$dir"
 }

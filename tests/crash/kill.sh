@@ -59,7 +59,7 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
         [ -d "$mnt/c$old" ] || continue
         kestrel-crashload verify --dir "$mnt/c$old" --log "$WORK/$old.log" --mode process >"$WORK/verify.out" 2>&1 && continue
         # The armed point may be reached here as well: then the mount is gone and proves nothing.
-        [ -n "$point" ] && ! kill -0 "$pid" 2>/dev/null && continue
+        [ -n "$point" ] && ! alive "$pid" && continue
         [ -n "$point" ] && ! stat "$mnt" >/dev/null 2>&1 && continue
         cat "$WORK/verify.out"
         fail "cycle $cycle: the tree of cycle $old, seed $seed"
@@ -77,7 +77,7 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
         rm -rf "$mnt/c$((cycle - 2))" 2>/dev/null &
         remover=$!
         sleep "$(ms "$length")"
-        if [ -n "$point" ] && [ -n "$pid" ] && ! kill -0 "$pid" 2>/dev/null; then
+        if [ -n "$point" ] && [ -n "$pid" ] && ! alive "$pid"; then
             at_point=$((at_point + 1)) hit[$point]=1
         fi
         kill_mount "$volume" "$mnt" "$pid"

@@ -3,3 +3,4 @@
 pub mod control;
 pub mod daemon;
 pub mod http;
+pub mod limits;

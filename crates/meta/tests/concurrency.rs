@@ -15,7 +15,7 @@ use kestrel_meta::engine::{Engine, EngineError};
 use kestrel_meta::node::{Done, Durability, NodeConfig};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Place};
-use kestrel_types::request::{Creds, Op, Outcome, Reply, Request, SetAttr};
+use kestrel_types::request::{Creds, Op, Outcome, RenameFlags, Reply, Request, SetAttr};
 use parking_lot::Mutex;
 
 fn stress(config: NodeConfig, threads: u64, steps: usize) {
@@ -177,6 +177,31 @@ fn a_failed_commit_leaves_no_trace() {
     assert_eq!(fixture.errno(create("d/inside")), 0);
     assert_eq!(fixture.inode(Op::Lookup(at(1, "warm"))).ino, warm.ino);
     fixture.check();
+}
+
+/// Found by `model.rs`: a request that learned from an earlier one of its batch that a file is gone must fail with the batch.
+#[test]
+fn what_a_failed_batch_did_not_do_nobody_has_seen() {
+    let fixture = Fixture::new(config(1));
+    let file = |path: &str| {
+        let op = Op::MkNod { place: at(1, path), kind: Kind::File, mode: 0o644, rdev: 0 };
+        fixture.inode(op).ino
+    };
+    let (first, _) = (file("a"), file("b"));
+    fixture.call(Op::Rename(at(1, "a"), at(1, "c"), RenameFlags::default())).unwrap();
+    fixture.engine.set_full(true);
+    let seen = InodeRef { ino: first, seen: Some((1, name("a"))) };
+    let ops =
+        [Op::Rename(at(1, "b"), at(1, "c"), RenameFlags::default()), Op::Link(seen.clone(), at(1, "d"))];
+    let replies: Arc<Mutex<Vec<i32>>> = Arc::default();
+    let requests = ops.into_iter().map(|op| {
+        let replies = replies.clone();
+        let done: Done = Box::new(move |reply| replies.lock().push(common::errno(&reply)));
+        (Request { creds: Creds::root(), op }, done)
+    });
+    fixture.node.submit_many(requests.collect());
+    assert_eq!(*replies.lock(), [libc::ENOSPC, libc::ENOSPC]);
+    assert_eq!(fixture.inode(Op::GetAttr(seen)).ino, first);
 }
 
 #[test]

@@ -165,6 +165,7 @@ fn resources(args: &MountArgs) -> Resources {
 /// Serves until the mount is gone.
 fn serve(args: &MountArgs) -> Result<Verdict, Failure> {
     let (volume_dir, dir, options) = check(args)?;
+    crate::serve::limits::raise_descriptor_limit();
     let begun = Instant::now();
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let role = format!("kestrel mount {}", dir.display());

@@ -205,10 +205,15 @@ impl View<'_> {
         self.find_dir_record(ino)?.ok_or(fail(libc::ESTALE, "the directory does not exist any more"))
     }
 
-    fn moved(&self, ino: InodeId) -> Option<(InodeId, Box<[u8]>)> {
+    /// Where a renamed file went.
+    fn moved(&mut self, ino: InodeId) -> Option<(InodeId, Box<[u8]>)> {
         let here = self.effects.moved.iter().rev().find(|(moved, _)| *moved == ino);
         match here {
-            Some((_, place)) => place.clone(),
+            Some((_, place)) => {
+                // Known from an earlier operation of this batch, whatever rows that leads to.
+                self.depends = true;
+                place.clone()
+            }
             None => self.core.moved.get(ino),
         }
     }
