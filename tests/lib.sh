@@ -150,10 +150,14 @@ volume_pid() {
     "$KESTREL" status "$1" --json | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' | head -n 1
 }
 
-# alive PID: runs, and is not just a zombie that init has not taken yet.
+# alive PID: one of its threads runs: not just zombies that init has not taken yet. The first thread may be gone while others
+# still hold the process's files.
 alive() {
-    local stat
-    { stat=$(<"/proc/$1/stat"); } 2>/dev/null && [[ ${stat##*) } != [ZX]* ]]
+    local stat file
+    for file in "/proc/$1/task"/*/stat; do
+        { stat=$(<"$file"); } 2>/dev/null && [[ ${stat##*) } != [ZX]* ]] && return 0
+    done
+    return 1
 }
 
 # kill_mount VOLUME DIR [PID]: kill -9, and takes the dead mount away. Returns when the process is gone.

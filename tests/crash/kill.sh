@@ -56,7 +56,8 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
     unset KESTREL_CRASH_AT
     # The last cycle's tree once more: what was settled stays.
     for old in $((cycle - 1)) $((cycle - 2)); do
-        [ -d "$mnt/c$old" ] || continue
+        # No log: the mount died before the load began.
+        { [ -d "$mnt/c$old" ] && [ -e "$WORK/$old.log" ]; } || continue
         kestrel-crashload verify --dir "$mnt/c$old" --log "$WORK/$old.log" --mode process >"$WORK/verify.out" 2>&1 && continue
         # The armed point may be reached here as well: then the mount is gone and proves nothing.
         [ -n "$point" ] && ! alive "$pid" && continue

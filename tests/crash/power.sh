@@ -43,7 +43,11 @@ lose_power() {
     # The machine is gone: nothing that runs on it may say anything any more.
     kill_mount "$disk/volume" "$mnt" "$pid"
     wait "$load" || true
-    umount "$disk"
+    # The kernel may still be writing for threads that are ending.
+    for _ in $(seq 100); do
+        umount "$disk" 2>/dev/null && break
+        sleep 0.1
+    done
     mount -o loop "$image" "$disk"
     if ! fsck_volume "$disk/volume" --data; then
         fail "$mode, cycle $cycle: fsck, seed $seed"
@@ -64,10 +68,10 @@ lose_power() {
 }
 
 for mode in fsync commit; do
-    truncate -s 1G "$image"
+    truncate -s 4G "$image"
     mkfs.xfs -q -f "$image"
     mount -o loop "$image" "$disk"
-    make_volume "$disk/volume" --durability "$mode"
+    make_volume "$disk/volume" --durability "$mode" --grace 1s
     for ((cycle = 1; cycle <= cycles; cycle++)); do
         lose_power "$mode" "$cycle"
     done

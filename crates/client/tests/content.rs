@@ -133,7 +133,7 @@ fn run(steps: Vec<Step>) {
             }
             Step::Fallocate { file, hole, offset, len, keep } => {
                 let hole = [Hole::Allocate, Hole::Punch, Hole::Zero][usize::from(hole)];
-                wait(|done| fs.fallocate(&handles[file], hole, offset, len, keep, done)).unwrap();
+                wait(|done| fs.fallocate(&handles[file], hole, offset, len, keep, false, done)).unwrap();
                 let (model, end) = (&mut models[file], (offset + len) as usize);
                 if hole != Hole::Punch && !keep && model.len() < end {
                     model.resize(end, 0);

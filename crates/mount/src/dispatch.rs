@@ -123,7 +123,9 @@ impl FileSystem for Mounted {
             },
             Operation::Fallocate { fh, offset, length, mode } => {
                 self.file(fh, reply, |file, reply| match convert::hole(mode) {
-                    Some((hole, keep)) => fs.fallocate(&file, hole, offset, length, keep, empty(reply)),
+                    Some((hole, keep)) => {
+                        fs.fallocate(&file, hole, offset, length, keep, caller.uid != 0, empty(reply))
+                    }
                     None => reply.error(libc::EOPNOTSUPP),
                 })
             }

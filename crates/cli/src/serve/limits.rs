@@ -6,7 +6,9 @@ pub fn raise_descriptor_limit() {
     // SAFETY: rlimit is plain data for which zeros are valid.
     let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
     // SAFETY: the pointer is to a live rlimit.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 || limit.rlim_cur >= limit.rlim_max {
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0
+        || limit.rlim_cur >= limit.rlim_max
+    {
         return;
     }
     limit.rlim_cur = limit.rlim_max;

@@ -34,10 +34,11 @@ pub enum Seek {
 const ZERO_BYTES_MAX: u64 = 256 * 1024;
 
 impl Fs {
-    /// fallocate(2).
+    /// fallocate(2). `kill_suid`: the caller is unprivileged, so set-id bits go, as with a write.
     ///
     /// # Errors
     /// `EBADF`, `EINVAL`, `EFBIG`, and those of a write.
+    #[allow(clippy::too_many_arguments, reason = "fallocate(2) has them")]
     pub fn fallocate(
         self: &Arc<Self>,
         handle: &Arc<FileHandle>,
@@ -45,6 +46,7 @@ impl Fs {
         offset: u64,
         len: u64,
         keep_size: bool,
+        kill_suid: bool,
         done: Done<()>,
     ) {
         if !handle.write {
@@ -56,6 +58,14 @@ impl Fs {
         let Some(end) = offset.checked_add(len).filter(|end| *end <= FILE_SIZE_MAX) else {
             return done(Err(FsError::new(libc::EFBIG, "the file would become larger than 8 EiB")));
         };
+        if kill_suid {
+            // As a write does: the flush that comes first commits it, also if nothing else changes.
+            let now = self.clock.now();
+            let mut state = handle.file.lock();
+            state.kill_suid = true;
+            state.mtime = Some(now);
+            state.dirty_since.get_or_insert(now);
+        }
         let (fs, handle) = (self.clone(), handle.clone());
         self.flush_file(
             &handle.file.clone(),

@@ -156,7 +156,20 @@ impl World {
         }
     }
 
+    /// Whether a place that an operation starts from is a removed directory. What still works there differs between file
+    /// systems, and a network or FUSE file system may answer ESTALE, so nothing is done there on either side.
+    fn gone(&self, op: &Op) -> bool {
+        let removed = |fd: i32| match sys::fstatat(fd, c"", libc::AT_EMPTY_PATH) {
+            Ok(st) => st.st_nlink == 0,
+            Err(e) => e == libc::ESTALE || e == libc::ENOENT,
+        };
+        op.dirs().into_iter().any(|dir| removed(self.dir(dir))) || (op.uses_cwd() && removed(libc::AT_FDCWD))
+    }
+
     fn run_op(&mut self, op: &Op) -> Outcome {
+        if self.gone(op) {
+            return Outcome::of(Err(libc::ESTALE));
+        }
         match op {
             Op::Open { slot, loc, flags, mode } => self.open(*slot, loc, *flags, *mode),
             Op::Close { slot } => {
@@ -223,6 +236,11 @@ impl World {
             let _ = sys::close(old.fd);
         }
         let (dir, path) = self.at(loc);
+        // The kernel opens FIFOs itself, and asks no file system that checks permissions itself.
+        let is_fifo = sys::fstatat(dir, &path, 0).is_ok_and(|st| st.st_mode & libc::S_IFMT == libc::S_IFIFO);
+        if is_fifo && sys::geteuid() != Ok(0) {
+            return Outcome::of(Err(libc::ENXIO));
+        }
         // An unnamed file in a removed directory: EPERM, ENOENT and success are all found in the wild.
         let unnamed = flags & libc::O_TMPFILE == libc::O_TMPFILE;
         if unnamed && sys::fstatat(dir, &path, 0).is_ok_and(|st| st.st_nlink == 0) {
@@ -232,9 +250,17 @@ impl World {
         match sys::openat(dir, &path, flags | libc::O_NONBLOCK | libc::O_CLOEXEC, mode) {
             Ok(fd) => {
                 let fd = fd as i32;
-                self.files[slot as usize] = Some(OpenFile { fd, flags });
                 let mut out = Outcome::default();
-                match sys::fstat(fd) {
+                let st = sys::fstat(fd);
+                let kind = st.as_ref().map_or(0, |st| st.st_mode & libc::S_IFMT);
+                if kind == libc::S_IFIFO || kind == libc::S_IFDIR {
+                    // Nobody tells the file system that a FIFO is open, so it need not outlive its last name; and handles
+                    // of directories have slots of their own, for which removal is looked after.
+                    let _ = sys::close(fd);
+                } else {
+                    self.files[slot as usize] = Some(OpenFile { fd, flags });
+                }
+                match st {
                     Ok(st) => self.push_stat(&mut out, &st),
                     Err(e) => out.field("fstat", crate::errno::name(e)),
                 }

@@ -314,6 +314,55 @@ pub struct Step {
 }
 
 impl Op {
+    /// The locations it takes.
+    fn locs(&self) -> Vec<&Loc> {
+        match self {
+            Op::Link { from, to, .. } | Op::Rename { from, to, .. } => vec![from, to],
+            Op::Open { loc, .. }
+            | Op::OpenDir { loc, .. }
+            | Op::Truncate { loc, .. }
+            | Op::Mkdir { loc, .. }
+            | Op::Rmdir { loc }
+            | Op::Mknod { loc, .. }
+            | Op::Symlink { loc, .. }
+            | Op::Readlink { loc }
+            | Op::LinkSlot { to: loc, .. }
+            | Op::Unlink { loc }
+            | Op::Statx { loc, .. }
+            | Op::Statfs { loc }
+            | Op::ReadDir { loc }
+            | Op::SeekDir { loc }
+            | Op::ScanUnderChange { loc, .. }
+            | Op::Access { loc, .. }
+            | Op::Chdir { loc }
+            | Op::DeepPath { loc, .. }
+            | Op::Chmod { target: Target::Path(loc, _), .. }
+            | Op::Chown { target: Target::Path(loc, _), .. }
+            | Op::Utimens { target: Target::Path(loc, _), .. }
+            | Op::Stat { target: Target::Path(loc, _) }
+            | Op::SetXattr { target: Target::Path(loc, _), .. }
+            | Op::GetXattr { target: Target::Path(loc, _), .. }
+            | Op::ListXattr { target: Target::Path(loc, _) }
+            | Op::RemoveXattr { target: Target::Path(loc, _), .. } => vec![loc],
+            _ => Vec::new(),
+        }
+    }
+
+    /// The directory slots it starts from.
+    pub fn dirs(&self) -> Vec<u8> {
+        if let Op::Fchdir { dir } | Op::FsyncDir { dir } | Op::ReadDirSlot { dir, .. } = self {
+            return vec![*dir];
+        }
+        let slot = |loc: &&Loc| if let Base::Dir(dir) = loc.base { Some(dir) } else { None };
+        self.locs().iter().filter_map(slot).collect()
+    }
+
+    /// Whether it starts from the working directory.
+    pub fn uses_cwd(&self) -> bool {
+        // Calls without a directory argument take a path from a slot as one from here.
+        self.locs().iter().any(|loc| loc.base != Base::Root) || matches!(self, Op::Getcwd)
+    }
+
     /// The name of the operation, as the list of allowances spells it.
     pub fn kind(&self) -> &'static str {
         match self {
