@@ -151,13 +151,9 @@ volume_pid() {
 }
 
 # alive PID: one of its threads runs: not just zombies that init has not taken yet. The first thread may be gone while others
-# still hold the process's files.
+# still hold the process's files. (Not $(<file): bash 5.2 ends the whole script when a thread goes between open and read.)
 alive() {
-    local stat file
-    for file in "/proc/$1/task"/*/stat; do
-        { stat=$(<"$file"); } 2>/dev/null && [[ ${stat##*) } != [ZX]* ]] && return 0
-    done
-    return 1
+    grep -qs ') [^ZX] ' "/proc/$1/task"/*/stat
 }
 
 # kill_mount VOLUME DIR [PID]: kill -9, and takes the dead mount away. Returns when the process is gone.

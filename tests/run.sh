@@ -83,6 +83,7 @@ for suite in "${suites[@]}"; do
     else
         printf 'FAIL %-12s %5d passed %4d failed %4d s  %s\n' "$name" "$good" "$bad" "$seconds" "$log"
         grep -E '^FAIL|^error|panicked|^test .* FAILED' "$log" | head -n 12 | sed 's/^/       /' || true
+        tail -n 40 "$log" | cut -c1-300 | sed 's/^/       | /'
         [ "$status" != 124 ] || echo "       not finished after $limit s"
         failures=$({ grep -E '^FAIL|^error|panicked|^test .* FAILED' "$log" || tail -n 20 "$log"; } | head -n 40 | json_text)
     fi
