@@ -47,6 +47,15 @@ pub enum Error {
         /// The system's error.
         source: Arc<io::Error>,
     },
+    /// The store answered with an error, or did not answer, after all that could be tried again was.
+    Remote {
+        /// What was being done.
+        during: &'static str,
+        /// The object, where one was concerned.
+        object: Option<ObjectId>,
+        /// Why, and what to do about it.
+        why: Arc<str>,
+    },
     /// An earlier sync failed: nobody knows which unsynced bytes reached the disk, so no later sync may succeed.
     SyncLost {
         /// The failure that caused it.
@@ -106,9 +115,11 @@ impl Error {
                 ErrorKind::NoSpace => ErrorKind::NoSpace,
                 _ => ErrorKind::Io,
             },
-            Self::Exists { .. } | Self::Io { .. } | Self::Closed { .. } | Self::Invalid { .. } => {
-                ErrorKind::Io
-            }
+            Self::Exists { .. }
+            | Self::Io { .. }
+            | Self::Remote { .. }
+            | Self::Closed { .. }
+            | Self::Invalid { .. } => ErrorKind::Io,
         }
     }
 }
@@ -138,6 +149,10 @@ impl fmt::Display for Error {
             Self::Io { during, object: None, source } => {
                 write!(f, "{during}: {source}; check the store's disk")
             }
+            Self::Remote { during, object: Some(object), why } => {
+                write!(f, "{during} of object {object:016x}: {why}")
+            }
+            Self::Remote { during, object: None, why } => write!(f, "{during}: {why}"),
             Self::SyncLost { cause } => {
                 write!(f, "an earlier sync failed ({cause}): remount to find out what reached the disk")
             }

@@ -117,11 +117,13 @@ pub(crate) trait FrameStore {
     fn insert(&self, id: FrameId, bytes: Vec<u8>);
 }
 
-/// May a read wait for the disk?
+/// May a read wait for the store?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
     Yes,
     No,
+    /// Yes, and past every cache: see [`BlockStore::read_fresh`].
+    Fresh,
 }
 
 /// Fails unless `skip .. skip + len` are bytes of the range.
@@ -273,6 +275,7 @@ fn read_run_unscrubbed(
     let offset = layout.frame_at(first);
     match wait {
         Wait::Yes => store.read(object, offset, &mut parts)?,
+        Wait::Fresh => store.read_fresh(object, offset, &mut parts)?,
         Wait::No => {
             if store.try_read_nowait(object, offset, &mut parts)?.is_none() {
                 return Ok(false);

@@ -88,13 +88,13 @@ impl Reader {
     /// Fills `out` with bytes `skip..` of the range. Waits for the store.
     ///
     /// # Errors
-    /// `Corrupt` names the object and the frame's place in it; a damaged frame is read twice before that is believed (a
-    /// transfer may have failed, not the disk). On any error `out` holds no unverified byte.
+    /// `Corrupt` names the object and the frame's place in it; a damaged frame is read again, past all caches, before that
+    /// is believed (a transfer or a cached copy may be bad, not what is stored). On any error `out` holds no unverified byte.
     pub fn read(&self, range: Range, skip: u32, out: &mut [u8]) -> Result<()> {
         let mut done = self.read_once(range, skip, out, Wait::Yes);
         if matches!(done, Err(Error::Corrupt { .. })) {
             self.stats.corrupt.fetch_add(1, Ordering::Relaxed);
-            done = self.read_once(range, skip, out, Wait::Yes);
+            done = self.read_once(range, skip, out, Wait::Fresh);
             if done.is_ok() {
                 self.stats.healed.fetch_add(1, Ordering::Relaxed);
             }

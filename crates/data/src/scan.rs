@@ -88,7 +88,7 @@ pub fn verify_range(store: &dyn BlockStore, range: Range) -> Result<Option<Error
     let mut buffer = vec![0; range.len.min(PIECE_BYTES) as usize];
     for skip in (0..range.len).step_by(PIECE_BYTES as usize) {
         let len = (range.len - skip).min(PIECE_BYTES) as usize;
-        match frame::read_window(store, None, range, skip, &mut buffer[..len], Wait::Yes) {
+        match frame::read_window(store, None, range, skip, &mut buffer[..len], Wait::Fresh) {
             Ok(_) => {}
             Err(damage @ Error::Corrupt { .. }) => return Ok(Some(damage)),
             Err(error) => return Err(error),

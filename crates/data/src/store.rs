@@ -66,6 +66,30 @@ pub trait BlockStore: Send + Sync {
         false
     }
 
+    /// Like [`BlockStore::read`], but from where the truth is: past every cache between, whose copies of these bytes are
+    /// replaced or dropped. For bytes that did not match their checksum, and for checking what is really stored.
+    ///
+    /// # Errors
+    /// As for [`BlockStore::read`].
+    fn read_fresh(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
+        self.read(object, offset, parts)
+    }
+
+    /// Whether a read or write may cost a request over a network. Callers then keep what they read in memory, read ahead
+    /// themselves and gather more bytes before they put them.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    /// The store's persistent cache near the compute, if it has one.
+    fn near(&self) -> Option<&dyn NearCache> {
+        None
+    }
+
+    /// Tells every counter of this store and of those below it: name (documented in `docs/metrics.md`) and value since the
+    /// store was opened, or present value for what can go down.
+    fn figures(&self, _tell: &mut dyn FnMut(&'static str, u64)) {}
+
     /// Bytes of the object.
     fn size(&self, object: ObjectId) -> Result<u64>;
 
@@ -91,6 +115,23 @@ pub trait BlockStore: Send + Sync {
 
     /// Room in the store.
     fn usage(&self) -> Result<Usage>;
+}
+
+/// A persistent cache in front of a store, as `kestrel warmup` sees it. Offsets and lengths are bytes of objects, as in
+/// [`BlockStore::read`].
+pub trait NearCache: Send + Sync {
+    /// Brings `len` bytes from `offset` on into the cache; returns once they are there. What is there already is not read
+    /// again.
+    ///
+    /// # Errors
+    /// The store's, or that the cache cannot take them (full of what is used more, disk failed, out of service).
+    fn fill(&self, object: ObjectId, offset: u64, len: u64) -> Result<()>;
+
+    /// How many of these bytes are in the cache; no request to the store.
+    fn holds(&self, object: ObjectId, offset: u64, len: u64) -> u64;
+
+    /// Drops what is cached of an object; bytes freed.
+    fn evict(&self, object: ObjectId) -> u64;
 }
 
 /// A store that can append. Local directories can; object stores cannot.
