@@ -1,11 +1,14 @@
-# Two commands do everything: `make demo` and `make test`. Both install what is missing (as root, Debian 12, Rust present).
+# Three commands do everything: `make demo`, `make demo-s3` and `make test`. They install what is missing (as root, Debian 12,
+# Rust present).
 
-.PHONY: help demo build test test-rust test-mount bench lint fmt audit clean
+.PHONY: help demo demo-s3 build test test-rust test-mount bench bench-s3 lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
+	@echo "make demo-s3 the same with the files in an S3 store (versitygw): requests, hit rates, throughput, gc, fsck"
 	@echo "make test    install what is missing, build, run every test"
 	@echo "make bench   mount / local file system / null FUSE side by side: target/bench/results.json, plot.svg"
+	@echo "make bench-s3 stores with 0, 5, 20, 50 ms latency: target/bench/s3.json, s3.svg"
 	@echo "make lint    formatting, clippy with warnings as errors, dependency audit"
 	@echo "make fmt     format the code"
 
@@ -17,6 +20,11 @@ demo:
 	$(MAKE) build
 	scripts/demo.sh
 
+demo-s3:
+	scripts/install-deps.sh --demo-s3
+	$(MAKE) build
+	scripts/demo-s3.sh
+
 test:
 	scripts/install-deps.sh
 	$(MAKE) build
@@ -27,6 +35,11 @@ bench: build
 	cargo run --release --locked -p kestrel-meta --example meta_bench -- target/bench/meta 2000000 > target/bench/meta.json
 	cat target/bench/meta.json
 	bench/compare.py
+
+bench-s3:
+	scripts/install-deps.sh --demo-s3
+	$(MAKE) build
+	bench/s3.py
 
 lint:
 	cargo fmt --all --check

@@ -1,20 +1,28 @@
 #!/usr/bin/env bash
 # Installs what is missing, and only that: Debian packages and the judges' tools from crates.io. Quick when all is there.
 #
-#   scripts/install-deps.sh --demo    what `make demo` needs
-#   scripts/install-deps.sh           what `make test` needs as well
+#   scripts/install-deps.sh --demo       what `make demo` needs
+#   scripts/install-deps.sh --demo-s3    what `make demo-s3` needs
+#   scripts/install-deps.sh              what `make test` needs as well
 #
 # Needs root for apt-get. Tools go to $KESTREL_TOOLS (default ~/.cache/kestrel-tools), never into the repository.
 set -euo pipefail
 
 TOOLS=${KESTREL_TOOLS:-$HOME/.cache/kestrel-tools}
+what=${1:-all}
 demo_packages=(gcc libc6-dev python3 fuse3 xz-utils util-linux procps)
-test_packages=(xfsprogs e2fsprogs rsync sqlite3 git stress-ng fio attr tar python3-venv python3-pip shellcheck)
+test_packages=(xfsprogs e2fsprogs rsync sqlite3 git stress-ng fio attr tar python3-venv python3-pip shellcheck curl)
 # Judges: exact versions, built with their own lock files.
 tools=(pjdfstest@0.2.2 fsx@0.3.2)
+# The object store of the tests and of demo-s3: a real HTTP S3 server whose conditional puts are atomic.
+versitygw=v1.8.0
 
 packages=("${demo_packages[@]}")
-[ "${1:-}" = --demo ] || packages+=("${test_packages[@]}")
+case $what in
+    --demo) ;;
+    --demo-s3) packages+=(curl) ;;
+    *) packages+=("${test_packages[@]}") ;;
+esac
 
 missing=()
 for package in "${packages[@]}"; do
@@ -44,7 +52,30 @@ if [ ! -e "$tree/.complete" ]; then
     touch "$tree/.complete"
 fi
 
-if [ "${1:-}" != --demo ]; then
+# install_versitygw: with Go 1.21 or newer, which fetches the version that versitygw wants by itself.
+install_versitygw() {
+    local go
+    PATH=$PATH:/usr/local/go/bin
+    if ! command -v go >/dev/null; then
+        echo "installing: golang"
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends golang >/dev/null || true
+    fi
+    go=$(go env GOVERSION 2>/dev/null || true)
+    if [ "$(printf '%s\n' go1.21 "${go:-go0}" | sort -V | head -n 1)" != go1.21 ]; then
+        echo "versitygw needs Go 1.21 or newer; found: ${go:-none}. Install it from https://go.dev/dl (or Debian's backports)" >&2
+        exit 1
+    fi
+    echo "building versitygw $versitygw (some minutes)"
+    GOBIN=$TOOLS/bin GOTOOLCHAIN=auto go install "github.com/versity/versitygw/cmd/versitygw@$versitygw"
+    touch "$TOOLS/versitygw-$versitygw"
+}
+
+if [ "$what" != --demo ] && { [ ! -x "$TOOLS/bin/versitygw" ] || [ ! -e "$TOOLS/versitygw-$versitygw" ]; }; then
+    mkdir -p "$TOOLS/bin"
+    install_versitygw
+fi
+
+if [ "$what" = all ]; then
     for tool in "${tools[@]}"; do
         name=${tool%@*} version=${tool#*@}
         if [ ! -x "$TOOLS/bin/$name" ] || [ ! -e "$TOOLS/$name-$version" ]; then

@@ -6,6 +6,7 @@
 # check a volume, and a trap that takes every mount, process and file of this run away, however it ends.
 #
 # KESTREL=local runs a script on the local file system instead: the test is tested.
+# KESTREL_STORE=s3 keeps the volumes' data in an object store of this run's own (tests/s3/store.sh).
 # shellcheck shell=bash
 
 set -euo pipefail
@@ -35,6 +36,8 @@ FAILED=0
 SUMMARISED=
 # A script's own command for the end, however it ends.
 AT_END=true
+# shellcheck source=tests/s3/store.sh
+. "$ROOT/tests/s3/store.sh"
 
 ok() {
     PASSED=$((PASSED + 1))
@@ -79,9 +82,11 @@ cleanup() {
     for job in $(jobs -p); do
         kill -9 "$job" 2>/dev/null
     done
+    # The store is no job: it stays until nothing is mounted any more, and does what it is asked.
+    [ -z "$PROXY_PID" ] || no_faults
     if [ "$status" != 0 ] || [ "$FAILED" != 0 ]; then
         # What the mount said is part of a failure's report.
-        for volume in "$WORK"/*/mount.log "$WORK"/*/*/mount.log; do
+        for volume in "$WORK"/*/mount.log "$WORK"/*/*/mount.log "$WORK"/proxy.err; do
             if [ -s "$volume" ]; then
                 echo "--- end of $volume"
                 tail -n 25 "$volume"
@@ -95,6 +100,9 @@ cleanup() {
         else
             umount "$mount" 2>/dev/null || umount -l "$mount"
         fi
+    done
+    for job in $STORE_PID $PROXY_PID; do
+        kill -9 "$job" 2>/dev/null
     done
     # Only if nothing is mounted below it any more.
     if [ -n "$(work_mounts)" ]; then
@@ -124,6 +132,10 @@ make_volume() {
     if [ -n "$LOCAL" ]; then
         mkdir -p "$volume"
     else
+        if [ "${KESTREL_STORE:-}" = s3 ]; then
+            need_store
+            set -- --storage "$(volume_url "$(basename "$volume")")" "$@"
+        fi
         "$KESTREL" format "$volume" "$@" >/dev/null
     fi
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the test suites, with sizes for CI (below 18 minutes on 2 cores), or those that are named.
+# Runs the test suites, with sizes for CI (below 26 minutes on 2 cores; the s3 suites below 8), or those that are named.
 #
 #   tests/run.sh                  all
 #   tests/run.sh kill compare     these
@@ -31,6 +31,20 @@ suites=(
     "power 900 tests/crash/power.sh"
     "full-disk 600 tests/crash/full-disk.sh"
     "corrupt 600 tests/crash/corrupt.sh"
+)
+# The same on a volume in an object store, and what only concerns one.
+suites+=(
+    "s3-proxy 120 tests/s3/proxy.sh"
+    "s3-pjdfstest 300 env KESTREL_STORE=s3 tests/posix/pjdfstest.sh"
+    "s3-fsx 600 env KESTREL_STORE=s3 FSX_OPS=${S3_FSX_OPS:-1500} tests/posix/fsx.sh"
+    "s3-compare 600 env KESTREL_STORE=s3 COMPARE_OPS=${S3_COMPARE_OPS:-1500} COMPARE_SEEDS=2 tests/posix/compare.sh"
+    "s3-kill 1200 env KESTREL_STORE=s3 CYCLES=${S3_CYCLES:-40} tests/crash/kill.sh"
+    "s3-faults 600 tests/s3/faults.sh"
+    "s3-trust 600 tests/s3/trust.sh"
+    "s3-cache 600 tests/s3/cache.sh"
+    "s3-bad-input 600 tests/s3/bad-input.sh"
+    "s3-admin 600 tests/s3/admin.sh"
+    "s3-requests 300 tests/s3/requests.sh"
 )
 for script in tests/programs/*.sh; do
     suites+=("$(basename "$script" .sh) 900 $script")

@@ -1,6 +1,11 @@
 //! The consistency check: every invariant of the metadata, over the raw rows, and of the objects it refers to.
 //!
-//! The volume must be at rest. Tables are walked in key order; what must be kept in memory meanwhile is small: about one
+//! Nobody may change the metadata meanwhile: the volume is at rest, or what is checked is a [`crate::cut`] of it and
+//! [`Options::live`] tells of the volume in use. Objects are then looked at later than the metadata was, so an object that is
+//! missing is reported only if the volume still refers to it now, and one that nothing refers to only if it cannot be on its
+//! way to a file.
+//!
+//! Tables are walked in key order; what must be kept in memory meanwhile is small: about one
 //! bit an inode, 16 bytes a directory and a chunked file, some 40 bytes a hard-linked file, and 20 bytes an object within a
 //! window of [`Options::window_objects`] objects (more objects: more passes).
 //!
@@ -20,8 +25,9 @@ use std::fmt;
 
 use kestrel_data::store::BlockStore;
 use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_types::clock::Nanos;
 use kestrel_types::entry::Entry;
-use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::range::Range;
@@ -47,11 +53,26 @@ pub struct Options<'a> {
     pub verify: Option<Verify<'a>>,
     /// Objects looked at in one pass; 20 bytes of memory each.
     pub window_objects: usize,
+    /// The volume that the metadata is a cut of, if it is in use.
+    pub live: Option<Live<'a>>,
+}
+
+/// A volume in use.
+#[derive(Clone, Copy)]
+pub struct Live<'a> {
+    /// Its metadata as they change.
+    pub engine: &'a dyn Engine,
+    /// Present time.
+    pub now: Nanos,
+    /// Unreferenced objects last written to less than this ago may be on their way to a file.
+    pub grace: Nanos,
+    /// Whether somebody in this process still appends to an object or has yet to commit what refers to it.
+    pub is_open: &'a dyn Fn(ObjectId) -> bool,
 }
 
 impl Default for Options<'_> {
     fn default() -> Self {
-        Self { store: None, verify: None, window_objects: 4 << 20 }
+        Self { store: None, verify: None, window_objects: 4 << 20, live: None }
     }
 }
 
@@ -99,7 +120,7 @@ impl Totals {
 pub enum CheckError {
     /// The engine failed.
     Engine(EngineError),
-    /// The store could not be listed.
+    /// The store could not be listed, or did not answer.
     Store(kestrel_data::error::Error),
 }
 
@@ -107,7 +128,7 @@ impl fmt::Display for CheckError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CheckError::Engine(error) => write!(f, "reading the metadata: {error}"),
-            CheckError::Store(error) => write!(f, "listing the block store: {error}"),
+            CheckError::Store(error) => write!(f, "asking the block store: {error}"),
         }
     }
 }
@@ -132,14 +153,15 @@ pub type Progress<'a> = &'a mut dyn FnMut(&'static str, u64);
 /// Checks a volume at rest. `report` gets every finding; nothing is changed.
 ///
 /// # Errors
-/// If the engine fails or the store cannot be listed; findings reported until then are true.
+/// If the engine fails, or the store cannot be listed or does not answer; findings reported until then are true.
 pub fn check(
     engine: &dyn Engine,
     options: &mut Options<'_>,
     report: &mut dyn FnMut(Finding),
     progress: Progress<'_>,
 ) -> Result<Totals, CheckError> {
-    let mut check = Check { engine, report, progress, totals: Totals::default(), shares: u16::MAX };
+    let mut check =
+        Check { engine, report, progress, totals: Totals::default(), shares: u16::MAX, live: options.live };
     system::shares(&mut check)?;
     let mut world = inodes::walk(&mut check)?;
     inodes::links(&mut check, &mut world)?;
@@ -164,6 +186,8 @@ struct Check<'a> {
     totals: Totals,
     /// Workers whose shares of directories and objects are read; there must be none of others.
     shares: u16,
+    /// The volume in use that the engine is a cut of.
+    live: Option<Live<'a>>,
 }
 
 /// What the first walk learned.

@@ -7,7 +7,7 @@
 
 pub mod load;
 mod record;
-mod spool;
+pub(crate) mod spool;
 mod value;
 
 use std::fmt;
@@ -30,7 +30,7 @@ pub const VERSION: u64 = 1;
 pub const FORMAT: &str = "kestrel-dump";
 
 /// Most bytes of changes spooled during a dump: a volume that changes more in that time is too busy for this disk.
-const SPOOL_BYTES_MAX: u64 = 64 << 30;
+pub(crate) const SPOOL_BYTES_MAX: u64 = 64 << 30;
 
 /// What a dump holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -160,6 +160,6 @@ pub fn dump(
 }
 
 /// Rows that say something about one stop of the volume, not about what it holds.
-fn is_passing(key: &kestrel_types::key::Key) -> bool {
+pub(crate) fn is_passing(key: &kestrel_types::key::Key) -> bool {
     key.table == Table::System && *key.suffix == *USAGE
 }

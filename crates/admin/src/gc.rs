@@ -1,24 +1,32 @@
 //! Objects in the store that no metadata refers to: left behind by crashes between writing an object and committing what
 //! refers to it, or by a restored older backup.
 //!
-//! Safe on a volume in use. The store is listed first and the metadata walked after, so an object that is written meanwhile is not a
-//! candidate; an object younger than the grace period, or that a packer still appends to, is none either; and before the
-//! first deletion the metadata is walked once more. If a page of a listing fails, or a row cannot be decoded and may hide a
-//! reference, nothing is deleted. 32 bytes of memory an object.
+//! **Exact on a volume in use** (`data.md` §5). In this order: the store is listed, so an object that is written later is no
+//! candidate. A tap then shows every batch committed from now on, and the metadata is walked: a reference that exists at the
+//! end was either there all the time, then the walk saw it, or a batch wrote it, then the tap did; renames and clones that
+//! move a reference from behind the walk to before it cannot hide one. The tap stays until the last deletion. An object
+//! younger than the grace period is left alone, and so is one that a packer still holds pinned (whoever commits a reference
+//! holds the pin until the commit is done, so "not pinned" is asked first and the tap's marks after it), one that the
+//! deletion schedule knows, and one whose account (table `objstat`) says that something refers to it, a second record of the
+//! same truth, kept by other code.
+//!
+//! If a page of the store's listing or of the metadata cannot be read, or a row cannot be decoded and may hide a reference,
+//! nothing is deleted. 33 bytes of memory an object.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kestrel_data::store::{BlockStore, list_all};
-use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_meta::engine::{Engine, EngineError, Tap};
 use kestrel_types::clock::Nanos;
 use kestrel_types::ids::ObjectId;
-use kestrel_types::key::Table;
+use kestrel_types::key::{Key, Table};
+use kestrel_types::stat::ObjStat;
 
-use crate::references::{Seen, for_each};
+use crate::references::{Seen, TABLES, for_each, of_row};
 use crate::rows::{Rows, readable};
-
-/// A pack is sparse when less than this part of it is referred to, percent.
-pub const SPARSE_PERCENT: u64 = 50;
+use crate::sparse::is_sparse;
 
 /// What to collect.
 pub struct Options<'a> {
@@ -30,6 +38,8 @@ pub struct Options<'a> {
     pub delete: bool,
     /// Whether somebody in this process still appends to an object or has yet to commit what refers to it.
     pub is_open: &'a dyn Fn(ObjectId) -> bool,
+    /// Asked before each deletion: whether to go on.
+    pub go_on: &'a dyn Fn() -> bool,
 }
 
 /// What was found and done.
@@ -43,8 +53,10 @@ pub struct Totals {
     pub referenced: u64,
     /// Unreferenced objects that the deletion schedule knows: the volume deletes them by itself when mounted.
     pub scheduled: u64,
-    /// Unreferenced objects that are too young, or open.
+    /// Unreferenced objects that are too young, or open, or that something came to refer to meanwhile.
     pub young: u64,
+    /// Unreferenced objects whose account says otherwise: left alone until `kestrel fsck --repair` has settled it.
+    pub disputed: u64,
     /// Leaked objects.
     pub leaked: u64,
     /// Their bytes.
@@ -53,7 +65,7 @@ pub struct Totals {
     pub deleted: u64,
     /// Leaked objects that could not be deleted.
     pub failed: u64,
-    /// Objects of which less than [`SPARSE_PERCENT`] is referred to.
+    /// Objects of which little is referred to ([`is_sparse`]).
     pub sparse: u64,
     /// Bytes in them that nothing refers to.
     pub sparse_bytes: u64,
@@ -73,6 +85,8 @@ pub enum Event<'a> {
         /// Since when nobody wrote to it.
         age: Nanos,
     },
+    /// Nothing refers to it, but its account says so; left alone.
+    Disputed(ObjectId),
     /// It could not be deleted.
     Failed(ObjectId, &'a kestrel_data::Error),
     /// A name that is no object's.
@@ -118,6 +132,55 @@ struct Object {
     referenced: u64,
 }
 
+/// What batches committed since the listing refer to.
+struct Marks {
+    /// Objects found by the listing, ascending.
+    numbers: Vec<ObjectId>,
+    /// Whether a batch referred to it.
+    seen: Vec<AtomicBool>,
+    /// A batch could not be decoded.
+    damaged: AtomicBool,
+}
+
+impl Marks {
+    fn new(objects: &[Object]) -> Arc<Self> {
+        let numbers: Vec<ObjectId> = objects.iter().map(|object| object.number).collect();
+        let seen = numbers.iter().map(|_| AtomicBool::new(false)).collect();
+        Arc::new(Self { numbers, seen, damaged: AtomicBool::new(false) })
+    }
+
+    /// What the engine calls with each batch, before anybody learns that it was committed.
+    fn tap(self: &Arc<Self>) -> Tap {
+        let marks = self.clone();
+        Box::new(move |batch| {
+            for mutation in batch.iter().filter(|mutation| TABLES.contains(&mutation.key.table)) {
+                let Some(value) = &mutation.value else { continue };
+                of_row(&mutation.key, value, &mut |seen| match seen {
+                    Seen::Reference(reference) => marks.mark(reference.range.object),
+                    Seen::Damaged(_) => marks.damaged.store(true, Ordering::SeqCst),
+                });
+            }
+        })
+    }
+
+    fn mark(&self, object: ObjectId) {
+        if let Ok(index) = self.numbers.binary_search(&object) {
+            self.seen[index].store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn is_marked(&self, object: ObjectId) -> bool {
+        self.numbers.binary_search(&object).is_ok_and(|index| self.seen[index].load(Ordering::SeqCst))
+    }
+
+    fn check(&self) -> Result<(), GcError> {
+        if self.damaged.load(Ordering::SeqCst) {
+            return Err(GcError::Damaged("a row written meanwhile".into()));
+        }
+        Ok(())
+    }
+}
+
 /// Finds leaked objects, and deletes them if asked.
 ///
 /// # Errors
@@ -131,25 +194,25 @@ pub fn collect(
 ) -> Result<Totals, GcError> {
     let mut totals = Totals::default();
     let mut objects = list(store, &mut totals, report, progress)?;
+    let marks = Marks::new(&objects);
+    let _tap = engine.tap(marks.tap());
     add_references(engine, &mut objects, progress)?;
-    mark_scheduled(engine, &mut objects, &mut totals)?;
-    for object in &objects {
-        if object.referenced > 0 {
-            totals.referenced += 1;
-            let unused = object.size.saturating_sub(object.referenced);
-            if object.referenced < object.size / 100 * SPARSE_PERCENT {
-                totals.sparse += 1;
-                totals.sparse_bytes += unused;
-            }
-        }
-    }
+    marks.check()?;
+    count_sparse(&objects, &mut totals);
     objects.retain(|object| object.referenced == 0);
+    mark_scheduled(engine, &mut objects, &mut totals)?;
+    // In this order: a pin goes after the batch that made it needless was shown to the tap.
+    let in_use = |object: &Object| {
+        options.now.saturating_sub(object.modified) < options.grace
+            || (options.is_open)(object.number)
+            || marks.is_marked(object.number)
+    };
     objects.retain(|object| {
-        let young =
-            options.now.saturating_sub(object.modified) < options.grace || (options.is_open)(object.number);
+        let young = in_use(object);
         totals.young += u64::from(young);
         !young
     });
+    mark_disputed(engine, &mut objects, &mut totals, report)?;
     for object in &objects {
         totals.leaked += 1;
         totals.leaked_bytes += object.size;
@@ -157,22 +220,39 @@ pub fn collect(
         report(Event::Leaked { object: object.number, size: object.size, age });
     }
     if options.delete && !objects.is_empty() {
-        add_references(engine, &mut objects, progress)?;
-        for object in objects.iter().filter(|object| object.referenced == 0) {
-            if (options.is_open)(object.number) {
+        // That nothing refers to them must be durable before they go, or a power cut could bring a reference back.
+        engine.sync()?;
+        for object in &objects {
+            if !(options.go_on)() {
+                break;
+            }
+            marks.check()?;
+            if in_use(object) {
                 continue;
             }
+            kestrel_types::crash::point("gc.before-delete");
             match store.delete(object.number) {
-                Ok(_) => totals.deleted += 1,
+                Ok(deleted) => totals.deleted += u64::from(deleted),
                 Err(error) => {
                     totals.failed += 1;
                     report(Event::Failed(object.number, &error));
                 }
             }
+            kestrel_types::crash::point("gc.deleted");
             progress("deleting objects", totals.deleted);
         }
     }
     Ok(totals)
+}
+
+fn count_sparse(objects: &[Object], totals: &mut Totals) {
+    for object in objects.iter().filter(|object| object.referenced > 0) {
+        totals.referenced += 1;
+        if is_sparse(object.size, object.referenced) {
+            totals.sparse += 1;
+            totals.sparse_bytes += object.size.saturating_sub(object.referenced);
+        }
+    }
 }
 
 fn list(
@@ -201,6 +281,8 @@ fn list(
         progress("listing objects", totals.objects);
     }
     objects.sort_unstable_by_key(|object| object.number);
+    // A listing of a store that changes meanwhile may show an object twice.
+    objects.dedup_by_key(|object| object.number);
     Ok(objects)
 }
 
@@ -250,5 +332,38 @@ fn mark_scheduled(
         totals.scheduled += u64::from(known);
         !known
     });
+    Ok(())
+}
+
+/// Takes out what an account says is in use, or whose account cannot be read. Shares of one object are read one after the
+/// other; for an object that nothing refers to they do not change any more.
+fn mark_disputed(
+    engine: &dyn Engine,
+    objects: &mut Vec<Object>,
+    totals: &mut Totals,
+    report: &mut dyn FnMut(Event<'_>),
+) -> Result<(), GcError> {
+    let mut disputed = Vec::new();
+    let mut rows = Rows::new(engine, Table::ObjStat);
+    let mut account: Option<(ObjectId, i64, bool)> = None;
+    loop {
+        let row = rows.next().transpose()?;
+        let next = row.as_ref().map(|(Key { id, .. }, _)| *id);
+        if let Some((object, sum, damaged)) = account.take_if(|(object, ..)| Some(*object) != next)
+            && (sum != 0 || damaged)
+            && objects.binary_search_by_key(&object, |object| object.number).is_ok()
+        {
+            disputed.push(object);
+        }
+        let Some((key, value)) = row else { break };
+        let (_, sum, damaged) = account.get_or_insert((key.id, 0, false));
+        match ObjStat::decode(&value) {
+            Ok(stat) => *sum = sum.saturating_add(stat.referenced),
+            Err(_) => *damaged = true,
+        }
+    }
+    totals.disputed = disputed.len() as u64;
+    disputed.iter().for_each(|object| report(Event::Disputed(*object)));
+    objects.retain(|object| disputed.binary_search(&object.number).is_err());
     Ok(())
 }

@@ -7,7 +7,7 @@ use kestrel_meta::engine::{Engine, EngineError};
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::{CHUNK_BYTES, ExtentList, Source};
-use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::inode::{Data, Inode};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::range::Range;
@@ -92,6 +92,20 @@ pub fn find_path(engine: &dyn Engine, path: &[u8]) -> Result<Inode, InfoError> {
         inode = find(engine, inode.ino, name)?;
     }
     Ok(inode)
+}
+
+/// Bytes of an object that its account says files refer to: the sum over its shares. A share that cannot be decoded counts
+/// as one byte, so that nobody takes the object for unused.
+///
+/// # Errors
+/// Those of the engine.
+pub fn referenced_bytes(engine: &dyn Engine, object: ObjectId) -> Result<i64, EngineError> {
+    let mut sum = 0i64;
+    engine.scan(Table::ObjStat, object, None, &mut |_, row, _| {
+        sum = sum.saturating_add(ObjStat::decode(row).map_or(1, |share| share.referenced));
+        ControlFlow::Continue(())
+    })?;
+    Ok(sum)
 }
 
 /// Sums of a tree.

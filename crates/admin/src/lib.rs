@@ -2,9 +2,11 @@
 //! garbage collection, information about files and directories.
 //!
 //! Everything here works on the engine trait and the block store trait, so it serves every engine and every store. The
-//! check, the repair and the load need the volume for themselves; the rest works while it is in use.
+//! repair and the load need the volume for themselves; the check needs metadata that nobody changes, of a volume in use a
+//! [`cut`]; the rest works while it is in use.
 
 pub mod check;
+pub mod cut;
 pub mod dump;
 pub mod finding;
 pub mod gc;
@@ -13,3 +15,7 @@ pub mod info;
 pub mod references;
 pub mod repair;
 pub mod rows;
+pub mod sparse;
+pub mod tree;
+pub mod warmup;
+pub mod watched;

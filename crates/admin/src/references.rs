@@ -29,50 +29,54 @@ pub enum Seen<'a> {
     Damaged(&'a Key),
 }
 
+/// Tables whose rows refer to stored bytes.
+pub const TABLES: [Table; 3] = [Table::Entry, Table::Link, Table::Chunk];
+
 /// Walks all references in the order of their rows.
 ///
 /// # Errors
 /// Those of the engine.
 pub fn for_each(engine: &dyn Engine, visit: &mut dyn FnMut(Seen<'_>)) -> Result<(), EngineError> {
-    for table in [Table::Entry, Table::Link, Table::Chunk] {
+    for table in TABLES {
         for row in Rows::new(engine, table) {
             let (key, value) = row?;
-            match table {
-                Table::Chunk => match decode_all(&value, ExtentList::decode) {
-                    Some(list) => {
-                        for extent in list.extents() {
-                            if let Source::Stored { range, .. } = extent.source {
-                                visit(Seen::Reference(Reference { row: &key, range, bytes: extent.len }));
-                            }
-                        }
-                    }
-                    None => visit(Seen::Damaged(&key)),
-                },
-                _ => {
-                    let inode = if table == Table::Link {
-                        decode_all(&value, Inode::decode)
-                    } else {
-                        match Entry::decode(&value) {
-                            Ok(Entry::Inode(inode)) => Some(inode),
-                            Ok(Entry::Link { .. }) => continue,
-                            Err(_) => None,
-                        }
-                    };
-                    match inode.map(|inode| inode.data) {
-                        Some(Data::Packed { range, .. }) => {
-                            visit(Seen::Reference(Reference { row: &key, range, bytes: range.len }));
-                        }
-                        Some(_) => {}
-                        None => visit(Seen::Damaged(&key)),
-                    }
-                }
-            }
+            of_row(&key, &value, visit);
         }
     }
     Ok(())
 }
 
-fn decode_all<T>(
+/// The references of one row; a row of a table that has none has none.
+pub fn of_row(key: &Key, value: &[u8], visit: &mut dyn FnMut(Seen<'_>)) {
+    let inode = match key.table {
+        Table::Chunk => {
+            let Some(list) = decode_all(value, ExtentList::decode) else { return visit(Seen::Damaged(key)) };
+            for extent in list.extents() {
+                if let Source::Stored { range, .. } = extent.source {
+                    visit(Seen::Reference(Reference { row: key, range, bytes: extent.len }));
+                }
+            }
+            return;
+        }
+        Table::Link => decode_all(value, Inode::decode),
+        Table::Entry => match Entry::decode(value) {
+            Ok(Entry::Inode(inode)) => Some(inode),
+            Ok(Entry::Link { .. }) => return,
+            Err(_) => None,
+        },
+        _ => return,
+    };
+    match inode.map(|inode| inode.data) {
+        Some(Data::Packed { range, .. }) => {
+            visit(Seen::Reference(Reference { row: key, range, bytes: range.len }));
+        }
+        Some(_) => {}
+        None => visit(Seen::Damaged(key)),
+    }
+}
+
+/// Reads a value that must be nothing but what `decode` reads.
+pub fn decode_all<T>(
     bytes: &[u8],
     decode: impl FnOnce(&mut Reader<'_>) -> Result<T, kestrel_types::codec::DecodeError>,
 ) -> Option<T> {

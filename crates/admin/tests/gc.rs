@@ -20,7 +20,13 @@ fn put_object(store: &dyn BlockStore, object: u64, len: usize) {
 }
 
 fn options(delete: bool, grace: i64) -> Options<'static> {
-    Options { now: SystemClock.now() + 1000 * SECOND, grace, delete, is_open: &|object| object == 44 }
+    Options {
+        now: SystemClock.now() + 1000 * SECOND,
+        grace,
+        delete,
+        is_open: &|object| object == 44,
+        go_on: &|| true,
+    }
 }
 
 fn run(

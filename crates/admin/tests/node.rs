@@ -8,190 +8,26 @@ use std::io::Cursor;
 use std::sync::Arc;
 
 use common::NOW;
-use kestrel_admin::check::{Options, check};
+use common::driver::{Driver, findings};
 use kestrel_admin::dump::load::load;
 use kestrel_admin::dump::{About, dump};
-use kestrel_admin::finding::{Finding, Severity};
 use kestrel_admin::info::tree_sums;
 use kestrel_admin::rows::Rows;
-use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::node::{Node, NodeConfig, RootAttr};
+use kestrel_meta::node::{Node, NodeConfig};
 use kestrel_types::clock::ManualClock;
-use kestrel_types::extent::Extent;
-use kestrel_types::ids::{InodeId, ROOT};
-use kestrel_types::inode::Kind;
+use kestrel_types::ids::ROOT;
 use kestrel_types::key::Table;
-use kestrel_types::name::{InodeRef, Name, Place};
-use kestrel_types::range::Range;
-use kestrel_types::request::{
-    Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr, XattrFlags,
-};
-
-/// xorshift64*.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % limit
-    }
-}
-
-struct Driver {
-    node: Arc<Node>,
-    random: Random,
-    dirs: Vec<InodeId>,
-    open: Vec<InodeId>,
-    next_object: u64,
-}
-
-impl Driver {
-    fn ask(&self, op: Op) -> Reply {
-        self.node.call(Request { creds: Creds::root(), op })
-    }
-
-    fn dir(&mut self) -> InodeId {
-        self.dirs[self.random.below(self.dirs.len() as u64) as usize]
-    }
-
-    fn place(&mut self) -> Place {
-        let name = format!("n{}", self.random.below(12));
-        Place::new(self.dir(), Name::new(name.as_bytes()).unwrap())
-    }
-
-    /// An entry that exists, and where.
-    fn existing(&mut self) -> Option<(InodeRef, Kind, u64, u64)> {
-        let place = self.place();
-        let seen = Some((place.base, place.name.clone()));
-        match self.ask(Op::Lookup(place)) {
-            Ok(Answer::Inode(inode)) => {
-                Some((InodeRef { ino: inode.ino, seen }, inode.kind, inode.data_change, inode.size))
-            }
-            _ => None,
-        }
-    }
-
-    fn range(&mut self) -> Range {
-        if self.random.below(3) == 0 {
-            self.next_object += 1;
-        }
-        Range { object: self.next_object, offset: 0, len: 1 + self.random.below(100_000) as u32 }
-    }
-
-    fn content(&mut self) {
-        let Some((inode, Kind::File, base, size)) = self.existing() else { return };
-        let (data, size) = match self.random.below(4) {
-            0 => (NewData::Inline(vec![3; 50].into()), 50),
-            1 => {
-                let range = self.range();
-                (NewData::Packed(range), u64::from(range.len))
-            }
-            _ => {
-                let range = self.range();
-                let pos = if self.random.below(4) == 0 { 0 } else { self.random.below(60 << 20) as u32 };
-                let chunk = self.random.below(3);
-                let end = chunk * (64 << 20) + u64::from(pos) + u64::from(range.len);
-                (NewData::Patches(vec![(chunk, Extent::of_range(pos, range))]), size.max(end))
-            }
-        };
-        let commit = Commit { inode, base, data, size: Some(size), mtime: NOW, kill_suid: false };
-        let _ = self.ask(Op::Commit(commit));
-    }
-
-    fn step(&mut self) {
-        let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
-        match self.random.below(16) {
-            0 | 1 => {
-                let place = self.place();
-                if let Ok(Answer::Inode(inode)) = self.ask(Op::MkDir(place, 0o755)) {
-                    self.dirs.push(inode.ino);
-                }
-            }
-            2..=4 => {
-                let create = Op::Create { place: self.place(), mode: 0o644, flags, exclusive: false };
-                if let Ok(Answer::Opened { inode, .. }) = self.ask(create) {
-                    self.open.push(inode.ino);
-                }
-            }
-            5 => {
-                let dir = self.dir();
-                if let Ok(Answer::Opened { inode, .. }) =
-                    self.ask(Op::TmpFile { dir, mode: 0o600, exclusive: false })
-                {
-                    self.open.push(inode.ino);
-                }
-            }
-            6 => {
-                let op = Op::Symlink(self.place(), Box::from(&b"somewhere/else"[..]));
-                let _ = self.ask(op);
-            }
-            7 => {
-                let op = Op::Unlink(self.place());
-                let _ = self.ask(op);
-            }
-            8 => {
-                let op = Op::RmDir(self.place());
-                let _ = self.ask(op);
-            }
-            9 | 10 => {
-                let exchange = self.random.below(4) == 0;
-                let op = Op::Rename(self.place(), self.place(), RenameFlags { no_replace: false, exchange });
-                let _ = self.ask(op);
-            }
-            11 => {
-                let to = self.place();
-                let inode = match self.existing() {
-                    Some((inode, ..)) => inode,
-                    None if self.open.is_empty() => return,
-                    None => InodeRef::by_id(self.open[0]),
-                };
-                let _ = self.ask(Op::Link(inode, to));
-            }
-            12 | 13 => self.content(),
-            14 => {
-                let Some((inode, kind, ..)) = self.existing() else { return };
-                if self.random.below(2) == 0 {
-                    let (name, value) = (Box::from(&b"user.x"[..]), Box::from(&b"value"[..]));
-                    let _ = self.ask(Op::SetXattr(inode, name, value, XattrFlags::default()));
-                } else if kind == Kind::File {
-                    let size = Some(self.random.below(150 << 20));
-                    let _ = self.ask(Op::SetAttr(inode, SetAttr { size, ..SetAttr::default() }));
-                }
-            }
-            _ => {
-                if !self.open.is_empty() {
-                    let which = self.random.below(self.open.len() as u64) as usize;
-                    let ino = self.open.swap_remove(which);
-                    let _ = self.ask(Op::Release(ino));
-                }
-            }
-        }
-    }
-}
-
-fn findings(engine: &dyn Engine) -> (Vec<Finding>, u64) {
-    let mut found = Vec::new();
-    let totals =
-        check(engine, &mut Options::default(), &mut |finding| found.push(finding), &mut |_, _| {}).unwrap();
-    found.retain(|finding| finding.kind.severity() == Severity::Error);
-    (found, totals.files)
-}
+use kestrel_types::name::{Name, Place};
+use kestrel_types::request::{Answer, Creds, Op, Request};
 
 #[test]
 fn no_findings_in_what_a_node_leaves() {
     let mut seen = std::collections::HashSet::new();
     for seed in 1..=12 {
-        let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
-        Node::format(&*engine, RootAttr { mode: 0o755, uid: 0, gid: 0 }, NOW).unwrap();
+        let mut driver = Driver::new(seed);
+        let (engine, clock) = (driver.engine.clone(), driver.clock.clone());
         assert_eq!(findings(&*engine).0, [], "a fresh volume");
-        let clock = Arc::new(ManualClock::new(NOW));
-        let node = Node::open(engine.clone(), clock.clone(), NodeConfig::default()).unwrap();
-        let random = Random(0x9e37_79b9_7f4a_7c15 ^ seed);
-        let mut driver = Driver { node, random, dirs: vec![ROOT], open: Vec::new(), next_object: 1 };
-        assert!(matches!(driver.ask(Op::AllocObjects(4096)), Ok(Answer::Objects { .. })));
         for round in 0..20 {
             for _ in 0..60 {
                 driver.step();

@@ -4,6 +4,7 @@ mod bench;
 #[cfg(test)]
 mod docs;
 mod failure;
+mod feed;
 mod logger;
 #[cfg(test)]
 mod manual;
@@ -20,7 +21,7 @@ use clap::{Parser, Subcommand};
 use log::LevelFilter;
 
 use failure::{Failure, Verdict};
-use verbs::{dump, format, fsck, gc, info, load, mount, null_fs, stats, status, umount};
+use verbs::{compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs, objbench, stats, status, umount, warmup};
 
 /// A file system for many small, versioned files.
 #[derive(Debug, Parser)]
@@ -41,13 +42,18 @@ enum Verb {
     Mount(mount::MountArgs),
     Umount(umount::UmountArgs),
     Status(status::StatusArgs),
+    Config(config::ConfigArgs),
+    Key(key::KeyArgs),
     Info(info::InfoArgs),
     Stats(stats::StatsArgs),
     Fsck(fsck::FsckArgs),
     Gc(gc::GcArgs),
+    Compact(compact::CompactArgs),
+    Warmup(warmup::WarmupArgs),
     Dump(dump::DumpArgs),
     Load(load::LoadArgs),
     Bench(bench::BenchArgs),
+    Objbench(objbench::ObjbenchArgs),
     #[command(hide = true)]
     NullFs(null_fs::NullFsArgs),
     /// List the points where KESTREL_CRASH_AT=NAME:COUNT kills the process.
@@ -68,13 +74,18 @@ fn run(verb: &Verb) -> Result<Verdict, Failure> {
         Verb::Mount(args) => mount::run(args),
         Verb::Umount(args) => umount::run(args),
         Verb::Status(args) => status::run(args),
+        Verb::Config(args) => config::run(args),
+        Verb::Key(args) => key::run(args),
         Verb::Info(args) => info::run(args),
         Verb::Stats(args) => stats::run(args),
         Verb::Fsck(args) => fsck::run(args),
         Verb::Gc(args) => gc::run(args),
+        Verb::Compact(args) => compact::run(args),
+        Verb::Warmup(args) => warmup::run(args),
         Verb::Dump(args) => dump::run(args),
         Verb::Load(args) => load::run(args),
         Verb::Bench(args) => bench::run(args),
+        Verb::Objbench(args) => objbench::run(args),
         Verb::NullFs(args) => null_fs::run(args),
         Verb::CrashPoints => {
             kestrel_types::crash::POINTS.iter().for_each(|point| println!("{point}"));

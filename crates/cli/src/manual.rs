@@ -26,6 +26,16 @@ mod tests {
                 verb.get_name(),
                 help.join("\n").trim_end()
             ));
+            let name = verb.get_name().to_string();
+            for nested in verb.get_subcommands_mut() {
+                let help = nested.render_long_help().to_string();
+                let help: Vec<&str> = help.lines().map(str::trim_end).collect();
+                out.push_str(&format!(
+                    "\n### kestrel {name} {}\n\n```\n{}\n```\n",
+                    nested.get_name(),
+                    help.join("\n").trim_end()
+                ));
+            }
         }
         out
     }

@@ -60,15 +60,12 @@ fn a_mount_serves_tells_about_itself_and_ends() {
     assert_eq!((&status["files"], &status["directories"]), (&6.into(), &3.into()));
     run(&["status", &place.volume()]).expect(0, &place.mnt());
 
-    for verb in ["fsck", "mount"] {
-        let mut args = vec![verb, place.volume().leak()];
-        let other = place.name("other");
-        if verb == "mount" {
-            fs::create_dir(&other).unwrap();
-            args.push(&other);
-        }
+    let other = place.name("other");
+    fs::create_dir(&other).unwrap();
+    for args in [["fsck", "--repair", &place.volume()], ["mount", &place.volume(), &other]] {
         run(&args).expect(1, "in use").expect(1, &status["pid"].to_string());
     }
+    run(&["fsck", &place.volume(), "--data"]).expect(0, "clean");
 
     let info = |path: &str| run(&["info", &format!("{}/{path}", place.mnt()), "--json"]).expect(0, "").json();
     let sums = info("");

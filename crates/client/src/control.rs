@@ -1,5 +1,9 @@
 //! The control socket of a process that serves a volume: one line of JSON asks, one line answers.
 //!
+//! **Protocol.** The request is one line, `{"verb": …}`. Then come any number of lines `{"event": …}` (what was found, how far
+//! the work is), and last one line, `{"ok": …}` or `{"error": "…"}`. Work that takes long has no deadline: it goes on as
+//! long as somebody listens, and whoever does it learns from [`Teller::tell`] that nobody does any more.
+//!
 //! It lies in the volume's directory, readable and writable by the owner only, so that who may read the volume's files may
 //! ask and nobody else. Verbs are up to whoever serves.
 
@@ -26,14 +30,43 @@ const LINE_BYTES_MAX: u64 = 16 * 1024 * 1024;
 /// How long a peer may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a peer may leave an event unread; then it counts as gone, so that a stopped terminal does not hold up the work.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How long to wait for an answer that takes no work.
 pub const QUICK: Option<Duration> = Some(Duration::from_secs(20));
 
 /// Longest path a socket address holds.
 const SOCKET_PATH_MAX: usize = 100;
 
-/// Answers one request.
-pub type Handler = dyn Fn(&Value) -> Result<Value, String> + Send + Sync;
+/// Answers one request; on the way it may tell events.
+pub type Handler = dyn Fn(&Value, &mut Teller<'_>) -> Result<Value, String> + Send + Sync;
+
+/// Tells whoever asked what happens before the answer.
+pub struct Teller<'a> {
+    stream: Option<&'a UnixStream>,
+}
+
+impl<'a> Teller<'a> {
+    fn new(stream: &'a UnixStream) -> Self {
+        Self { stream: Some(stream) }
+    }
+
+    /// Sends an event. False if nobody listens (any more): work that only they wanted should stop.
+    pub fn tell(&mut self, event: &Value) -> bool {
+        let line = format!("{}\n", serde_json::json!({ "event": event }));
+        let sent = self.stream.is_some_and(|mut stream| stream.write_all(line.as_bytes()).is_ok());
+        if !sent {
+            self.stream = None;
+        }
+        sent
+    }
+
+    /// Whether an event could not be sent.
+    pub fn is_gone(&self) -> bool {
+        self.stream.is_none()
+    }
+}
 
 /// A socket being served; removed when dropped.
 pub struct ControlSocket {
@@ -96,8 +129,9 @@ fn answer(stream: UnixStream, handler: &Handler) -> std::io::Result<()> {
     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     let mut line = String::new();
     BufReader::new((&stream).take(LINE_BYTES_MAX)).read_line(&mut line)?;
+    stream.set_write_timeout(Some(EVENT_TIMEOUT))?;
     let answer = match serde_json::from_str(&line) {
-        Ok(request) => handler(&request),
+        Ok(request) => handler(&request, &mut Teller::new(&stream)),
         Err(error) => Err(format!("the request is not valid JSON: {error}")),
     };
     let answer = match answer {
@@ -112,19 +146,44 @@ fn answer(stream: UnixStream, handler: &Handler) -> std::io::Result<()> {
 /// # Errors
 /// What the process said, or that none answers.
 pub fn ask(dir: &Path, request: &Value, limit: Option<Duration>) -> Result<Value, VolumeError> {
+    ask_with(dir, request, limit, &mut |_| {})
+}
+
+/// Like [`ask`] for work that tells what it does: `on_event` gets each event as it comes. `limit` bounds the time between
+/// two lines.
+///
+/// # Errors
+/// What the process said, that none answers, or that it ended before the work did.
+pub fn ask_with(
+    dir: &Path,
+    request: &Value,
+    limit: Option<Duration>,
+    on_event: &mut dyn FnMut(Value),
+) -> Result<Value, VolumeError> {
     let path = dir.join(SOCKET_NAME);
     let io = |error: std::io::Error| VolumeError::io("reach the serving process through", &path, &error);
+    let bad = |why: &str| VolumeError::Io(format!("{}: {why}", path.display()));
     let stream = with_short_path(&path, |short| UnixStream::connect(short)).map_err(io)?;
     stream.set_read_timeout(limit).map_err(io)?;
     writeln!(&stream, "{request}").map_err(io)?;
+    let mut lines = BufReader::new(&stream);
     let mut line = String::new();
-    BufReader::new((&stream).take(LINE_BYTES_MAX)).read_line(&mut line).map_err(io)?;
-    let bad = |why: &str| VolumeError::Io(format!("{}: {why}", path.display()));
-    let mut answer: Value =
-        serde_json::from_str(&line).map_err(|_| bad("the serving process gave no valid answer"))?;
-    match answer.get("error").and_then(Value::as_str) {
-        Some(why) => Err(VolumeError::Io(why.to_string())),
-        None => Ok(answer.get_mut("ok").map(Value::take).unwrap_or_default()),
+    loop {
+        line.clear();
+        let read = lines.by_ref().take(LINE_BYTES_MAX).read_line(&mut line).map_err(io)?;
+        if read == 0 {
+            return Err(bad("the serving process ended before it had answered; see its log, and ask again"));
+        }
+        let mut answer: Value =
+            serde_json::from_str(&line).map_err(|_| bad("the serving process gave no valid answer"))?;
+        if let Some(event) = answer.get_mut("event") {
+            on_event(event.take());
+            continue;
+        }
+        return match answer.get("error").and_then(Value::as_str) {
+            Some(why) => Err(VolumeError::Io(why.to_string())),
+            None => Ok(answer.get_mut("ok").map(Value::take).unwrap_or_default()),
+        };
     }
 }
 
@@ -147,7 +206,7 @@ mod tests {
         let deep = dir.path().join("x".repeat(120));
         std::fs::create_dir(&deep).unwrap();
         for place in [dir.path(), &deep] {
-            let handler: Arc<Handler> = Arc::new(|request| match request["verb"].as_str() {
+            let handler: Arc<Handler> = Arc::new(|request, _| match request["verb"].as_str() {
                 Some("echo") => Ok(request["text"].clone()),
                 _ => Err("no such verb".into()),
             });
@@ -164,5 +223,36 @@ mod tests {
             assert!(ask(place, &serde_json::json!({}), QUICK).is_err());
             assert!(!place.join(SOCKET_NAME).exists());
         }
+    }
+    #[test]
+    fn events_come_before_the_answer_and_work_learns_that_nobody_listens() {
+        let dir = tempfile::tempdir().unwrap();
+        let (send, ended) = std::sync::mpsc::channel();
+        let send = parking_lot::Mutex::new(send);
+        let handler: Arc<Handler> = Arc::new(move |request, teller| {
+            let mut told = 0;
+            for number in 0..request["events"].as_u64().unwrap() {
+                if !teller.tell(&serde_json::json!({ "number": number })) {
+                    break;
+                }
+                told += 1;
+            }
+            send.lock().send(teller.is_gone()).unwrap();
+            Ok(told.into())
+        });
+        let socket = ControlSocket::serve(dir.path(), handler).unwrap();
+        let mut seen = Vec::new();
+        let request = serde_json::json!({ "events": 3 });
+        let answer =
+            ask_with(dir.path(), &request, QUICK, &mut |event| seen.push(event["number"].clone())).unwrap();
+        assert_eq!((answer, seen), (3.into(), vec![0.into(), 1.into(), 2.into()]));
+        assert_eq!(ask(dir.path(), &request, QUICK).unwrap(), 3, "who does not care about events need not");
+        assert!(!ended.recv().unwrap() && !ended.recv().unwrap());
+        // Somebody who goes away: the socket's buffers fill up, then the next event fails.
+        let stream = UnixStream::connect(dir.path().join(SOCKET_NAME)).unwrap();
+        writeln!(&stream, "{}", serde_json::json!({ "events": u64::MAX })).unwrap();
+        drop(stream);
+        assert!(ended.recv().unwrap());
+        drop(socket);
     }
 }

@@ -4,9 +4,17 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use kestrel_s3::{S3_SCHEME, S3Options};
+use kestrel_types::crash;
 use serde::{Deserialize, Serialize};
 
 use crate::error::VolumeError;
+
+mod coding;
+mod lock;
+
+pub use coding::{CodingSettings, DATA_KEYS_MAX, Encryption, WrappedKey};
+use lock::DescriptorLock;
 
 /// Name of the descriptor within the volume's directory.
 pub const FILE_NAME: &str = "kestrel.json";
@@ -29,6 +37,7 @@ pub enum Durability {
 
 /// Settings of a volume, chosen when it is formatted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Settings {
     /// Name shown to people.
     pub name: String,
@@ -69,17 +78,21 @@ impl Settings {
         if self.inline_max as usize > kestrel_types::inode::INLINE_MAX {
             return bad(format!("inline size {}: must be at most 16K", self.inline_max));
         }
-        if let Some(url) = &self.storage
-            && !url.starts_with("file:///")
-        {
-            return bad(format!("storage {url}: this version stores data below file:///PATH only"));
+        match self.storage.as_deref() {
+            Some(url) if url.starts_with(S3_SCHEME) => S3Options::parse(url)
+                .map(drop)
+                .map_err(|error| VolumeError::Invalid(format!("storage {error}"))),
+            Some(url) if !url.starts_with("file:///") => {
+                bad(format!("storage {url}: neither file:///PATH nor s3://BUCKET/PREFIX?endpoint=…&region=…"))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
 /// The descriptor of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Descriptor {
     /// Always `kestrelfs`.
     pub magic: String,
@@ -91,6 +104,9 @@ pub struct Descriptor {
     pub created: i64,
     /// Its settings.
     pub settings: Settings,
+    /// How its objects are coded; none as long as no object was ever to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coding: Option<CodingSettings>,
     /// CRC-32C, hexadecimal, of this document with this field empty, written as compact JSON.
     pub checksum: String,
 }
@@ -108,8 +124,9 @@ impl Descriptor {
             .map_err(|error| VolumeError::io("read", Path::new("/dev/urandom"), &error))?;
         let uuid = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let magic = "kestrelfs".to_string();
+        let (coding, checksum) = (None, String::new());
         let mut new =
-            Self { magic, format_version: FORMAT_VERSION, uuid, created, settings, checksum: String::new() };
+            Self { magic, format_version: FORMAT_VERSION, uuid, created, settings, coding, checksum };
         new.checksum = new.expected_checksum()?;
         Ok(new)
     }
@@ -161,13 +178,18 @@ impl Descriptor {
             Some(version) if version == u64::from(FORMAT_VERSION) => {}
             _ => return Err(corrupt("its format version is missing or invalid")),
         }
-        let descriptor: Self = serde_json::from_value(loose).map_err(|error| corrupt(&error.to_string()))?;
+        let descriptor: Self = serde_json::from_value(loose).map_err(|error| {
+            corrupt(&format!("{error}; if a newer kestrel wrote it, use that one"))
+        })?;
         let hex =
             descriptor.uuid.len() == 32 && descriptor.uuid.bytes().all(|digit| digit.is_ascii_hexdigit());
         if descriptor.checksum != descriptor.expected_checksum()? || !hex {
             return Err(corrupt("its checksum does not match its content; restore the file from a backup"));
         }
-        descriptor.settings.check()?;
+        descriptor.check().map_err(|error| match error {
+            VolumeError::Invalid(why) => VolumeError::Invalid(format!("{}: {why}", path.display())),
+            other => other,
+        })?;
         Ok(descriptor)
     }
 
@@ -176,19 +198,55 @@ impl Descriptor {
     /// # Errors
     /// If the disk does not take it; the directory then has no descriptor, or the old one.
     pub fn write(&self, dir: &Path) -> Result<(), VolumeError> {
+        let lock = DescriptorLock::take(dir)?;
+        self.replace(dir, &lock)
+    }
+
+    /// Changes the descriptor of the volume at `dir`: all of the change is on disk when this returns, or nothing of it. May
+    /// be called while the volume is in use; whoever uses it sees the change when he opens it the next time.
+    ///
+    /// # Errors
+    /// Those of [`Descriptor::read`], [`Descriptor::write`] and `change`; nothing is changed then.
+    pub fn update(
+        dir: &Path,
+        change: impl FnOnce(&mut Self) -> Result<(), VolumeError>,
+    ) -> Result<Self, VolumeError> {
+        let lock = DescriptorLock::take(dir)?;
+        let mut descriptor = Self::read(dir)?;
+        change(&mut descriptor)?;
+        descriptor.check()?;
+        descriptor.checksum = descriptor.expected_checksum()?;
+        descriptor.replace(dir, &lock)?;
+        Ok(descriptor)
+    }
+
+    /// Puts the descriptor in the old one's place, in one step.
+    fn replace(&self, dir: &Path, _lock: &DescriptorLock) -> Result<(), VolumeError> {
         let path = dir.join(FILE_NAME);
         let partial = dir.join(format!("{FILE_NAME}.new"));
+        let sealed = Self { checksum: self.expected_checksum()?, ..self.clone() };
         let mut text =
-            serde_json::to_vec_pretty(self).map_err(|error| VolumeError::Invalid(error.to_string()))?;
+            serde_json::to_vec_pretty(&sealed).map_err(|error| VolumeError::Invalid(error.to_string()))?;
         text.push(b'\n');
+        if text.len() as u64 > FILE_BYTES_MAX {
+            return Err(VolumeError::Invalid("the volume's descriptor would grow beyond 64 KiB".into()));
+        }
         let write = || -> std::io::Result<()> {
             let mut file = File::create(&partial)?;
             file.write_all(&text)?;
             file.sync_all()?;
+            crash::point("descriptor.replace.written");
             fs::rename(&partial, &path)?;
+            crash::point("descriptor.replace.renamed");
             File::open(dir)?.sync_all()
         };
         write().map_err(|error| VolumeError::io("write", &path, &error))
+    }
+
+    fn check(&self) -> Result<(), VolumeError> {
+        self.settings.check()?;
+        let encryption = self.coding.as_ref().and_then(|coding| coding.encryption.as_ref());
+        encryption.map_or(Ok(()), Encryption::check)
     }
 }
 

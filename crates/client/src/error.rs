@@ -23,6 +23,8 @@ pub enum VolumeError {
         /// What the holder wrote about itself: process number and what it does.
         holder: String,
     },
+    /// The volume's key is missing, wrong or cannot be read.
+    Key(String),
     /// The operating system refused.
     Io(String),
     /// The metadata engine refused.
@@ -39,7 +41,10 @@ impl VolumeError {
 impl fmt::Display for VolumeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            VolumeError::Invalid(why) | VolumeError::Io(why) | VolumeError::Engine(why) => f.write_str(why),
+            VolumeError::Invalid(why)
+            | VolumeError::Key(why)
+            | VolumeError::Io(why)
+            | VolumeError::Engine(why) => f.write_str(why),
             VolumeError::NotAVolume(dir) => {
                 let dir = dir.display();
                 write!(f, "{dir}: no KestrelFS volume here; create one with `kestrel format {dir}`")

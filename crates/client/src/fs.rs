@@ -13,6 +13,7 @@ mod handles;
 mod listing;
 mod namespace;
 mod read;
+mod repack;
 mod space;
 mod write;
 mod xattr;
@@ -24,7 +25,7 @@ use std::time::{Duration, Instant};
 use kestrel_data::packer::Packer;
 use kestrel_data::reader::Reader;
 use kestrel_data::store::BlockStore;
-use kestrel_data::{Budget, Pool, Turn};
+use kestrel_data::{Budget, Pool, ReadAheadConfig, Turn};
 use kestrel_meta::node::Node;
 use kestrel_types::clock::Clock;
 use kestrel_types::error::{FsError, FsResult};
@@ -36,6 +37,7 @@ use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 pub(crate) use self::flush::Flush;
 pub use self::handles::{DirHandle, FileHandle};
 pub use self::listing::{Listed, Sink};
+pub use self::repack::{CompactOptions, Compacted};
 pub use self::space::{Hole, Seek};
 
 use self::background::Background;
@@ -85,12 +87,20 @@ pub struct FsConfig {
     pub inline_max: u32,
     /// Most bytes written by applications and not yet stored, all files together.
     pub dirty_bytes_max: u64,
-    /// Largest read-ahead of one handle, bytes.
-    pub readahead_bytes_max: u64,
+    /// Read-ahead of one handle.
+    pub readahead: ReadAheadConfig,
     /// How long a written byte may stay in memory only, nanoseconds.
     pub flush_interval: i64,
     /// The volume is mounted read-only: nothing in the background changes it either.
     pub read_only: bool,
+}
+
+/// Threads for what may have to wait for the block store.
+pub struct IoPools {
+    /// For what somebody waits for.
+    pub wanted: Pool,
+    /// For read-ahead, which must not stand in front of it.
+    pub ahead: Pool,
 }
 
 /// Bytes moved, for `kestrel stats`.
@@ -108,6 +118,10 @@ pub struct FsCounters {
     pub commits: AtomicU64,
     /// Windows compacted.
     pub compactions: AtomicU64,
+    /// References moved out of sparse objects.
+    pub repacked_ranges: AtomicU64,
+    /// Bytes stored again for them.
+    pub repacked_bytes: AtomicU64,
     /// Objects deleted after their grace period.
     pub reaped_objects: AtomicU64,
 }
@@ -118,7 +132,7 @@ pub struct Fs {
     store: Arc<dyn BlockStore>,
     packer: Packer,
     reader: Reader,
-    pool: Pool,
+    pools: IoPools,
     budget: Budget,
     clock: Arc<dyn Clock>,
     config: FsConfig,
@@ -135,7 +149,7 @@ impl Fs {
         store: Arc<dyn BlockStore>,
         packer: Packer,
         reader: Reader,
-        pool: Pool,
+        pools: IoPools,
         clock: Arc<dyn Clock>,
         config: FsConfig,
     ) -> Arc<Self> {
@@ -149,7 +163,7 @@ impl Fs {
             store,
             packer,
             reader,
-            pool,
+            pools,
             clock,
             config,
         });
@@ -165,6 +179,16 @@ impl Fs {
     /// The block store behind this client.
     pub fn store(&self) -> &Arc<dyn BlockStore> {
         &self.store
+    }
+
+    /// Verified reads of stored data: counters and memory cache.
+    pub fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
+    /// Writes to the block store: counters.
+    pub fn packer(&self) -> &Packer {
+        &self.packer
     }
 
     /// Counters since the start.
@@ -234,7 +258,7 @@ impl Fs {
     /// Runs a job on the I/O pool. It is called in any case, with [`Turn::Late`] if it had to wait too long or the queue is
     /// full.
     fn on_pool(&self, job: impl FnOnce(Turn) + Send + 'static) {
-        if let Err(job) = self.pool.try_submit(Some(Instant::now() + IO_DEADLINE), Box::new(job)) {
+        if let Err(job) = self.pools.wanted.try_submit(Some(Instant::now() + IO_DEADLINE), Box::new(job)) {
             job(Turn::Late);
         }
     }

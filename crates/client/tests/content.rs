@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use kestrel_client::fs::{Caller, FileHandle, Fs, FsConfig, Hole, Seek, wait};
-use kestrel_data::Pool;
-use kestrel_data::packer::{NoSink, ObjectIds, Packer, PackerConfig};
+use kestrel_client::fs::{Caller, FileHandle, Fs, FsConfig, Hole, IoPools, Seek, wait};
+use kestrel_data::{Pool, ReadAheadConfig};
+use kestrel_data::packer::{ObjectIds, Packer, PackerConfig};
 use kestrel_data::reader::{Reader, ReaderConfig};
 use kestrel_data::store::{BlockStore, MemoryStore};
 use kestrel_meta::engine::memory::MemoryEngine;
@@ -34,18 +34,19 @@ fn file_system(store: Arc<dyn BlockStore>) -> Arc<Fs> {
     let clock = Arc::new(ManualClock::new(2 * SECOND));
     let node = Node::open(engine, clock.clone(), NodeConfig { workers: 2, ..NodeConfig::default() }).unwrap();
     let packer =
-        Packer::new(store.clone(), Arc::new(Ids(1.into())), NoSink, PackerConfig::new([0; 16])).unwrap();
+        Packer::new(store.clone(), Arc::new(Ids(1.into())), PackerConfig::new([0; 16])).unwrap();
     let reader = Reader::new(store.clone(), ReaderConfig::default());
-    let pool = Pool::new("test", 2, 1024).unwrap();
+    let pools =
+        IoPools { wanted: Pool::new("test", 2, 1024).unwrap(), ahead: Pool::new("test", 2, 64).unwrap() };
     let config = FsConfig {
         block_bytes: BLOCK,
         inline_max: 4096,
         dirty_bytes_max: 1 << 20,
-        readahead_bytes_max: 1 << 20,
+        readahead: ReadAheadConfig::default(),
         flush_interval: i64::MAX / 4,
         read_only: false,
     };
-    Fs::new(node, store, packer, reader, pool, clock, config)
+    Fs::new(node, store, packer, reader, pools, clock, config)
 }
 
 const READ_WRITE: OpenFlags =
@@ -114,8 +115,8 @@ fn put(model: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
     }
 }
 
-fn run(steps: Vec<Step>) {
-    let fs = file_system(Arc::new(MemoryStore::new()));
+fn run(steps: Vec<Step>, store: MemoryStore) {
+    let fs = file_system(Arc::new(store));
     let names = ["a", "b"];
     let mut handles = names.map(|name| open(&fs, name));
     let mut models = [Vec::new(), Vec::new()];
@@ -206,8 +207,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn reads_return_what_an_array_of_bytes_would(steps in steps()) {
-        run(steps);
+    fn reads_return_what_an_array_of_bytes_would(steps in steps(), remote in any::<bool>()) {
+        run(steps, if remote { MemoryStore::put_only() } else { MemoryStore::new() });
     }
 }
 
@@ -244,7 +245,12 @@ fn many_small_overwrites_are_compacted_and_stay_right() {
 
 #[test]
 fn a_budget_far_smaller_than_what_is_written_does_not_stop_writers() {
-    let fs = file_system(Arc::new(MemoryStore::new()));
+    small_budget(MemoryStore::new());
+    small_budget(MemoryStore::put_only());
+}
+
+fn small_budget(store: MemoryStore) {
+    let fs = file_system(Arc::new(store));
     let files: Vec<_> = (0..20).map(|i| open(&fs, &format!("f{i}"))).collect();
     for round in 0..8u64 {
         for (i, file) in files.iter().enumerate() {
@@ -255,5 +261,24 @@ fn a_budget_far_smaller_than_what_is_written_does_not_stop_writers() {
         wait(|done| fs.flush(file, done)).unwrap();
         assert!(read_all(&fs, file) == vec![i as u8 + 1; 400_000]);
     }
+    fs.shutdown().unwrap();
+}
+
+/// With a store across a network bytes stay in memory until they are committed, and count.
+#[test]
+fn a_large_file_goes_to_a_remote_store_within_the_write_buffer() {
+    let fs = file_system(Arc::new(MemoryStore::put_only()));
+    let file = open(&fs, "large");
+    let block = |step: u64| -> Vec<u8> { (0..BLOCK).map(|i| (i / 7) as u8 ^ step as u8).collect() };
+    for step in 0..256 {
+        fs.write(&file, step * u64::from(BLOCK), &block(step), false).unwrap();
+        assert!(fs.dirty_bytes() <= 1 << 20, "{} bytes at block {step}", fs.dirty_bytes());
+    }
+    let early = fs.counters().commits.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(early >= 2, "only commits make room, {early} made");
+    wait(|done| fs.flush(&file, done)).unwrap();
+    let content = read_all(&fs, &file);
+    assert!(content.chunks(BLOCK as usize).zip(0..).all(|(found, step)| found == block(step)));
+    assert_eq!(content.len(), 256 * BLOCK as usize);
     fs.shutdown().unwrap();
 }

@@ -1,11 +1,14 @@
 //! A bound on bytes in use, such as dirty buffers.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::{Error, Result};
+
+/// How often those who wait are asked whether they still do.
+const GONE_INTERVAL: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
 struct State {
@@ -63,11 +66,29 @@ impl Budget {
         Some(self.grant(bytes))
     }
 
+    /// Whether [`Budget::try_acquire`] would grant now.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let state = self.0.state.lock();
+        state.waiting.is_empty() && self.0.fits(&state, bytes)
+    }
+
     /// Waits for its turn and for room, not beyond the deadline.
     ///
     /// # Errors
     /// `Deadline`.
     pub fn acquire(&self, bytes: u64, deadline: Option<Instant>) -> Result<Grant> {
+        self.wait(bytes, deadline, None)
+    }
+
+    /// Like [`Budget::acquire`], and gives up soon after nobody wants it any more: `gone` is asked again and again.
+    ///
+    /// # Errors
+    /// `Deadline`, also when given up.
+    pub fn acquire_unless(&self, bytes: u64, deadline: Instant, gone: &dyn Fn() -> bool) -> Result<Grant> {
+        self.wait(bytes, Some(deadline), Some(gone))
+    }
+
+    fn wait(&self, bytes: u64, deadline: Option<Instant>, gone: Option<&dyn Fn() -> bool>) -> Result<Grant> {
         let shared = &self.0;
         let mut state = shared.state.lock();
         let ticket = state.next_ticket;
@@ -80,14 +101,16 @@ impl Budget {
                 shared.changed.notify_all();
                 return Ok(self.grant(bytes));
             }
-            let timed_out = match deadline {
+            let asked_at = gone.map(|_| Instant::now() + GONE_INTERVAL);
+            let timed_out = match deadline.into_iter().chain(asked_at).min() {
                 None => {
                     shared.changed.wait(&mut state);
                     false
                 }
-                Some(deadline) => shared.changed.wait_until(&mut state, deadline).timed_out(),
+                Some(until) => shared.changed.wait_until(&mut state, until).timed_out(),
             };
-            if timed_out {
+            let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if timed_out && (late || gone.is_some_and(|gone| gone())) {
                 state.waiting.retain(|other| *other != ticket);
                 shared.changed.notify_all();
                 return Err(Error::Deadline { during: "waiting for buffer space" });
@@ -135,7 +158,6 @@ impl Drop for Grant {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
-    use std::time::Duration;
 
     use super::*;
 
@@ -176,6 +198,20 @@ mod tests {
         assert_eq!((grant.bytes(), budget.used()), (10, 10));
         drop(grant);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn who_is_gone_stops_waiting() {
+        let budget = Budget::new(10);
+        let grant = budget.acquire(10, None).unwrap();
+        assert!(!budget.has_room(1));
+        let asked = AtomicU64::new(0);
+        let gone = || asked.fetch_add(1, Ordering::SeqCst) > 0;
+        let far = Instant::now() + Duration::from_secs(3600);
+        assert!(matches!(budget.acquire_unless(1, far, &gone), Err(Error::Deadline { .. })));
+        assert_eq!(asked.load(Ordering::SeqCst), 2);
+        drop(grant);
+        assert!(budget.has_room(10) && budget.acquire_unless(10, far, &gone).is_ok());
     }
 
     #[test]

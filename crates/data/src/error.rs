@@ -31,6 +31,14 @@ pub enum Error {
         /// What is wrong there.
         what: &'static str,
     },
+    /// The object cannot be judged: there is no key for it, it takes a newer program, or it is not encrypted where all are.
+    /// Nothing is known to be damaged.
+    Coding {
+        /// The object.
+        object: ObjectId,
+        /// Why, and what to do about it.
+        why: Arc<str>,
+    },
     /// The store is full, or a quota of it.
     NoSpace {
         /// What was being done.
@@ -116,6 +124,7 @@ impl Error {
                 _ => ErrorKind::Io,
             },
             Self::Exists { .. }
+            | Self::Coding { .. }
             | Self::Io { .. }
             | Self::Remote { .. }
             | Self::Closed { .. }
@@ -140,6 +149,7 @@ impl fmt::Display for Error {
                     "object {object:016x} is damaged at byte {offset}: {what}; fsck --data lists the files"
                 )
             }
+            Self::Coding { object, why } => write!(f, "object {object:016x}: {why}"),
             Self::NoSpace { during, source } => {
                 write!(f, "{during}: {source}; free space in the block store")
             }

@@ -111,10 +111,15 @@ pub(crate) struct FrameId {
 pub(crate) trait FrameStore {
     /// Copies bytes `skip..` of a frame if it is here.
     fn copy(&self, id: FrameId, skip: usize, out: &mut [u8]) -> bool;
-    /// Whether whole frames may be here too, not only those of which parts were read.
-    fn has_whole_frames(&self) -> bool;
-    /// Takes a verified frame.
+    /// Whether the frame is here.
+    fn holds(&self, id: FrameId) -> bool;
+    /// Whether it takes whole frames too, not only those of which a part was read: whoever reads whole ones has to look,
+    /// and to bring what it had to wait for.
+    fn keeps_whole_frames(&self) -> bool;
+    /// Takes a verified frame that was read.
     fn insert(&self, id: FrameId, bytes: Vec<u8>);
+    /// Takes a verified frame that may be read soon.
+    fn insert_ahead(&self, id: FrameId, bytes: Vec<u8>);
 }
 
 /// May a read wait for the store?
@@ -136,34 +141,46 @@ pub(crate) fn check_window(range: &Range, skip: u32, len: usize) -> Result<()> {
 }
 
 /// Where in its object a window of a range is stored, whole frames with their checks: first byte and bytes.
-pub(crate) fn stored_window(range: &Range, skip: u32, len: u32) -> (u64, u64) {
+pub fn stored_window(range: &Range, skip: u32, len: u32) -> (u64, u64) {
     let layout = Layout { range: *range };
-    let (first, last) = (skip / FRAME_BYTES, (skip + len.max(1) - 1) / FRAME_BYTES);
+    let (first, last) = frames_of(skip, len);
     let (from, last) = (layout.frame_at(first as usize), last as usize);
     (from, layout.frame_at(last) + (layout.frame_len(last) + CHECK) as u64 - from)
 }
 
-/// Puts the frames of a window into `cache`, those that it does not have.
-pub(crate) fn load_window(
+/// The frames that a window lies in: first and last.
+pub(crate) fn frames_of(skip: u32, len: u32) -> (u32, u32) {
+    (skip / FRAME_BYTES, (skip + len.max(1) - 1) / FRAME_BYTES)
+}
+
+/// Puts frames of a range into `cache`, those that it does not have: one read for each run of neighbours.
+pub(crate) fn load_frames(
     store: &dyn BlockStore,
     cache: &dyn FrameStore,
     range: Range,
-    skip: u32,
-    buffer: &mut [u8],
+    (first, last): (u32, u32),
 ) -> Result<()> {
-    read_window(store, Some(cache), range, skip, buffer, Wait::Yes)?;
     let layout = Layout { range };
-    let mut at = skip as usize;
-    let mut rest = &*buffer;
-    while !rest.is_empty() {
-        let (frame, skip) = (at / FRAME, at % FRAME);
-        let (part, tail) = rest.split_at((layout.frame_len(frame) - skip).min(rest.len()));
-        // Partial frames are in the cache already: reading them put them there.
-        if part.len() == layout.frame_len(frame) {
-            cache.insert(layout.id(frame), part.to_vec());
+    let mut missing =
+        (first as usize..=last as usize).filter(|frame| !cache.holds(layout.id(*frame))).peekable();
+    while let Some(begin) = missing.next() {
+        let mut end = begin + 1;
+        while missing.next_if_eq(&end).is_some() {
+            end += 1;
         }
-        at += part.len();
-        rest = tail;
+        let mut frames: Vec<Vec<u8>> = (begin..end).map(|frame| vec![0; layout.frame_len(frame)]).collect();
+        let mut checks = vec![[0; CHECK]; frames.len()];
+        let mut parts = Vec::with_capacity(2 * frames.len());
+        for (frame, check) in frames.iter_mut().zip(&mut checks) {
+            parts.push(IoSliceMut::new(frame));
+            parts.push(IoSliceMut::new(check));
+        }
+        store.read(range.object, layout.frame_at(begin), &mut parts)?;
+        drop(parts);
+        for ((frame, bytes), check) in (begin..end).zip(frames).zip(checks) {
+            layout.verify(frame, &bytes, check)?;
+            cache.insert_ahead(layout.id(frame), bytes);
+        }
     }
     Ok(())
 }
@@ -186,6 +203,15 @@ impl Layout {
     fn id(&self, frame: usize) -> FrameId {
         FrameId { object: self.range.object, offset: self.range.offset, frame: frame as u32 }
     }
+
+    fn verify(&self, frame: usize, data: &[u8], check: [u8; CHECK]) -> Result<()> {
+        let Range { object, offset, .. } = self.range;
+        if placed_check(crc32c::crc32c(data), object, offset, frame as u32).to_be_bytes() == check {
+            return Ok(());
+        }
+        let offset = self.frame_at(frame);
+        Err(Error::Corrupt { object, offset, what: "the checksum of a frame does not match" })
+    }
 }
 
 /// The part of a frame that a read wants, and where it goes.
@@ -196,9 +222,18 @@ struct Wanted<'a> {
     out: &'a mut [u8],
 }
 
+/// How a window was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// All of it; `cached` bytes came from the cache.
+    Whole { cached: u64 },
+    /// It would have had to wait.
+    WouldWait,
+}
+
 /// Fills `out` with bytes `skip..` of the range. Reads only the frames that cover them, in one contiguous read for each
 /// run of frames that `cache` does not have; whole frames go straight to `out`, parts through a buffer that `cache` then
-/// gets. False: it would have to wait. On any error `out` is zeroed where it may hold unverified bytes.
+/// gets. On any error, or if it would have to wait, `out` is zeroed where it may hold unverified bytes.
 pub(crate) fn read_window(
     store: &dyn BlockStore,
     cache: Option<&dyn FrameStore>,
@@ -206,12 +241,13 @@ pub(crate) fn read_window(
     skip: u32,
     out: &mut [u8],
     wait: Wait,
-) -> Result<bool> {
+) -> Result<Done> {
     check_window(&range, skip, out.len())?;
     let layout = Layout { range };
     let mut run: Vec<Wanted<'_>> = Vec::new();
     let mut rest = out;
     let mut at = skip as usize;
+    let mut cached = 0;
     while !rest.is_empty() {
         let (frame, skip) = (at / FRAME, at % FRAME);
         let frame_len = layout.frame_len(frame);
@@ -220,15 +256,19 @@ pub(crate) fn read_window(
         rest = tail;
         let is_whole = part.len() == frame_len;
         let hit = cache
-            .filter(|cache| !is_whole || cache.has_whole_frames())
+            .filter(|cache| wait != Wait::Fresh && (!is_whole || cache.keeps_whole_frames()))
             .is_some_and(|cache| cache.copy(layout.id(frame), skip, part));
         if !hit {
             run.push(Wanted { frame, skip, out: part });
-        } else if !read_run(store, cache, &layout, std::mem::take(&mut run), wait)? {
-            return Ok(false);
+            continue;
+        }
+        cached += part.len() as u64;
+        if !read_run(store, cache, &layout, std::mem::take(&mut run), wait)? {
+            return Ok(Done::WouldWait);
         }
     }
-    read_run(store, cache, &layout, run, wait)
+    let is_done = read_run(store, cache, &layout, run, wait)?;
+    Ok(if is_done { Done::Whole { cached } } else { Done::WouldWait })
 }
 
 /// Reads neighbouring frames with one call and verifies each.
@@ -283,21 +323,23 @@ fn read_run_unscrubbed(
         }
     }
     drop(parts);
+    let keeps_whole = cache.is_some_and(FrameStore::keeps_whole_frames);
     let mut buffers = partial.into_iter();
     for (wanted, check) in run.iter_mut().zip(checks) {
         let is_whole = wanted.out.len() == layout.frame_len(wanted.frame);
         let buffer = if is_whole { None } else { buffers.next() };
-        let data = buffer.as_deref().unwrap_or(wanted.out);
-        let found = placed_check(crc32c::crc32c(data), object, layout.range.offset, wanted.frame as u32);
-        if found.to_be_bytes() != check {
-            let offset = layout.frame_at(wanted.frame);
-            return Err(Error::Corrupt { object, offset, what: "the checksum of a frame does not match" });
-        }
-        if let Some(buffer) = buffer {
-            wanted.out.copy_from_slice(&buffer[wanted.skip..wanted.skip + wanted.out.len()]);
-            if let Some(cache) = cache {
-                cache.insert(layout.id(wanted.frame), buffer);
+        layout.verify(wanted.frame, buffer.as_deref().unwrap_or(wanted.out), check)?;
+        let kept = match buffer {
+            Some(buffer) => {
+                wanted.out.copy_from_slice(&buffer[wanted.skip..wanted.skip + wanted.out.len()]);
+                Some(buffer)
             }
+            // What came without waiting is near already.
+            None if keeps_whole && wait != Wait::No => Some(wanted.out.to_vec()),
+            None => None,
+        };
+        if let (Some(cache), Some(frame)) = (cache, kept) {
+            cache.insert(layout.id(wanted.frame), frame);
         }
     }
     Ok(true)

@@ -21,7 +21,7 @@ pub mod store;
 
 pub use budget::{Budget, Grant};
 pub use error::{Error, ErrorKind, Result};
-pub use packer::{Level, NoSink, ObjectIds, Packer, PackerConfig, Pin, Placed, RoundSink};
+pub use packer::{ObjectIds, Packer, PackerConfig, Pin, Placed};
 pub use payload::Payload;
 pub use pool::{Pool, Turn};
 pub use reader::{ReadAhead, ReadAheadConfig, Reader, ReaderConfig, Window};

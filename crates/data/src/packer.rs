@@ -1,29 +1,26 @@
 //! Group commit for data: what many threads store at one moment goes into one object with one write.
 //!
-//! **Rounds.** A thread that brings data computes its checks, queues it and tries to take a *lane* (an open pack). If it
-//! gets one it drains the queue, writes everything with one vectored append and calls back; if all lanes are taken, whoever
-//! holds them will see the queue before leaving (flat combining: Hendler, Incze, Shavit, Tzafrir, 2010). So load makes
-//! rounds large by itself, a lone store is written at once on its own thread, and there is no timer and no hand-off.
+//! **Stores that append** (local directories). A thread that brings data computes its checks, queues it and tries to take a
+//! *lane* (an open pack). If it gets one it drains the queue, writes everything with one vectored append and calls back; if
+//! all lanes are taken, whoever holds them will see the queue before leaving (flat combining: Hendler, Incze, Shavit,
+//! Tzafrir, 2010). So load makes rounds large by itself, a lone store is written at once on its own thread, and there is no
+//! timer and no hand-off. Large payloads get an object of their own, written on the thread that brings them.
 //!
-//! **Levels.** [`Level::Process`]: called back as soon as the bytes are in the store's hands (they survive the death of the
-//! process; a later [`BlockStore::sync`] makes them durable). [`Level::Disk`]: written in the same way, in a lane of its
-//! own, then handed to the finisher thread, which syncs whatever has gathered meanwhile with one sync and calls back:
-//! writing of the next round overlaps with the sync of this one.
+//! **Stores that do not** (object stores). Uploader threads put one object a round ([`upload`]). While an upload of small
+//! payloads is under way the next round gathers; a lone store is uploaded at once. Large payloads are uploads of their own,
+//! as many at a time as the settings allow.
 //!
-//! **Stores that cannot append** (object stores): uploader threads drain the queue into one object a round. A second one
-//! starts only when the queue holds a good deal more, so that a burst shares objects instead of spreading over threads.
+//! **What is promised.** A callback with success means that the bytes survive the death of the process; a later
+//! [`BlockStore::sync`] makes them durable (which an acknowledged upload is at once).
 //!
-//! **Large payloads** get an object of their own, written on the thread that brings them.
-//!
-//! **Failures.** A failed append hits the members of its round only. Its pack takes no more appends (bytes behind the
-//! failure are unknown), what was in it before stays, and the next round begins a new one. After an I/O error (not for lack
-//! of space) the round itself is tried once more in a new pack.
+//! **Failures.** A failed write hits the members of its round only. A pack whose append failed takes no more (bytes behind
+//! the failure are unknown), what was in it before stays, and the next round begins a new one. After an I/O error of a disk
+//! (not for lack of space) the round itself is tried once more in a new object; a remote store has tried again already.
 //!
 //! **Open objects.** Everyone who may still refer to an object holds a [`Pin`]: the lane while it appends, and each
 //! [`Placed`] until its owner has committed (or given up) the reference. [`Packer::is_open`] tells whether there is one;
 //! what deletes unreferenced objects must leave pinned ones alone.
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -40,14 +37,19 @@ use crate::object::VolumeId;
 use crate::payload::Payload;
 use crate::store::BlockStore;
 
-mod finish;
+mod append;
+mod gather;
 mod pack;
 mod pins;
+mod queue;
+mod upload;
 
-use finish::Finisher;
-use pack::{Lane, Writer};
+use append::Lanes;
+use pack::Writer;
 pub use pins::Pin;
 use pins::Pins;
+use queue::Submission;
+use upload::Uploads;
 
 /// Largest pack, bytes. Also the most bytes in one round.
 pub const PACK_BYTES_MAX: u64 = 16 * 1024 * 1024;
@@ -61,11 +63,11 @@ pub struct PackerConfig {
     pub pack_bytes: u64,
     /// Payloads of this many bytes and more get an object of their own.
     pub own_object_bytes: usize,
-    /// Open packs for [`Level::Process`]: how many threads can copy at the same time.
+    /// Open packs of a store that appends: how many threads can copy at the same time.
     pub lanes: usize,
-    /// Uploader threads for stores that cannot append.
+    /// Uploads under way at a time, to a store that does not append; at least 1.
     pub uploads: usize,
-    /// Queued bytes that are worth another concurrent upload.
+    /// Small payloads that are worth another upload beside those under way, bytes.
     pub parallel_upload_bytes: u64,
     /// An open pack that took nothing for this long (up to twice) is sealed.
     pub idle: Duration,
@@ -80,20 +82,11 @@ impl PackerConfig {
             pack_bytes: PACK_BYTES_MAX,
             own_object_bytes: 1024 * 1024,
             lanes: cores.min(4),
-            uploads: 4,
-            parallel_upload_bytes: 4 * 1024 * 1024,
+            uploads: 20,
+            parallel_upload_bytes: 8 * 1024 * 1024,
             idle: Duration::from_secs(10),
         }
     }
-}
-
-/// How safe bytes must be before their owner is told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
-    /// Safe from the death of this process.
-    Process,
-    /// Safe from power loss.
-    Disk,
 }
 
 /// Stored bytes: where they are, and the promise that they stay until somebody refers to them.
@@ -120,76 +113,8 @@ impl<F: Fn() -> Result<ObjectId> + Send + Sync> ObjectIds for F {
     }
 }
 
-/// Takes the results of a whole round at once, so that they can be committed to metadata as one batch.
-pub trait RoundSink: Send + Sync + 'static {
-    /// What the caller gave to [`Packer::submit`].
-    type Tag: Send + 'static;
-
-    /// Everything of one round (for [`Level::Disk`]: of one sync) that was submitted with a tag. Runs on the thread of some
-    /// submitter or of the packer: must not block for long. It may submit more.
-    fn round(&self, results: Vec<(Self::Tag, Result<Placed>)>);
-}
-
-/// For packers whose users want single callbacks only.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoSink;
-
-impl RoundSink for NoSink {
-    type Tag = std::convert::Infallible;
-
-    fn round(&self, _results: Vec<(Self::Tag, Result<Placed>)>) {}
-}
-
 /// Who is told.
-enum Done<T> {
-    Tag(T),
-    Call(Box<dyn FnOnce(Result<Placed>) + Send>),
-}
-
-/// Something to store.
-struct Submission<T> {
-    payload: Payload,
-    /// [`frame::data_checks`] of the payload.
-    checks: Vec<u32>,
-    inode: InodeId,
-    level: Level,
-    done: Done<T>,
-}
-
-/// Submissions that wait, and their bytes.
-struct Queue<T> {
-    waiting: VecDeque<Submission<T>>,
-    bytes: u64,
-}
-
-impl<T> Default for Queue<T> {
-    fn default() -> Self {
-        Self { waiting: VecDeque::new(), bytes: 0 }
-    }
-}
-
-impl<T> Queue<T> {
-    fn push(&mut self, submission: Submission<T>) {
-        self.bytes += submission.payload.len() as u64;
-        self.waiting.push_back(submission);
-    }
-
-    /// The next round: at least one submission if there is any, then as many as stay within `bytes_max`.
-    fn take(&mut self, bytes_max: u64) -> Vec<Submission<T>> {
-        let mut bytes = 0;
-        let mut count = 0;
-        for submission in &self.waiting {
-            bytes += submission.payload.len() as u64;
-            if count > 0 && bytes > bytes_max {
-                bytes -= submission.payload.len() as u64;
-                break;
-            }
-            count += 1;
-        }
-        self.bytes -= bytes;
-        self.waiting.drain(..count).collect()
-    }
-}
+type Done = Box<dyn FnOnce(Result<Placed>) + Send>;
 
 /// Counters, since the packer was made.
 #[derive(Debug, Default)]
@@ -202,80 +127,62 @@ pub struct PackerStats {
     pub bytes: AtomicU64,
     /// Objects begun.
     pub objects: AtomicU64,
-    /// Syncs made for [`Level::Disk`].
-    pub syncs: AtomicU64,
-    /// Failed writes and syncs.
+    /// Failed writes.
     pub failures: AtomicU64,
 }
 
 /// Packs what many threads store. Dropping it closes it.
-pub struct Packer<S: RoundSink = NoSink> {
-    shared: Arc<Shared<S>>,
+pub struct Packer {
+    shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-struct Shared<S: RoundSink> {
+struct Shared {
     config: PackerConfig,
     writer: Writer,
-    sink: S,
-    /// Waiting for a lane of [`Level::Process`].
-    process_queue: Mutex<Queue<S::Tag>>,
-    process_lanes: Vec<Mutex<Lane>>,
-    /// Waiting for the lane of [`Level::Disk`].
-    disk_queue: Mutex<Queue<S::Tag>>,
-    disk_lane: Mutex<Lane>,
-    finisher: Finisher<S::Tag>,
+    path: Path,
     /// Whether the packer is closed. Held for reading while something is taken in, so that closing waits for it.
     closed: RwLock<bool>,
 }
 
-impl<S: RoundSink> Packer<S> {
+/// How bytes get into the store.
+enum Path {
+    Append(Lanes),
+    Upload(Uploads),
+}
+
+impl Packer {
     /// A packer that writes to `store`.
     ///
     /// # Errors
     /// `Io` if the system refuses a thread.
-    pub fn new(
-        store: Arc<dyn BlockStore>,
-        ids: Arc<dyn ObjectIds>,
-        sink: S,
-        config: PackerConfig,
-    ) -> Result<Self> {
+    pub fn new(store: Arc<dyn BlockStore>, ids: Arc<dyn ObjectIds>, config: PackerConfig) -> Result<Self> {
         let config = PackerConfig {
             pack_bytes: config.pack_bytes.clamp(1, PACK_BYTES_MAX),
             own_object_bytes: config.own_object_bytes.min(PACK_BYTES_MAX as usize),
+            uploads: config.uploads.max(1),
             ..config
         };
         let appends = store.appends().is_some();
-        let shared = Arc::new(Shared {
-            process_lanes: std::iter::repeat_with(Mutex::default).take(config.lanes.max(1)).collect(),
-            writer: Writer::new(store, ids, &config),
-            sink,
-            process_queue: Mutex::default(),
-            disk_queue: Mutex::default(),
-            disk_lane: Mutex::default(),
-            finisher: Finisher::default(),
-            closed: RwLock::new(false),
-            config,
-        });
-        let packer = Self { shared, threads: Mutex::default() };
-        if appends {
-            packer.start("kestrel-packer", Shared::finish_rounds)?;
+        let path = if appends {
+            Path::Append(Lanes::new(config.lanes))
         } else {
-            for _ in 0..packer.shared.config.uploads.max(1) {
-                packer.start("kestrel-upload", Shared::upload)?;
-            }
+            Path::Upload(Uploads::new(&config))
+        };
+        let threads = if appends { 1 } else { config.uploads };
+        let name = if appends { "kestrel-packer" } else { "kestrel-upload" };
+        let writer = Writer::new(store, ids, &config);
+        let shared = Arc::new(Shared { writer, path, closed: RwLock::new(false), config });
+        let packer = Self { shared, threads: Mutex::default() };
+        for _ in 0..threads {
+            let shared = Arc::clone(&packer.shared);
+            let thread = std::thread::Builder::new()
+                .name(name.to_string())
+                .spawn(move || shared.attend())
+                .map_err(|source| Error::from_io("starting a thread", None, source))?;
+            packer.threads.lock().push(thread);
         }
         Ok(packer)
-    }
-
-    fn start(&self, name: &str, run: fn(&Shared<S>)) -> Result<()> {
-        let shared = Arc::clone(&self.shared);
-        let thread = std::thread::Builder::new()
-            .name(name.to_string())
-            .spawn(move || run(&shared))
-            .map_err(|source| Error::from_io("starting a thread", None, source))?;
-        self.threads.lock().push(thread);
-        Ok(())
     }
 
     /// Stores `data` for `inode` (recorded for recovery, nothing else) and calls `done` once, on this or another thread.
@@ -286,15 +193,9 @@ impl<S: RoundSink> Packer<S> {
         &self,
         data: impl Into<Payload>,
         inode: InodeId,
-        level: Level,
         done: Box<dyn FnOnce(Result<Placed>) + Send>,
     ) {
-        self.shared.accept(data.into(), inode, level, Done::Call(done));
-    }
-
-    /// Like [`Packer::store`], telling the packer's [`RoundSink`], together with all others of the round.
-    pub fn submit(&self, data: impl Into<Payload>, inode: InodeId, level: Level, tag: S::Tag) {
-        self.shared.accept(data.into(), inode, level, Done::Tag(tag));
+        self.shared.accept(data.into(), inode, done);
     }
 
     /// Whether somebody may still come to refer to bytes of this object that nothing refers to yet.
@@ -307,22 +208,20 @@ impl<S: RoundSink> Packer<S> {
         &self.shared.writer.stats
     }
 
-    /// Its sink.
-    pub fn sink(&self) -> &S {
-        &self.shared.sink
-    }
-
     /// Seals all open packs: the next round begins new ones.
     pub fn seal_all(&self) {
-        for lane in self.shared.lanes() {
-            lane.lock().seal();
+        if let Path::Append(lanes) = &self.shared.path {
+            lanes.seal_all();
         }
     }
 
     /// Takes nothing more, finishes what was taken, seals and joins its threads. Not to be called from a callback.
     pub fn close(&self) {
         *self.shared.closed.write() = true;
-        self.shared.finisher.close();
+        match &self.shared.path {
+            Path::Append(lanes) => lanes.close(),
+            Path::Upload(uploads) => uploads.close(),
+        }
         for thread in std::mem::take(&mut *self.threads.lock()) {
             if thread.thread().id() != std::thread::current().id() {
                 // Callbacks' panics are caught; the hook has printed them.
@@ -333,100 +232,53 @@ impl<S: RoundSink> Packer<S> {
     }
 }
 
-impl<S: RoundSink> Drop for Packer<S> {
+impl Drop for Packer {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-impl<S: RoundSink> Shared<S> {
-    fn lanes(&self) -> impl Iterator<Item = &Mutex<Lane>> {
-        self.process_lanes.iter().chain([&self.disk_lane])
-    }
-
-    fn accept(&self, payload: Payload, inode: InodeId, level: Level, done: Done<S::Tag>) {
+impl Shared {
+    fn accept(&self, payload: Payload, inode: InodeId, done: Done) {
         if payload.is_empty() || payload.len() > RANGE_BYTES_MAX as usize {
-            let what = "stored data must have 1 byte to 16 MiB";
-            return self.tell(vec![(done, Err(Error::Invalid { what }))]);
+            return done(Err(Error::Invalid { what: "stored data must have 1 byte to 16 MiB" }));
         }
         // Recursive: a callback that runs below may store more.
         let closed = self.closed.read_recursive();
         if *closed {
-            return self.tell(vec![(done, Err(Error::Closed { during: "storing data" }))]);
+            return done(Err(Error::Closed { during: "storing data" }));
         }
         let checks = frame::data_checks(&payload);
-        let submission = Submission { payload, checks, inode, level, done };
-        if !self.writer.appends() {
-            self.queue_upload(submission);
-        } else if submission.payload.len() >= self.config.own_object_bytes {
-            let round = vec![submission];
-            let results = self.writer.write_object(&round);
-            self.written(round, results);
-        } else {
-            self.combine(submission);
+        let submission = Submission { payload, checks, inode, done };
+        match &self.path {
+            Path::Upload(uploads) => uploads.add(submission, self.config.own_object_bytes),
+            Path::Append(_) if submission.payload.len() >= self.config.own_object_bytes => {
+                let round = vec![submission];
+                let results = self.writer.write_object(&round);
+                tell(round, results);
+            }
+            Path::Append(lanes) => lanes.combine(&self.writer, self.config.pack_bytes, submission),
         }
     }
 
-    /// Queues, then serves the queue as long as a lane is free and there is something in it. Whoever fails to get a lane
-    /// queued before its holder's last look at the queue, which comes after the holder let the lane go: nothing is left.
-    fn combine(&self, submission: Submission<S::Tag>) {
-        let (queue, lanes) = match submission.level {
-            Level::Process => (&self.process_queue, &self.process_lanes[..]),
-            Level::Disk => (&self.disk_queue, std::slice::from_ref(&self.disk_lane)),
-        };
-        queue.lock().push(submission);
-        while let Some(mut lane) = lanes.iter().find_map(Mutex::try_lock) {
-            let round = queue.lock().take(self.config.pack_bytes);
-            if round.is_empty() {
-                return;
-            }
-            let begins = lane.is_sealed();
-            let results = self.writer.write_round(&mut lane, &round);
-            drop(lane);
-            if begins {
-                self.finisher.pack_begun();
-            }
-            self.written(round, results);
-            if queue.lock().waiting.is_empty() {
-                return;
-            }
+    /// What the packer's own threads do.
+    fn attend(&self) {
+        match &self.path {
+            Path::Append(lanes) => lanes.seal_idle(self.config.idle),
+            Path::Upload(uploads) => uploads.work(&self.writer),
         }
     }
+}
 
-    /// What happens to a round after its write.
-    fn written(&self, round: Vec<Submission<S::Tag>>, results: Result<Vec<Placed>>) {
-        let mut told = Vec::with_capacity(round.len());
-        match results {
-            Ok(places) => {
-                let mut unsynced = Vec::new();
-                for (submission, placed) in round.into_iter().zip(places) {
-                    match submission.level {
-                        Level::Process => told.push((submission.done, Ok(placed))),
-                        Level::Disk => unsynced.push((submission.done, placed)),
-                    }
-                }
-                self.finisher.add(unsynced);
-            }
-            Err(error) => {
-                told.extend(round.into_iter().map(|submission| (submission.done, Err(error.clone()))));
-            }
+/// Tells everyone of a round. Whoever runs this tells others than himself too, so a callback that panics (the hook prints
+/// it) must hit neither the next one nor this thread.
+fn tell(round: Vec<Submission>, results: Result<Vec<Placed>>) {
+    let call = |done: Done, result| drop(catch_unwind(AssertUnwindSafe(|| done(result))));
+    match results {
+        Ok(places) => {
+            round.into_iter().zip(places).for_each(|(member, placed)| call(member.done, Ok(placed)))
         }
-        self.tell(told);
-    }
-
-    /// Calls back: everything with a tag together, the rest one by one. Whoever runs this tells others than himself too, so
-    /// a callback that panics (the hook prints it) must hit neither the next one nor this thread.
-    fn tell(&self, results: Vec<(Done<S::Tag>, Result<Placed>)>) {
-        let mut tagged = Vec::new();
-        for (done, result) in results {
-            match done {
-                Done::Tag(tag) => tagged.push((tag, result)),
-                Done::Call(call) => drop(catch_unwind(AssertUnwindSafe(|| call(result)))),
-            }
-        }
-        if !tagged.is_empty() {
-            let _ = catch_unwind(AssertUnwindSafe(|| self.sink.round(tagged)));
-        }
+        Err(error) => round.into_iter().for_each(|member| call(member.done, Err(error.clone()))),
     }
 }
 

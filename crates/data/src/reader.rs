@@ -1,8 +1,12 @@
 //! Verified reads of stored ranges.
 //!
-//! A read goes to the store for exactly the frames its window covers, verifies them and leaves caching of whole frames to
-//! the kernel. What the process caches itself ([`cache`]) are frames of which only a part was wanted, so that small reads
-//! do not verify 64 KiB each, and frames read ahead from stores that have no cache of their own.
+//! A read goes to the store for exactly the frames its window covers and verifies them. Frames of which only a part was
+//! wanted are kept in memory ([`cache`]), so that small reads do not verify 64 KiB each.
+//!
+//! **Stores near by** leave caching of whole frames and reading ahead to the kernel.
+//!
+//! **Stores across a network.** Every frame that had to be waited for is kept. Read-ahead brings frames into memory, as far
+//! as they do not push each other out before they are read. What one thread is fetching no other fetches ([`flights`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,31 +15,31 @@ use kestrel_types::range::Range;
 
 use crate::budget::Budget;
 use crate::error::{Error, Result};
-use crate::frame::{self, Wait};
+use crate::frame::{self, Done, Wait};
 use crate::scan;
 use crate::store::BlockStore;
 
 pub mod cache;
+mod flights;
 pub mod readahead;
 
 pub use cache::FrameCache;
+use flights::Flights;
 pub use readahead::{ReadAhead, ReadAheadConfig, Window};
-
-/// Bytes that [`Reader::prefetch`] reads at a time.
-const PIECE_BYTES: u32 = 1024 * 1024;
 
 /// Settings of a [`Reader`].
 #[derive(Debug, Clone, Copy)]
 pub struct ReaderConfig {
     /// Bound of the frame cache, bytes.
     pub cache_bytes: usize,
-    /// Bound of read-ahead under way, all handles together, bytes.
+    /// Bound of read-ahead under way, all handles together, bytes. What lies in the cache unread is bounded besides, by a
+    /// share of the cache.
     pub prefetch_bytes: u64,
 }
 
 impl Default for ReaderConfig {
     fn default() -> Self {
-        Self { cache_bytes: 64 * 1024 * 1024, prefetch_bytes: 32 * 1024 * 1024 }
+        Self { cache_bytes: 64 * 1024 * 1024, prefetch_bytes: 128 * 1024 * 1024 }
     }
 }
 
@@ -46,13 +50,19 @@ pub struct ReaderStats {
     pub reads: AtomicU64,
     /// Logical bytes they returned.
     pub bytes: AtomicU64,
+    /// Of these, bytes that were in the frame cache.
+    pub cached_bytes: AtomicU64,
+    /// Reads all of whose bytes were in the frame cache.
+    pub cached_reads: AtomicU64,
     /// Reads that would have had to wait.
     pub would_block: AtomicU64,
     /// Frames that did not match their checksum, or objects too short.
     pub corrupt: AtomicU64,
     /// Of those, how many were right when read again.
     pub healed: AtomicU64,
-    /// Read-ahead refused because too much was under way.
+    /// Bytes asked for ahead of their readers.
+    pub prefetch_bytes: AtomicU64,
+    /// Read-ahead refused because too much was under way or unread.
     pub prefetch_refused: AtomicU64,
 }
 
@@ -60,6 +70,8 @@ pub struct ReaderStats {
 pub struct Reader {
     store: Arc<dyn BlockStore>,
     cache: FrameCache,
+    /// Used with stores across a network only.
+    flights: Option<Flights>,
     prefetching: Budget,
     stats: ReaderStats,
 }
@@ -67,9 +79,12 @@ pub struct Reader {
 impl Reader {
     /// A reader of `store`.
     pub fn new(store: Arc<dyn BlockStore>, config: ReaderConfig) -> Self {
+        let is_remote = store.is_remote();
         Self {
             store,
-            cache: FrameCache::new(config.cache_bytes),
+            cache: FrameCache::new(config.cache_bytes, is_remote),
+            // Without a cache there is nothing that one reader could leave to another.
+            flights: (is_remote && config.cache_bytes > 0).then(Flights::default),
             prefetching: Budget::new(config.prefetch_bytes),
             stats: ReaderStats::default(),
         }
@@ -91,7 +106,7 @@ impl Reader {
     /// `Corrupt` names the object and the frame's place in it; a damaged frame is read again, past all caches, before that
     /// is believed (a transfer or a cached copy may be bad, not what is stored). On any error `out` holds no unverified byte.
     pub fn read(&self, range: Range, skip: u32, out: &mut [u8]) -> Result<()> {
-        let mut done = self.read_once(range, skip, out, Wait::Yes);
+        let mut done = self.read_alone(range, skip, out);
         if matches!(done, Err(Error::Corrupt { .. })) {
             self.stats.corrupt.fetch_add(1, Ordering::Relaxed);
             done = self.read_once(range, skip, out, Wait::Fresh);
@@ -100,6 +115,18 @@ impl Reader {
             }
         }
         done.map(drop)
+    }
+
+    /// Reads frames that nobody else is fetching; if somebody is, waits and finds them in the cache.
+    fn read_alone(&self, range: Range, skip: u32, out: &mut [u8]) -> Result<bool> {
+        frame::check_window(&range, skip, out.len())?;
+        let Some(flights) = self.flights.as_ref().filter(|_| !out.is_empty()) else {
+            return self.read_once(range, skip, out, Wait::Yes);
+        };
+        let flight = flights.take_off(range, frame::frames_of(skip, out.len() as u32))?;
+        let done = self.read_once(range, skip, out, Wait::Yes);
+        flight.land(&done);
+        done
     }
 
     /// Like [`Reader::read`] if that needs no waiting. False: it does, `out` is unspecified but for holding no unverified
@@ -116,12 +143,16 @@ impl Reader {
     }
 
     fn read_once(&self, range: Range, skip: u32, out: &mut [u8], wait: Wait) -> Result<bool> {
-        let done = frame::read_window(self.store.as_ref(), Some(&self.cache), range, skip, out, wait);
-        if let Ok(true) = done {
-            self.stats.reads.fetch_add(1, Ordering::Relaxed);
-            self.stats.bytes.fetch_add(out.len() as u64, Ordering::Relaxed);
+        let done = frame::read_window(self.store.as_ref(), Some(&self.cache), range, skip, out, wait)?;
+        let Done::Whole { cached } = done else { return Ok(false) };
+        let (stats, len) = (&self.stats, out.len() as u64);
+        stats.reads.fetch_add(1, Ordering::Relaxed);
+        stats.bytes.fetch_add(len, Ordering::Relaxed);
+        if cached > 0 {
+            stats.cached_bytes.fetch_add(cached, Ordering::Relaxed);
+            stats.cached_reads.fetch_add(u64::from(cached == len), Ordering::Relaxed);
         }
-        done
+        Ok(true)
     }
 
     /// Reads the whole range from the store, past all caches but the kernel's, and verifies it.
@@ -130,29 +161,29 @@ impl Reader {
     }
 
     /// Brings bytes `skip .. skip + len` of the range near, for reads to come. May block: run it on a
-    /// [`crate::pool::Pool`]. Does nothing if too much read-ahead is under way, and errors are left to the read itself.
+    /// [`crate::pool::Pool`]. Does nothing if too much read-ahead is under way or unread; errors are left to the read itself.
     pub fn prefetch(&self, range: Range, skip: u32, len: u32) {
         let len = len.min(range.len.saturating_sub(skip));
         if len == 0 || frame::check_window(&range, skip, len as usize).is_err() {
             return;
         }
-        let Some(_grant) = self.prefetching.try_acquire(u64::from(len)) else {
+        let unread = self.cache.ahead_bytes() + self.prefetching.used();
+        let grant = self.prefetching.try_acquire(u64::from(len));
+        let would_push_out = unread > 0 && unread + u64::from(len) > self.cache.ahead_bytes_max();
+        if grant.is_none() || (self.flights.is_some() && would_push_out) {
             self.stats.prefetch_refused.fetch_add(1, Ordering::Relaxed);
             return;
-        };
+        }
+        self.stats.prefetch_bytes.fetch_add(u64::from(len), Ordering::Relaxed);
         let (at, stored) = frame::stored_window(&range, skip, len);
         if self.store.prefetch(range.object, at, stored) {
             return;
         }
         // The store has no cache of its own: read frames into ours.
-        self.cache.expect_whole_frames();
-        let mut buffer = vec![0; len.min(PIECE_BYTES) as usize];
-        for ahead in (skip..skip + len).step_by(PIECE_BYTES as usize) {
-            let len = (skip + len - ahead).min(PIECE_BYTES) as usize;
-            if frame::load_window(self.store.as_ref(), &self.cache, range, ahead, &mut buffer[..len]).is_err()
-            {
-                return;
-            }
+        let frames = frame::frames_of(skip, len);
+        let Some(flights) = &self.flights else { return };
+        if let Ok(flight) = flights.take_off(range, frames) {
+            flight.land(&frame::load_frames(self.store.as_ref(), &self.cache, range, frames));
         }
     }
 }

@@ -19,11 +19,13 @@ use kestrel_types::ids::ObjectId;
 
 use crate::error::Result;
 
+pub mod coded;
 pub mod failing;
 pub mod key;
 pub mod local;
 pub mod memory;
 
+pub use coded::CodedStore;
 pub use failing::FailingStore;
 pub use local::LocalStore;
 pub use memory::MemoryStore;
@@ -49,6 +51,21 @@ pub trait BlockStore: Send + Sync {
     /// # Errors
     /// `NotFound`; `Corrupt` if the object ends before `parts` are full. The contents of `parts` are then unspecified.
     fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()>;
+
+    /// Fills `out` with the object's bytes from `offset` on, as far as the object goes; bytes filled. Fewer than asked for
+    /// only where the object ends, 0 from there on. For readers that do not know its size. This default asks for the size
+    /// first; stores where that costs a request override it and need one in all.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    fn read_up_to(&self, object: ObjectId, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let there = self.size(object)?.saturating_sub(offset);
+        let len = usize::try_from(there).map_or(out.len(), |there| there.min(out.len()));
+        if len > 0 {
+            self.read(object, offset, &mut [IoSliceMut::new(&mut out[..len])])?;
+        }
+        Ok(len)
+    }
 
     /// Like [`BlockStore::read`] if that needs no waiting; `None` if it would block, `parts` being then unspecified.
     fn try_read_nowait(
@@ -96,6 +113,12 @@ pub trait BlockStore: Send + Sync {
     /// Removes the object; false if there was none. Not covered by [`BlockStore::sync`]: after power loss the object may
     /// be back, and garbage collection finds it.
     fn delete(&self, object: ObjectId) -> Result<bool>;
+
+    /// Removes objects, several at a time where that helps; one answer for each, in order. One that was not there counts as
+    /// removed: so a remote store needs one request for each, while [`BlockStore::delete`] must ask first.
+    fn delete_each(&self, objects: &[ObjectId]) -> Vec<Result<()>> {
+        objects.iter().map(|object| self.delete(*object).map(drop)).collect()
+    }
 
     /// Returns when everything written before the call is durable, names included. Costs two loads when nothing is
     /// unsynced; concurrent callers share the work.
@@ -171,7 +194,7 @@ pub struct Page {
 pub struct ObjectInfo {
     /// Its number.
     pub object: ObjectId,
-    /// Bytes.
+    /// Bytes as stored: an object that is coded ([`coded`]) has other bytes than [`BlockStore::size`] and ranges tell.
     pub size: u64,
     /// When it was last written to, by the store's clock.
     pub modified: Nanos,

@@ -15,7 +15,7 @@ use std::time::Duration;
 use kestrel_data::scan::scan;
 use kestrel_data::store::list_all;
 use kestrel_data::store::local::LocalConfig;
-use kestrel_data::{BlockStore, Level, LocalStore, NoSink, Packer, PackerConfig, Reader, ReaderConfig};
+use kestrel_data::{BlockStore, LocalStore, Packer, PackerConfig, Reader, ReaderConfig};
 use kestrel_types::range::Range;
 
 const WRITER: &str = "KESTREL_DATA_WRITER";
@@ -29,16 +29,15 @@ fn content(inode: u64, len: u32) -> Vec<u8> {
 fn writer() {
     let Ok(dir) = std::env::var(WRITER) else { return };
     let first: u64 = std::env::var("KESTREL_DATA_FIRST").unwrap().parse().unwrap();
-    let level =
-        if std::env::var("KESTREL_DATA_LEVEL").unwrap() == "disk" { Level::Disk } else { Level::Process };
+    let synced = std::env::var("KESTREL_DATA_LEVEL").unwrap() == "disk";
     let store: Arc<dyn BlockStore> =
         Arc::new(LocalStore::open(Path::new(&dir), LocalConfig::default()).unwrap());
     let next = AtomicU64::new(first);
     let ids = Arc::new(move || Ok(next.fetch_add(1, Ordering::SeqCst)));
-    let packer = Packer::new(store, ids, NoSink, PackerConfig::new([5; 16])).unwrap();
+    let packer = Packer::new(store.clone(), ids, PackerConfig::new([5; 16])).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
-            let packer = &packer;
+            let (packer, store) = (&packer, &store);
             scope.spawn(move || {
                 for i in 0.. {
                     let inode = first * 1_000_000 + thread * 100_000 + i;
@@ -47,9 +46,12 @@ fn writer() {
                     let done = move |placed: kestrel_data::Result<kestrel_data::Placed>| {
                         sender.send(placed).unwrap()
                     };
-                    packer.store(content(inode, len), inode, level, Box::new(done));
+                    packer.store(content(inode, len), inode, Box::new(done));
                     // After a shutdown of the file system everything fails: nothing more is acknowledged.
                     let Ok(placed) = receiver.recv().unwrap() else { return };
+                    if synced && store.sync().is_err() {
+                        return;
+                    }
                     let Range { object, offset, len } = placed.range;
                     let line = format!("\nack {inode} {object} {offset} {len}\n");
                     let mut out = std::io::stderr().lock();

@@ -3,6 +3,7 @@
 //!
 //! - [`compare`]: random system calls on two file systems, compared call by call.
 //! - [`crash`]: a workload with an outside log, and what must be left of it after a crash.
+//! - [`s3proxy`]: a proxy in front of an S3 store that fails on purpose and counts requests.
 
 pub mod args;
 pub mod compare;
@@ -10,4 +11,5 @@ pub mod crash;
 pub mod errno;
 pub mod json;
 pub mod rng;
+pub mod s3proxy;
 pub mod sys;

@@ -254,6 +254,9 @@ pub fn compact(
     if old.iter().any(|extent| extent.check().is_err()) || last.end() <= first.pos {
         return Err(fail(libc::EINVAL, "an extent is out of bounds"));
     }
+    if let Data::Packed { range, visible } = &inode.data {
+        return repack(*range, *visible, chunk, old, new);
+    }
     let cell = chunk_cell(view, inode, chunk);
     let mut list = view.extents(cell)?.clone();
     let mut content = Content::default();
@@ -268,6 +271,24 @@ pub fn compact(
         }
     }
     content.chunks.push((cell, list));
+    Ok(Some(content))
+}
+
+/// Replaces the range of a packed file if it is still what the client saw: all that is visible of it, by a range that holds
+/// the same bytes from its beginning on.
+fn repack(range: Range, visible: u32, chunk: u64, old: &[Extent], new: &[Extent]) -> Run<Option<Content>> {
+    let shown = Extent { pos: 0, len: visible, source: Source::Stored { range, skip: 0 } };
+    if chunk != 0 || old != [shown] {
+        return Ok(None);
+    }
+    let fresh = match new {
+        [Extent { pos: 0, len, source: Source::Stored { range, skip: 0 } }] if *len == visible => *range,
+        _ => return Err(fail(libc::EINVAL, "a packed file is one range, from its beginning on")),
+    };
+    new[0].check().map_err(extent_error)?;
+    let mut content = Content { data: Some(Data::Packed { range: fresh, visible }), ..Content::default() };
+    content.tally.add(fresh.object, fresh.len);
+    content.tally.release(Released { range, bytes: range.len });
     Ok(Some(content))
 }
 

@@ -7,8 +7,8 @@ mod common;
 use common::model::CONFLICT;
 use common::{Fixture, at, config, name, user};
 use kestrel_types::clock::SECOND;
-use kestrel_types::extent::Extent;
-use kestrel_types::inode::{CHUNK_BYTES, Data};
+use kestrel_types::extent::{Extent, Source};
+use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
 use kestrel_types::name::InodeRef;
 use kestrel_types::range::Range;
 use kestrel_types::request::{Answer, Commit, NewData, Op, OpenFlags, SetAttr, XattrFlags};
@@ -100,6 +100,74 @@ fn compaction_happens_only_on_what_was_seen() {
     assert_eq!(f.inode(lookup("f")), inode, "the inode does not change");
     let found = f.check();
     assert_eq!(found.objects.into_iter().collect::<Vec<_>>(), [(9, 10)]);
+}
+
+#[test]
+fn a_window_with_a_hole_is_compacted_and_keeps_the_hole() {
+    let f = fixture();
+    let inode = f.inode(create("f"));
+    let stored = [Extent::of_range(0, range(3, 5)), Extent::of_range(5, range(4, 5))];
+    let after = Extent::of_range(20, range(5, 5));
+    let data = NewData::Patches(vec![(0, stored[0]), (0, stored[1]), (0, after)]);
+    let inode = f.inode(commit(inode.ino, "f", inode.data_change, data, 25));
+    let old = vec![stored[0], stored[1], Extent::hole(10, 10), after];
+    let new = vec![Extent::of_range(0, range(9, 10)), Extent::of_range(20, range(10, 5))];
+    let op = |old: &[Extent]| Op::Compact {
+        inode: seen(inode.ino, "f"),
+        chunk: 0,
+        old: old.to_vec(),
+        new: new.clone(),
+    };
+    assert_eq!(
+        f.errno(op(&[stored[0], stored[1], after])),
+        CONFLICT,
+        "without the hole it is not what is there"
+    );
+    assert_eq!(f.errno(op(&old)), 0);
+    let found = f.check().objects.into_iter().collect::<std::collections::BTreeMap<_, _>>();
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), [(9, 10), (10, 5)]);
+    let chunks = f.call(Op::Chunks { ino: inode.ino, first: 0, last: 0 });
+    assert_eq!(chunks, Ok(Answer::Chunks(vec![(0, new.clone())])));
+}
+
+#[test]
+fn a_packed_file_moves_to_another_range_and_nobody_sees_it() {
+    let f = fixture();
+    let inode = f.inode(create("f"));
+    let inode = f.inode(commit(inode.ino, "f", inode.data_change, NewData::Packed(range(3, 100)), 100));
+    // Shrunk, then grown again: 60 bytes of the range are visible, the rest is a hole.
+    let cut = |size| Op::SetAttr(seen(inode.ino, "f"), SetAttr { size: Some(size), ..SetAttr::default() });
+    f.inode(cut(60));
+    let inode = f.inode(cut(90));
+    let shows = |object, len, visible| Extent {
+        pos: 0,
+        len: visible,
+        source: Source::Stored { range: range(object, len), skip: 0 },
+    };
+    let op = |old: Extent, new: Extent| Op::Compact {
+        inode: seen(inode.ino, "f"),
+        chunk: 0,
+        old: vec![old],
+        new: vec![new],
+    };
+    assert_eq!(f.errno(op(shows(3, 100, 100), shows(9, 60, 60))), CONFLICT);
+    assert_eq!(f.errno(op(shows(4, 100, 60), shows(9, 60, 60))), CONFLICT);
+    assert_eq!(f.errno(op(shows(3, 100, 60), shows(9, 60, 50))), libc::EINVAL);
+    assert_eq!(f.errno(op(shows(3, 100, 60), shows(9, 60, 60))), 0);
+    let moved = f.inode(lookup("f"));
+    let data = Data::Packed { range: range(9, 60), visible: 60 };
+    assert_eq!(moved, Inode { data, ..inode.clone() }, "nothing else changes");
+    assert_eq!(f.check().objects.into_iter().collect::<Vec<_>>(), [(9, 60)]);
+    // Of a file with several names too, whose record lies elsewhere.
+    f.inode(Op::Link(seen(inode.ino, "f"), at(1, "g")));
+    assert_eq!(
+        f.errno(op(shows(9, 60, 60), shows(10, 80, 60))),
+        0,
+        "a range may be longer than what is visible"
+    );
+    assert_eq!(f.check().objects.into_iter().collect::<Vec<_>>(), [(10, 80)]);
+    f.call(Op::Unlink(at(1, "f"))).unwrap();
+    f.call(Op::Unlink(at(1, "g"))).unwrap();
 }
 
 #[test]

@@ -15,6 +15,7 @@ use kestrel_types::request::{RenameFlags, Usage, XattrFlags};
 
 use crate::convert;
 use crate::handles::Handles;
+use crate::patience::{Patience, is_dying};
 
 /// Block size that `statfs` counts in.
 const STATFS_BLOCK: u32 = 4096;
@@ -29,11 +30,22 @@ pub struct Mounted {
     dirs: Arc<Handles<DirHandle>>,
     attr_ttl: Duration,
     entry_ttl: Duration,
+    /// Looks after callers that may have to wait long: with a block store across a network.
+    patience: Option<Arc<Patience>>,
 }
 
 impl Mounted {
     pub fn new(fs: Arc<Fs>, attr_ttl: Duration, entry_ttl: Duration) -> Self {
-        Self { fs, files: Arc::default(), dirs: Arc::default(), attr_ttl, entry_ttl }
+        let patience = fs.store().is_remote().then(Patience::start);
+        Self { fs, files: Arc::default(), dirs: Arc::default(), attr_ttl, entry_ttl, patience }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Some(patience) = &self.patience {
+            patience.stop();
+        }
     }
 }
 
@@ -50,7 +62,11 @@ impl FileSystem for Mounted {
             Operation::Setattr(set) => {
                 let handle = set.fh.and_then(|fh| self.files.get(fh));
                 let through = handle.is_some_and(|handle| handle.writable());
-                fs.setattr(caller, node, convert::setattr(&set, through), self.attr(reply));
+                let ttl = self.attr_ttl;
+                let done = self.patient(request.pid, reply, move |reply, inode: Inode| {
+                    reply.attr(&convert::attr(&inode), ttl);
+                });
+                fs.setattr(caller, node, convert::setattr(&set, through), done);
             }
             Operation::Statx { .. } => fs.getattr(
                 caller,
@@ -106,17 +122,29 @@ impl FileSystem for Mounted {
                 fs.open(caller, node, convert::open_flags(flags, kill_suidgid), self.opened(reply));
             }
             Operation::Read { fh, offset, size, .. } => self.file(fh, reply, |file, reply| {
-                fs.read(&file, offset, size as usize, bytes(reply));
+                let done = self.patient(request.pid, reply, |reply, bytes: Vec<u8>| reply.data(&bytes));
+                fs.read(&file, offset, size as usize, done);
             }),
             Operation::Write(write) => self.file(write.fh, reply, |file, reply| {
-                match fs.write(&file, write.offset, write.data, write.kill_suidgid) {
-                    Ok(()) => reply.written(write.data.len() as u32),
+                let len = write.data.len();
+                let gone = || is_dying(request.pid);
+                let write = || fs.write_unless(&file, write.offset, write.data, write.kill_suidgid, &gone);
+                // A writer that is faster than the store waits; it must not keep a thread from serving others meanwhile.
+                let written = if fs.has_room(len) { write() } else { fuse::block_in_place(write) };
+                match written {
+                    Ok(()) => reply.written(len as u32),
                     Err(error) => reply.error(error.errno),
                 }
             }),
-            Operation::Flush { fh, .. } => self.file(fh, reply, |file, reply| fs.flush(&file, empty(reply))),
-            Operation::Fsync { fh, .. } => self.file(fh, reply, |file, reply| fs.fsync(&file, empty(reply))),
-            Operation::Fsyncdir { .. } | Operation::Syncfs => fs.sync(empty(reply)),
+            Operation::Flush { fh, .. } => self.file(fh, reply, |file, reply| {
+                fs.flush(&file, self.patient(request.pid, reply, |reply, ()| reply.empty()));
+            }),
+            Operation::Fsync { fh, .. } => self.file(fh, reply, |file, reply| {
+                fs.fsync(&file, self.patient(request.pid, reply, |reply, ()| reply.empty()));
+            }),
+            Operation::Fsyncdir { .. } | Operation::Syncfs => {
+                fs.sync(self.patient(request.pid, reply, |reply, ()| reply.empty()));
+            }
             Operation::Release { fh, .. } => match self.files.remove(fh) {
                 Some(file) => fs.release(file, empty(reply)),
                 None => reply.error(libc::EBADF),
@@ -124,7 +152,8 @@ impl FileSystem for Mounted {
             Operation::Fallocate { fh, offset, length, mode } => {
                 self.file(fh, reply, |file, reply| match convert::hole(mode) {
                     Some((hole, keep)) => {
-                        fs.fallocate(&file, hole, offset, length, keep, caller.uid != 0, empty(reply))
+                        let done = self.patient(request.pid, reply, |reply, ()| reply.empty());
+                        fs.fallocate(&file, hole, offset, length, keep, caller.uid != 0, done)
                     }
                     None => reply.error(libc::EOPNOTSUPP),
                 })
@@ -135,12 +164,13 @@ impl FileSystem for Mounted {
                     libc::SEEK_HOLE => Seek::Hole,
                     _ => return reply.error(libc::EINVAL),
                 };
-                fs.seek(&file, offset, seek, with(reply, Reply::lseek));
+                fs.seek(&file, offset, seek, self.patient(request.pid, reply, Reply::lseek));
             }),
             Operation::CopyFileRange { fh_in, offset_in, fh_out, offset_out, length, .. } => {
                 match (self.files.get(fh_in), self.files.get(fh_out)) {
                     (Some(from), Some(to)) => {
-                        fs.copy_range(from, offset_in, to, offset_out, length, with(reply, Reply::copied));
+                        let done = self.patient(request.pid, reply, Reply::copied);
+                        fs.copy_range(from, offset_in, to, offset_out, length, done);
                     }
                     _ => reply.error(libc::EBADF),
                 }
@@ -211,6 +241,24 @@ impl Mounted {
             Ok(name) => act(name, reply),
             Err(error) => reply.error(error.errno),
         }
+    }
+
+    /// Answers as [`with`] does, for what may have to wait for the block store: a caller that is killed meanwhile is let go.
+    fn patient<T: 'static>(
+        &self,
+        pid: u32,
+        reply: Reply,
+        answer: impl FnOnce(Reply, T) + Send + 'static,
+    ) -> Done<T> {
+        let Some(patience) = &self.patience else { return with(reply, answer) };
+        let ticket = patience.watch(pid, reply);
+        Box::new(move |result: FsResult<T>| {
+            let Some(reply) = ticket.take() else { return };
+            match result {
+                Ok(value) => answer(reply, value),
+                Err(error) => reply.error(error.errno),
+            }
+        })
     }
 
     fn file(&self, fh: u64, reply: Reply, act: impl FnOnce(Arc<FileHandle>, Reply)) {

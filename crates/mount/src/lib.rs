@@ -5,6 +5,7 @@
 mod convert;
 mod dispatch;
 mod handles;
+mod patience;
 
 use std::path::Path;
 use std::sync::Arc;

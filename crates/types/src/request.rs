@@ -217,14 +217,16 @@ pub enum Op {
     },
     /// Changes content. Answer: [`Answer::Inode`].
     Commit(Commit),
-    /// Replaces the extents within a window of a chunk by one stored range, if they are still what the client read. Answer:
-    /// Done, or [`Outcome::Conflict`].
+    /// Replaces the extents within a window of a chunk by others that hold the same bytes, if they are still what the client
+    /// read. Answer: Done, or [`Outcome::Conflict`]. A packed file has one extent in chunk 0, all that is visible of its range,
+    /// and stays packed. What readers see does not change, so neither do times and `data_change`.
     Compact {
         /// The file.
         inode: InodeRef,
         /// The chunk.
         chunk: u64,
-        /// Extents the window had when it was read, as they stand in the row (trimmed to the window).
+        /// Extents the window had when it was read, holes between them included; the first and the last are stored ones and
+        /// bound the window.
         old: Vec<Extent>,
         /// What replaces them.
         new: Vec<Extent>,

@@ -1,6 +1,6 @@
 //! Reads every stored byte that a file refers to.
 
-use kestrel_data::ErrorKind;
+use kestrel_data::{Error, ErrorKind};
 use kestrel_types::range::Range;
 
 use super::objects::file_of;
@@ -14,10 +14,12 @@ pub fn check(check: &mut Check<'_>, verify: &mut Verify<'_>) -> Result<(), Check
     let mut bytes = 0;
     // Extents that were cut or cloned point into one range several times, most often one after the other.
     let mut last: Option<Range> = None;
+    // A store that does not answer says nothing about what it holds.
+    let mut silent: Option<Error> = None;
     let progress = &mut check.progress;
     for_each(engine, &mut |seen| {
         let Seen::Reference(Reference { row, range, .. }) = seen else { return };
-        if last == Some(range) {
+        if last == Some(range) || silent.is_some() {
             return;
         }
         last = Some(range);
@@ -25,6 +27,8 @@ pub fn check(check: &mut Check<'_>, verify: &mut Verify<'_>) -> Result<(), Check
             Ok(()) => bytes += u64::from(range.len),
             // Reported when the store was listed.
             Err(why) if why.kind() == ErrorKind::NotFound => {}
+            Err(why @ Error::Remote { .. }) => silent = Some(why),
+            Err(why) if why.kind() == ErrorKind::Deadline => silent = Some(why),
             Err(why) => {
                 let detail = format!("object {} from byte {}: {why}", range.object, range.offset);
                 found.push(Finding::new(FindingKind::DataCorrupt, file_of(engine, row), detail));
@@ -36,5 +40,5 @@ pub fn check(check: &mut Check<'_>, verify: &mut Verify<'_>) -> Result<(), Check
     for finding in found {
         check.found(finding);
     }
-    Ok(())
+    silent.map_or(Ok(()), |why| Err(why.into()))
 }

@@ -3,7 +3,11 @@
 //! Goes over windows of object numbers, so that memory is bounded whatever their number; a volume with fewer objects than
 //! one window holds, which is nearly every one, takes one pass.
 
-use kestrel_data::store::{BlockStore, list_all};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kestrel_data::ErrorKind;
+use kestrel_data::store::{BlockStore, ObjectInfo, list_all};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::stat::ObjStat;
@@ -11,11 +15,15 @@ use kestrel_types::stat::ObjStat;
 use super::{Check, CheckError};
 use crate::finding::{Act, Finding, FindingKind, Stage};
 use crate::idset::IdSet;
+use crate::info::referenced_bytes;
 use crate::references::{Reference, Seen, for_each};
 use crate::rows::{Rows, delete, put};
 
 /// Files named for each missing or short object, at most, in all.
 const FILES_NAMED_MAX: usize = 100_000;
+
+/// Threads that ask the store about single objects: what takes long is the way to it.
+const ASKERS: usize = 16;
 
 /// No such object in the store.
 const ABSENT: u64 = u64::MAX;
@@ -62,7 +70,7 @@ pub fn check(
     let scheduled = scheduled(check)?;
     let mut highest = 0;
     let mut damaged = false;
-    let mut bad = IdSet::default();
+    let mut bad = BTreeMap::new();
     let mut first = Some(0);
     let mut pass = 0;
     while let Some(from) = first {
@@ -86,13 +94,16 @@ pub fn check(
         if let Some(store) = store {
             stored(check, store, &mut window, pass == 0)?;
         }
-        judge(check, &window, store.is_some(), &scheduled, &mut bad);
+        let suspects = judge(check, &window, store.is_some(), &scheduled);
+        if let Some(store) = store {
+            confirm(check, store, &suspects, &mut bad)?;
+        }
         first = window.next;
         pass += 1;
     }
     super::system::ceiling(check, crate::rows::OBJECTS, highest)?;
     leaked(check);
-    name_files(check, &bad, store)?;
+    name_files(check, &bad)?;
     Ok(())
 }
 
@@ -181,7 +192,9 @@ fn stored(
                 check.totals.stored_bytes += object.size;
                 (check.progress)("listing objects", check.totals.stored_objects);
             }
-            if let Some(index) = window.index(object.object) {
+            if let Some(index) = window.index(object.object)
+                && (window.referenced[index] > 0 || !may_be_on_its_way(check, &object))
+            {
                 window.stored[index] = object.size;
             }
         }
@@ -194,15 +207,31 @@ fn stored(
     Ok(())
 }
 
-fn judge(check: &mut Check<'_>, window: &Window, listed: bool, scheduled: &IdSet, bad: &mut IdSet) {
+/// Whether an object that nothing refers to may be one that is just being written.
+fn may_be_on_its_way(check: &Check<'_>, object: &ObjectInfo) -> bool {
+    check.live.is_some_and(|live| {
+        live.now.saturating_sub(object.modified) < live.grace || (live.is_open)(object.object)
+    })
+}
+
+/// An object that the listing shows missing or too short, and the bytes it must have.
+struct Suspect {
+    object: ObjectId,
+    needed: u64,
+}
+
+/// Counts, and returns what should be looked at more closely.
+fn judge(check: &mut Check<'_>, window: &Window, listed: bool, scheduled: &IdSet) -> Vec<Suspect> {
+    let mut suspects = Vec::new();
     for index in 0..window.referenced.len() {
         let object = window.first + index as u64;
         let (referenced, size) = (window.referenced[index], window.stored[index]);
         if referenced > 0 {
             check.totals.objects += 1;
             check.totals.referenced_bytes += referenced;
-            if listed && (size == ABSENT || size < u64::from(window.needed[index])) {
-                bad.insert(object);
+            let needed = u64::from(window.needed[index]);
+            if listed && (size == ABSENT || size < needed) {
+                suspects.push(Suspect { object, needed });
             }
         } else if size != ABSENT {
             if scheduled.contains(object) {
@@ -213,6 +242,55 @@ fn judge(check: &mut Check<'_>, window: &Window, listed: bool, scheduled: &IdSet
             }
         }
     }
+    suspects
+}
+
+/// Asks the store about each suspect by itself. A listing tells stored sizes, which are smaller than an object's own when it
+/// is compressed, and on a volume in use an object may have gone by right since the cut.
+fn confirm(
+    check: &mut Check<'_>,
+    store: &dyn BlockStore,
+    suspects: &[Suspect],
+    bad: &mut BTreeMap<ObjectId, Option<u64>>,
+) -> Result<(), CheckError> {
+    let next = AtomicUsize::new(0);
+    let ask = || {
+        let mut answers = Vec::new();
+        while let Some(suspect) = suspects.get(next.fetch_add(1, Ordering::Relaxed)) {
+            answers.push((suspect, store.size(suspect.object)));
+        }
+        answers
+    };
+    let threads = ASKERS.min(suspects.len());
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let askers: Vec<_> = (0..threads).map(|_| scope.spawn(ask)).collect();
+        let answers = askers.into_iter().flat_map(|asker| match asker.join() {
+            Ok(answers) => answers,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        answers.collect()
+    });
+    for (suspect, answer) in answers {
+        match answer {
+            Ok(size) if size >= suspect.needed => {}
+            Ok(size) => drop(bad.insert(suspect.object, Some(size))),
+            Err(why) if why.kind() == ErrorKind::NotFound => {
+                // An account that is not nought now was not when the object went: nobody can add to one that has gone.
+                let gone = match check.live {
+                    Some(live) => referenced_bytes(live.engine, suspect.object)? == 0,
+                    None => false,
+                };
+                if !gone {
+                    bad.insert(suspect.object, None);
+                }
+            }
+            // Its own header is damaged: its data are, and reading them tells how.
+            Err(why) if why.kind() == ErrorKind::Corrupt => drop(bad.insert(suspect.object, Some(0))),
+            Err(why) => return Err(why.into()),
+        }
+    }
+    (check.progress)("asking about objects", suspects.len() as u64);
+    Ok(())
 }
 
 fn leaked(check: &mut Check<'_>) {
@@ -224,27 +302,29 @@ fn leaked(check: &mut Check<'_>) {
     }
 }
 
-/// Says which files suffer from missing and short objects.
-fn name_files(check: &mut Check<'_>, bad: &IdSet, store: Option<&dyn BlockStore>) -> Result<(), CheckError> {
-    let Some(store) = store.filter(|_| !bad.is_empty()) else { return Ok(()) };
+/// Says which files suffer from missing (no size) and short objects.
+fn name_files(check: &mut Check<'_>, bad: &BTreeMap<ObjectId, Option<u64>>) -> Result<(), CheckError> {
+    if bad.is_empty() {
+        return Ok(());
+    }
     let engine = check.engine;
     let mut found: Vec<Finding> = Vec::new();
     let mut last = None;
     for_each(engine, &mut |seen| {
         let Seen::Reference(Reference { row, range, .. }) = seen else { return };
-        if !bad.contains(range.object) || found.len() >= FILES_NAMED_MAX || last == Some((row.clone(), range))
-        {
+        let Some(size) = bad.get(&range.object) else { return };
+        if found.len() >= FILES_NAMED_MAX || last == Some((row.clone(), range)) {
             return;
         }
         last = Some((row.clone(), range));
         let needed = u64::from(range.offset) + u64::from(range.stored_len());
-        let (kind, detail) = match store.size(range.object) {
-            Ok(size) if size >= needed => return,
-            Ok(size) => (
+        let (kind, detail) = match size {
+            Some(size) if *size >= needed => return,
+            Some(size) => (
                 FindingKind::ObjectShort,
                 format!("object {} has {size} bytes, {needed} are needed", range.object),
             ),
-            Err(why) => (FindingKind::ObjectMissing, format!("object {}: {why}", range.object)),
+            None => (FindingKind::ObjectMissing, format!("object {} is not in the store", range.object)),
         };
         found.push(Finding::new(kind, file_of(engine, row), detail));
     })?;

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses some of it")]
 
+pub mod driver;
+
 use std::collections::HashMap;
 use std::io::IoSlice;
 

@@ -4,15 +4,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use kestrel_admin::{gc, info};
+use kestrel_admin::info;
+use kestrel_admin::warmup::Act;
+use kestrel_client::control::Teller;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::Fs;
+use kestrel_client::storage::Storage;
 use kestrel_data::store::BlockStore;
 use kestrel_meta::engine::Engine;
+use parking_lot::Mutex;
 use serde_json::Value;
 
+use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
-use crate::verbs::{dump, gc as gc_verb, status};
+use crate::verbs::{compact, dump, fsck, gc, info as info_verb, path_bytes, status, warmup};
 
 /// What questions are about.
 pub struct Serving {
@@ -22,6 +27,8 @@ pub struct Serving {
     pub engine: Arc<dyn Engine>,
     /// Its data.
     pub store: Arc<dyn BlockStore>,
+    /// Where its data is.
+    pub storage: Arc<Storage>,
     /// What it is.
     pub descriptor: Descriptor,
     /// Directory of the volume.
@@ -32,6 +39,8 @@ pub struct Serving {
     pub read_only: bool,
     /// Since when.
     pub begun: Instant,
+    /// Held by a check or a collection: they walk all metadata, so one at a time.
+    pub walking: Mutex<()>,
 }
 
 impl Serving {
@@ -44,13 +53,18 @@ impl Serving {
     ///
     /// # Errors
     /// In words, for the person who asked.
-    pub fn answer(&self, question: &Value) -> Result<Value, String> {
+    pub fn answer(&self, question: &Value, teller: &mut Teller<'_>) -> Result<Value, String> {
+        let mut tell = |event: &Value| teller.tell(event);
+        let feed = Feed::new(&mut tell);
         match question["verb"].as_str() {
             Some("status") => self.status(),
             Some("stats") => Ok(to_json(&self.snapshot())),
             Some("info") => self.info(question),
             Some("dump") => self.dump(question),
-            Some("gc") => self.gc(question),
+            Some("fsck") => self.fsck(question, &feed),
+            Some("gc") => self.gc(question, &feed),
+            Some("compact") => self.compact(question, &feed),
+            Some("warmup") => self.warmup(question, &feed),
             Some(other) => {
                 Err(format!("the serving process does not know {other:?}; it may be older than this program"))
             }
@@ -71,16 +85,15 @@ impl Serving {
 
     fn info(&self, question: &Value) -> Result<Value, String> {
         let number = |name: &str| question[name].as_u64();
-        let inode = match (number("dir"), number("parent"), question["name"].as_array()) {
+        let inode = match (number("dir"), number("parent"), path_bytes(&question["name"])) {
             (Some(dir), _, _) => info::find_dir(&*self.engine, dir),
-            (None, Some(parent), Some(name)) => {
-                let name: Option<Vec<u8>> =
-                    name.iter().map(|byte| byte.as_u64().and_then(|byte| u8::try_from(byte).ok())).collect();
-                info::find(&*self.engine, parent, &name.ok_or("the name is not a list of bytes")?)
-            }
+            (None, Some(parent), Some(name)) => info::find(&*self.engine, parent, &name),
             _ => return Err("the question names neither a directory nor an entry".into()),
         };
-        inode.and_then(|inode| info::describe(&*self.engine, &inode)).map_err(|why| why.to_string())
+        let mut out =
+            inode.and_then(|inode| info::describe(&*self.engine, &inode)).map_err(|why| why.to_string())?;
+        info_verb::tell_places(&mut out, &self.storage);
+        Ok(out)
     }
 
     fn dump(&self, question: &Value) -> Result<Value, String> {
@@ -90,15 +103,73 @@ impl Serving {
             .map_err(|why| why.to_string())
     }
 
-    fn gc(&self, question: &Value) -> Result<Value, String> {
-        let delete = question["delete"] == true;
-        if delete && self.read_only {
+    fn may_change(&self) -> Result<(), String> {
+        if self.read_only {
             return Err("the volume is mounted read-only; mount it for writing first".into());
         }
-        let grace_seconds = question["grace_seconds"].as_u64().unwrap_or(gc_verb::GRACE_SECONDS_DEFAULT);
-        let is_open = |object| self.fs.is_open_object(object);
-        let options = gc_verb::options(grace_seconds, delete, &is_open);
-        gc_verb::collect(&*self.engine, &*self.store, &options, &mut |_, _| {})
-            .map_err(|why: gc::GcError| why.to_string())
+        Ok(())
     }
+
+    fn alone(&self) -> Result<parking_lot::MutexGuard<'_, ()>, String> {
+        self.walking
+            .try_lock()
+            .ok_or("a check or a collection of this volume runs already; wait for it".into())
+    }
+
+    fn fsck(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
+        let _alone = self.alone()?;
+        let is_open = |object| self.fs.is_open_object(object);
+        let volume =
+            fsck::InUse { dir: &self.dir, engine: &*self.engine, store: &self.store, is_open: &is_open };
+        let limit = question["limit"].as_u64().unwrap_or(0);
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        fsck::check_in_use(&volume, question["data"] == true, limit, feed)
+    }
+
+    fn gc(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
+        let delete = question["delete"] == true;
+        if delete {
+            self.may_change()?;
+        }
+        let _alone = self.alone()?;
+        let grace_seconds = question["grace_seconds"].as_u64().unwrap_or(gc::GRACE_SECONDS_DEFAULT);
+        let is_open = |object| self.fs.is_open_object(object);
+        let options = gc::options(grace_seconds, delete, &is_open);
+        gc::collect(&*self.engine, &*self.store, &options, feed).map_err(|why| why.to_string())
+    }
+
+    fn compact(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
+        let dry_run = question["dry_run"] == true;
+        if !dry_run {
+            self.may_change()?;
+        }
+        let number = |name: &str| question[name].as_u64().unwrap_or(0);
+        let wish = compact::Wish {
+            paths: question.get("paths").map(paths).transpose()?,
+            dry_run,
+            grace_seconds: number("grace_seconds"),
+            bytes_per_second: number("bytes_per_second"),
+        };
+        compact::compact(&self.fs, &wish, feed)
+    }
+
+    fn warmup(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
+        let wish = warmup::Wish {
+            paths: paths(&question["paths"])?,
+            data: match question["act"].as_str() {
+                Some("fill") => Some(Act::Fill),
+                Some("check") => Some(Act::Check),
+                Some("evict") => Some(Act::Evict),
+                _ => None,
+            },
+            metadata: question["metadata"] == true,
+            threads: usize::try_from(question["threads"].as_u64().unwrap_or(1)).unwrap_or(1),
+        };
+        warmup::warm(&*self.engine, &*self.store, &wish, feed)
+    }
+}
+
+fn paths(value: &Value) -> Result<Vec<Vec<u8>>, String> {
+    let paths = value.as_array().and_then(|paths| paths.iter().map(path_bytes).collect());
+    paths.ok_or("the question does not name paths".into())
 }

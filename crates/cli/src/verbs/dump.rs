@@ -13,6 +13,7 @@ use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
 use super::{ask, locate, open, print_json};
+use super::store_args::StoreArgs;
 use crate::failure::{Failure, Verdict};
 use crate::progress::Progress;
 use crate::units::{bytes, count};
@@ -37,6 +38,8 @@ pub struct DumpArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
 }
 
 /// Writes a dump to `file`, which appears complete and durable or not at all.
@@ -102,7 +105,7 @@ pub fn run(args: &DumpArgs) -> Result<Verdict, Failure> {
     let done = match ask("dump", &dir, &question, None)? {
         Some(done) => done,
         None => {
-            let volume = open("dump", &args.volume)?;
+            let volume = open("dump", &args.volume, &args.store)?;
             let mut progress = Progress::new();
             let mut tick = |rows| progress.tick("dumping rows", rows);
             write(&*volume.engine, &volume.descriptor, &file, args.force, &mut tick)

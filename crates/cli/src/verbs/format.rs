@@ -2,9 +2,13 @@
 
 use clap::{Args, ValueEnum};
 use kestrel_client::descriptor::{Durability, Settings};
+use kestrel_client::keys;
+use kestrel_client::volume::{self, NewVolume};
+use kestrel_data::store::coded::Compression;
 use serde_json::json;
 
 use super::print_json;
+use super::store_args::StoreArgs;
 use crate::failure::{Failure, Verdict};
 use crate::units::{bytes, duration_arg, size_arg};
 
@@ -22,14 +26,18 @@ pub enum Mode {
 #[command(after_help = "Examples:
   kestrel format /data/vol
   kestrel format /data/vol --name photos --durability commit
-  kestrel format file:///data/vol --storage file:///bigdisk/objects --block-size 8M")]
+  kestrel format file:///data/vol --storage file:///bigdisk/objects --block-size 8M
+  kestrel format /data/vol --storage 's3://bucket/prefix?endpoint=https://s3.example.org&region=eu-1'
+
+Credentials of a store are never kept in the volume: see --credentials.")]
 pub struct FormatArgs {
     /// Where: a path or file:///path; missing or empty
     pub volume: String,
     /// Name of the volume; the directory's by default
     #[arg(long)]
     pub name: Option<String>,
-    /// Where file data goes: file:///path, missing or empty; inside the volume by default
+    /// Where file data goes: file:///path, missing or empty; or s3://BUCKET/PREFIX?endpoint=URL&region=NAME (see
+    /// docs/store.md); inside the volume by default
     #[arg(long, value_name = "URL")]
     pub storage: Option<String>,
     /// Largest stored block: larger files are cut; 64K to 16M
@@ -44,12 +52,20 @@ pub struct FormatArgs {
     /// How long data stays after nothing refers to it any more
     #[arg(long, value_name = "TIME", value_parser = duration_arg, default_value = "60s")]
     pub grace: std::time::Duration,
+    /// Compress file data: none, lz4, zstd or zstd:LEVEL (1 to 19). `kestrel config` changes it later
+    #[arg(long, value_name = "METHOD", default_value_t = Compression::None)]
+    pub compress: Compression,
+    /// Encrypt file data with AES-256-GCM; needs --key-file or KESTREL_KEY_FILE (see `kestrel key create`)
+    #[arg(long)]
+    pub encrypt: bool,
     /// Replace a volume that is there; everything in it is lost
     #[arg(long)]
     pub force: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
 }
 
 /// Creates the volume.
@@ -71,7 +87,16 @@ pub fn run(args: &FormatArgs) -> Result<Verdict, Failure> {
         grace_seconds: small("--grace", args.grace.as_secs())?,
     };
     settings.check().map_err(|why| Failure::usage(format!("format: {why}")))?;
-    let made = kestrel_client::volume::format(&args.volume, settings, args.force)
+    let encrypt_with = match (args.encrypt, keys::key_file(args.store.key_file.as_deref())) {
+        (false, _) => None,
+        (true, None) => {
+            let why = "--encrypt needs a key: create one with `kestrel key create FILE` and give --key-file FILE";
+            return Err(Failure::usage(format!("format: {why}")));
+        }
+        (true, file) => file,
+    };
+    let new = NewVolume { settings, compression: args.compress, encrypt_with, force: args.force };
+    let made = volume::format(&args.volume, new, &args.store.options("format")?)
         .map_err(|why| Failure::new("format", why))?;
     if args.json {
         print_json(&json!({ "volume": dir, "name": made.settings.name, "uuid": made.uuid }));

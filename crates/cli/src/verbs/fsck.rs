@@ -1,28 +1,40 @@
 //! `kestrel fsck`.
 
+use std::path::Path;
+
 use clap::Args;
-use kestrel_admin::check::{Options, Totals, check};
+use kestrel_admin::check::{Live, Options, Totals, check};
+use kestrel_admin::cut::Cut;
 use kestrel_admin::finding::{Finding, Fix, Severity};
 use kestrel_admin::repair::repair;
+use kestrel_admin::watched::Watched;
+use kestrel_client::descriptor::Descriptor;
 use kestrel_data::reader::{Reader, ReaderConfig};
-use kestrel_types::clock::{Clock, SystemClock};
+use kestrel_meta::engine::Engine;
+use kestrel_types::clock::{Clock, SECOND, SystemClock};
+use kestrel_types::ids::ObjectId;
 use kestrel_types::range::Range;
 use serde_json::{Value, json};
 
-use super::{locate, open, print_json};
+use super::gc::GRACE_SECONDS_DEFAULT;
+use super::store_args::StoreArgs;
+use super::{ask_with, locate, open, print_json};
 use crate::failure::{Failure, Verdict};
+use crate::feed::{Feed, shown};
 use crate::progress::Progress;
 use crate::units::{bytes, count};
 
-/// Check a volume that is not mounted, and repair it if asked.
+/// Check a volume, mounted or not, and repair it if asked.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel fsck /data/vol
   kestrel fsck /data/vol --data --json
   kestrel fsck /data/vol --repair
 
-Changes nothing without --repair. What cannot be put back where it belongs goes to /lost+found. Exit code 0: nothing is
-damaged (any more); 1: something is, or the check failed; 2: wrong usage.")]
+Changes nothing without --repair. A mounted volume is checked while it is used, on a consistent copy of its metadata that
+needs as much room in the volume's directory as they do; --repair needs the volume unmounted. What cannot be put back where
+it belongs goes to /lost+found. Exit code 0: nothing is damaged (any more); 1: something is, or the check failed; 2: wrong
+usage.")]
 pub struct FsckArgs {
     /// The volume: a path or file:///path
     pub volume: String,
@@ -38,6 +50,8 @@ pub struct FsckArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
 }
 
 /// Findings and repairs as they are printed.
@@ -49,89 +63,177 @@ struct Printer {
 }
 
 impl Printer {
-    fn finding(&mut self, finding: &Finding) {
-        if self.findings.len() >= self.limit {
-            return;
+    fn event(&mut self, event: &Value) {
+        let text = |value: &Value, name: &str| value[name].as_str().unwrap_or("?").to_string();
+        if let Some(finding) = event.get("finding").filter(|_| self.findings.len() < self.limit) {
+            if !self.json {
+                let repair = if finding["repairable"] == true { "; repairable" } else { "" };
+                let [severity, kind, path, detail] =
+                    ["severity", "kind", "path", "detail"].map(|name| text(finding, name));
+                println!("{severity}: {kind}: {path}: {detail}{repair}");
+            }
+            self.findings.push(finding.clone());
         }
-        let repairable = finding.fix.is_some();
-        let severity = if finding.kind.severity() == Severity::Error { "error" } else { "info" };
-        if !self.json {
-            let repair = if repairable { "; repairable" } else { "" };
-            println!("{severity}: {}: {}: {}{repair}", finding.kind.name(), finding.path, finding.detail);
+        if let Some(repair) = event.get("repaired").filter(|_| self.repairs.len() < self.limit) {
+            if !self.json {
+                let [kind, path, detail, action] =
+                    ["kind", "path", "detail", "action"].map(|name| text(repair, name));
+                println!("repaired: {kind}: {path}: {detail}: {action}");
+            }
+            self.repairs.push(repair.clone());
         }
-        self.findings.push(json!({
-            "kind": finding.kind.name(), "severity": severity, "path": finding.path, "detail": finding.detail,
-            "repairable": repairable,
-        }));
     }
+}
 
-    fn repaired(&mut self, finding: &Finding, fix: &Fix) {
-        if self.repairs.len() >= self.limit {
-            return;
-        }
-        if !self.json {
-            println!("repaired: {}: {}: {}: {}", finding.kind.name(), finding.path, finding.detail, fix.says);
-        }
-        self.repairs.push(json!({
-            "kind": finding.kind.name(), "path": finding.path, "detail": finding.detail, "action": fix.says,
-        }));
+fn finding_event(finding: &Finding) -> Value {
+    let severity = if finding.kind.severity() == Severity::Error { "error" } else { "info" };
+    json!({ "finding": {
+        "kind": finding.kind.name(), "severity": severity, "path": finding.path, "detail": finding.detail,
+        "repairable": finding.fix.is_some(),
+    } })
+}
+
+fn repair_event(finding: &Finding, fix: &Fix) -> Value {
+    json!({ "repaired": {
+        "kind": finding.kind.name(), "path": finding.path, "detail": finding.detail, "action": fix.says,
+    } })
+}
+
+/// Reads stored ranges whole, past all caches, and verifies them; as long as somebody wants to know.
+fn verifier<'a>(
+    reader: &'a Reader,
+    is_on: &'a dyn Fn() -> bool,
+) -> impl FnMut(Range) -> kestrel_data::Result<()> + 'a {
+    move |range| if is_on() { reader.verify(range) } else { Ok(()) }
+}
+
+fn plain_reader(store: &std::sync::Arc<dyn kestrel_data::BlockStore>) -> Reader {
+    Reader::new(store.clone(), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() })
+}
+
+/// A volume in use, as the process that serves it knows it.
+pub struct InUse<'a> {
+    /// Its directory.
+    pub dir: &'a Path,
+    /// Its metadata.
+    pub engine: &'a dyn Engine,
+    /// Its data.
+    pub store: &'a std::sync::Arc<dyn kestrel_data::BlockStore>,
+    /// Whether an object is still being written.
+    pub is_open: &'a dyn Fn(ObjectId) -> bool,
+}
+
+/// Checks a volume in use, on a cut of its metadata; up to `limit` findings are told, all are counted.
+///
+/// # Errors
+/// In words.
+pub fn check_in_use(volume: &InUse<'_>, data: bool, limit: usize, feed: &Feed<'_>) -> Result<Value, String> {
+    let listening = feed.listening();
+    let go_on = || listening.go_on();
+    Cut::remove_stale(volume.dir);
+    // The moment that "young" counts from lies before the cut.
+    let now = SystemClock.now();
+    let live = Watched::new(volume.engine, &go_on);
+    let mut copied = |rows| feed.progress("copying metadata", rows);
+    let cut = Cut::take(&live, volume.dir, &mut copied).map_err(|why| why.to_string())?;
+    let engine = Watched::new(cut.engine(), &go_on);
+    let reader = plain_reader(volume.store);
+    let is_on = || listening.is_on();
+    let mut verify = verifier(&reader, &is_on);
+    let grace = i64::try_from(GRACE_SECONDS_DEFAULT).unwrap_or(i64::MAX).saturating_mul(SECOND);
+    let mut options = Options {
+        store: Some(&**volume.store),
+        live: Some(Live { engine: volume.engine, now, grace, is_open: volume.is_open }),
+        ..Options::default()
+    };
+    if data {
+        options.verify = Some(&mut verify);
     }
+    let mut told = 0;
+    let mut report = |finding: Finding| {
+        if told < limit {
+            feed.event(&finding_event(&finding));
+        }
+        told += 1;
+    };
+    let totals = check(&engine, &mut options, &mut report, &mut |what, done| feed.progress(what, done))
+        .map_err(|why| why.to_string())?;
+    Ok(summary(&totals, 0))
 }
 
 /// Checks, and repairs.
 pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
     let dir = locate("fsck", &args.volume)?;
-    let volume = open("fsck", &args.volume)?;
-    let reader =
-        Reader::new(volume.store.clone(), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
-    let mut buffer = Vec::new();
-    let mut verify = |range: Range| {
-        buffer.resize(range.len as usize, 0);
-        reader.read(range, 0, &mut buffer)
+    Descriptor::read(&dir).map_err(|why| Failure::new("fsck", why))?;
+    let mut printer =
+        Printer { limit: args.limit, json: args.json, findings: Vec::new(), repairs: Vec::new() };
+    let mut progress = Progress::new();
+    let fail = |why: &dyn std::fmt::Display| Failure::new("fsck", format!("{}: {why}", dir.display()));
+    // A repair does not ask: opening the volume says who has it mounted.
+    let asked = if args.repair {
+        None
+    } else {
+        let question = json!({ "verb": "fsck", "data": args.data, "limit": args.limit });
+        ask_with("fsck", &dir, &question, &mut |event| {
+            shown(&mut progress, &event, &mut |event| printer.event(event));
+        })?
     };
+    let mut done = match asked {
+        Some(done) => done,
+        None => {
+            let mut tell = |event: &Value| {
+                shown(&mut progress, event, &mut |event| printer.event(event));
+                true
+            };
+            at_rest(args, &Feed::new(&mut tell), &fail)?
+        }
+    };
+    drop(progress);
+    if args.json {
+        done["findings"] = printer.findings.into();
+        done["repairs"] = printer.repairs.into();
+        print_json(&done);
+    } else {
+        print_summary(args, &done);
+    }
+    Ok(if done["clean"] == true { Verdict::Good } else { Verdict::Bad })
+}
+
+/// Checks and repairs a volume that nobody serves.
+fn at_rest(
+    args: &FsckArgs,
+    feed: &Feed<'_>,
+    fail: &dyn Fn(&dyn std::fmt::Display) -> Failure,
+) -> Result<Value, Failure> {
+    let volume = open("fsck", &args.volume, &args.store)?;
+    let reader = plain_reader(&volume.store);
+    let mut verify = verifier(&reader, &|| true);
     let mut options = Options { store: Some(&*volume.store), ..Options::default() };
     if args.data {
         options.verify = Some(&mut verify);
     }
-    let mut printer =
-        Printer { limit: args.limit, json: args.json, findings: Vec::new(), repairs: Vec::new() };
-    let mut progress = Progress::new();
-    let mut tick = |what: &'static str, done: u64| progress.tick(what, done);
-    let fail = |why: &dyn std::fmt::Display| Failure::new("fsck", format!("{}: {why}", dir.display()));
-    let (totals, repaired) = if args.repair {
-        let mut repairs = Vec::new();
-        let mut note = |finding: &Finding, fix: &Fix| {
-            if repairs.len() < args.limit {
-                repairs.push((finding.clone(), fix.clone()));
-            }
-        };
-        let now = SystemClock.now();
-        let mut left = Vec::new();
-        let done = repair(
-            &*volume.engine,
-            &mut options,
-            now,
-            &mut note,
-            &mut |finding| left.push(finding),
-            &mut tick,
-        );
-        repairs.iter().for_each(|(finding, fix)| printer.repaired(finding, fix));
-        left.iter().for_each(|finding| printer.finding(finding));
-        done.map_err(|why| fail(&why))?
-    } else {
-        let done = check(&*volume.engine, &mut options, &mut |finding| printer.finding(&finding), &mut tick);
-        (done.map_err(|why| fail(&why))?, 0)
-    };
-    drop(progress);
-    if args.json {
-        print_json(&summary(&totals, repaired, &printer));
-    } else {
-        print_summary(args, &totals, repaired);
+    let mut tick = |what: &'static str, done: u64| feed.progress(what, done);
+    if !args.repair {
+        let mut report = |finding: Finding| feed.event(&finding_event(&finding));
+        let done = check(&*volume.engine, &mut options, &mut report, &mut tick);
+        return done.map(|totals| summary(&totals, 0)).map_err(|why| fail(&why));
     }
-    Ok(if totals.errors() == 0 { Verdict::Good } else { Verdict::Bad })
+    let mut repairs = Vec::new();
+    let mut note = |finding: &Finding, fix: &Fix| {
+        if repairs.len() < args.limit {
+            repairs.push(repair_event(finding, fix));
+        }
+    };
+    let mut left = Vec::new();
+    let mut keep = |finding| left.push(finding);
+    let now = SystemClock.now();
+    let done = repair(&*volume.engine, &mut options, now, &mut note, &mut keep, &mut tick);
+    repairs.iter().for_each(|repair| feed.event(repair));
+    left.iter().for_each(|finding| feed.event(&finding_event(finding)));
+    done.map(|(totals, repaired)| summary(&totals, repaired)).map_err(|why| fail(&why))
 }
 
-fn summary(totals: &Totals, repaired: u64, printer: &Printer) -> Value {
+fn summary(totals: &Totals, repaired: u64) -> Value {
     let counts: serde_json::Map<String, Value> =
         totals.findings.iter().map(|(kind, count)| (kind.name().to_string(), (*count).into())).collect();
     json!({
@@ -151,32 +253,29 @@ fn summary(totals: &Totals, repaired: u64, printer: &Printer) -> Value {
         "leaked_bytes": totals.leaked_bytes,
         "verified_bytes": totals.verified_bytes,
         "counts": counts,
-        "findings": printer.findings,
-        "repairs": printer.repairs,
     })
 }
 
-fn print_summary(args: &FsckArgs, totals: &Totals, repaired: u64) {
+fn print_summary(args: &FsckArgs, done: &Value) {
+    let number = |name: &str| done[name].as_u64().unwrap_or(0);
     println!(
         "{} files, {} directories, {} in {} objects of {}",
-        count(totals.files),
-        count(totals.dirs),
-        bytes(totals.bytes),
-        count(totals.stored_objects),
-        bytes(totals.stored_bytes)
+        count(number("files")),
+        count(number("directories")),
+        bytes(number("bytes")),
+        count(number("stored_objects")),
+        bytes(number("stored_bytes"))
     );
     if args.data {
-        println!("{} of stored data verified", bytes(totals.verified_bytes));
+        println!("{} of stored data verified", bytes(number("verified_bytes")));
     }
-    let mut kinds: Vec<_> = totals.findings.iter().collect();
-    kinds.sort_unstable();
-    for (kind, number) in kinds {
-        println!("{:>12} {}", count(*number), kind.name());
+    for (kind, found) in done["counts"].as_object().into_iter().flatten() {
+        println!("{:>12} {kind}", count(found.as_u64().unwrap_or(0)));
     }
-    if repaired > 0 {
-        println!("{} repairs", count(repaired));
+    if number("repaired") > 0 {
+        println!("{} repairs", count(number("repaired")));
     }
-    match totals.errors() {
+    match number("errors") {
         0 => println!("clean"),
         errors if args.repair => {
             println!("{} errors are left; restore what they concern from a backup", count(errors))

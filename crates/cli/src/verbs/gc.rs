@@ -4,14 +4,18 @@ use std::time::Duration;
 
 use clap::Args;
 use kestrel_admin::gc::{self, Event, GcError, Options};
+use kestrel_admin::sparse::SPARSE_PERCENT;
+use kestrel_admin::watched::Watched;
 use kestrel_data::store::BlockStore;
 use kestrel_meta::engine::Engine;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use kestrel_types::ids::ObjectId;
 use serde_json::{Value, json};
 
-use super::{ask, locate, open, print_json};
+use super::store_args::StoreArgs;
+use super::{ask_with, locate, open, print_json};
 use crate::failure::{Failure, Verdict};
+use crate::feed::{Feed, shown};
 use crate::progress::Progress;
 use crate::units::{bytes, count, duration_arg};
 
@@ -42,15 +46,17 @@ pub struct GcArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
 }
 
 /// What to collect, by the present time.
 pub fn options(grace_seconds: u64, delete: bool, is_open: &dyn Fn(ObjectId) -> bool) -> Options<'_> {
     let grace = i64::try_from(grace_seconds).unwrap_or(i64::MAX).saturating_mul(SECOND);
-    Options { now: SystemClock.now(), grace, delete, is_open }
+    Options { now: SystemClock.now(), grace, delete, is_open, go_on: &|| true }
 }
 
-/// Collects, and describes what was found and done.
+/// Collects; what is found is told as it is found, the answer has the sums.
 ///
 /// # Errors
 /// Those of the collection; nothing was deleted then.
@@ -58,26 +64,38 @@ pub fn collect(
     engine: &dyn Engine,
     store: &dyn BlockStore,
     options: &Options<'_>,
-    progress: &mut dyn FnMut(&'static str, u64),
+    feed: &Feed<'_>,
 ) -> Result<Value, GcError> {
-    let (mut listed, mut failed, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
-    let mut report = |event: Event<'_>| match event {
-        Event::Leaked { object, size, age } if listed.len() < LISTED_MAX => {
-            listed.push(json!({ "object": object, "bytes": size, "age_seconds": age / SECOND }));
+    let listening = feed.listening();
+    let go_on = || listening.go_on();
+    let engine = Watched::new(engine, &go_on);
+    let is_on = || listening.is_on();
+    let options = Options { go_on: &is_on, ..*options };
+    let mut listed = 0;
+    let mut report = |event: Event<'_>| {
+        listed += 1;
+        if listed <= LISTED_MAX {
+            feed.event(&match event {
+                Event::Leaked { object, size, age } => {
+                    json!({ "leaked": { "object": object, "bytes": size, "age_seconds": age / SECOND } })
+                }
+                Event::Disputed(object) => json!({ "disputed": object }),
+                Event::Failed(object, why) => {
+                    json!({ "failed": { "object": object, "error": why.to_string() } })
+                }
+                Event::Unknown(name) => json!({ "unknown": name }),
+            });
         }
-        Event::Failed(object, why) if failed.len() < LISTED_MAX => {
-            failed.push(json!({ "object": object, "error": why.to_string() }));
-        }
-        Event::Unknown(name) if unknown.len() < LISTED_MAX => unknown.push(Value::from(name)),
-        _ => {}
     };
-    let totals = gc::collect(engine, store, options, &mut report, progress)?;
+    let totals =
+        gc::collect(&engine, store, &options, &mut report, &mut |what, done| feed.progress(what, done))?;
     Ok(json!({
         "objects": totals.objects,
         "bytes": totals.bytes,
         "referenced_objects": totals.referenced,
         "scheduled_objects": totals.scheduled,
         "young_objects": totals.young,
+        "disputed_objects": totals.disputed,
         "leaked_objects": totals.leaked,
         "leaked_bytes": totals.leaked_bytes,
         "deleted_objects": totals.deleted,
@@ -86,10 +104,52 @@ pub fn collect(
         "sparse_bytes": totals.sparse_bytes,
         "unknown_names": totals.unknown,
         "dry_run": !options.delete,
-        "leaked": listed,
-        "failed": failed,
-        "unknown": unknown,
     }))
+}
+
+/// What was found, as it is printed: at once for people, at the end for programs.
+struct Printer {
+    json: bool,
+    found: serde_json::Map<String, Value>,
+}
+
+impl Printer {
+    /// Kinds of events, which are also the names of their lists.
+    const KINDS: [&str; 4] = ["leaked", "disputed", "failed", "unknown"];
+
+    fn event(&mut self, event: &Value) {
+        for kind in Self::KINDS {
+            let Some(found) = event.get(kind) else { continue };
+            if !self.json {
+                Self::print(kind, found);
+            }
+            if let Some(Value::Array(list)) = self.found.get_mut(kind) {
+                list.push(found.clone());
+            }
+        }
+    }
+
+    fn print(kind: &str, found: &Value) {
+        let number = |name: &str| found[name].as_u64().unwrap_or(0);
+        match kind {
+            "leaked" => println!(
+                "leaked: object {:016x}, {}, {} s old",
+                number("object"),
+                bytes(number("bytes")),
+                number("age_seconds")
+            ),
+            "disputed" => println!(
+                "left alone: object {:016x}: no file refers to it but its account says so; run `kestrel fsck`",
+                found.as_u64().unwrap_or(0)
+            ),
+            "failed" => println!(
+                "not deleted: object {:016x}: {}",
+                number("object"),
+                found["error"].as_str().unwrap_or("?")
+            ),
+            _ => println!("not an object, left alone: {}", found.as_str().unwrap_or("?")),
+        }
+    }
 }
 
 /// Collects.
@@ -98,19 +158,30 @@ pub fn run(args: &GcArgs) -> Result<Verdict, Failure> {
     kestrel_client::descriptor::Descriptor::read(&dir).map_err(|why| Failure::new("gc", why))?;
     let grace_seconds = args.grace.as_secs();
     let question = json!({ "verb": "gc", "delete": args.delete, "grace_seconds": grace_seconds });
-    let done = match ask("gc", &dir, &question, None)? {
+    let found = Printer::KINDS.map(|kind| (kind.to_string(), Value::Array(Vec::new())));
+    let mut printer = Printer { json: args.json, found: found.into_iter().collect() };
+    let mut progress = Progress::new();
+    let asked = ask_with("gc", &dir, &question, &mut |event| {
+        shown(&mut progress, &event, &mut |event| printer.event(event));
+    })?;
+    let mut done = match asked {
         Some(done) => done,
         None => {
-            let volume = open("gc", &args.volume)?;
-            let mut progress = Progress::new();
+            let volume = open("gc", &args.volume, &args.store)?;
+            let mut tell = |event: &Value| {
+                shown(&mut progress, event, &mut |event| printer.event(event));
+                true
+            };
             let options = options(grace_seconds, args.delete, &|_| false);
-            collect(&*volume.engine, &*volume.store, &options, &mut |what, number| {
-                progress.tick(what, number)
-            })
-            .map_err(|why| Failure::new("gc", format!("{}: {why}", dir.display())))?
+            collect(&*volume.engine, &*volume.store, &options, &Feed::new(&mut tell))
+                .map_err(|why| Failure::new("gc", format!("{}: {why}", dir.display())))?
         }
     };
+    drop(progress);
     if args.json {
+        if let Value::Object(done) = &mut done {
+            done.extend(printer.found);
+        }
         print_json(&done);
     } else {
         show(args, &done);
@@ -121,32 +192,20 @@ pub fn run(args: &GcArgs) -> Result<Verdict, Failure> {
 
 fn show(args: &GcArgs, done: &Value) {
     let number = |name: &str| done[name].as_u64().unwrap_or(0);
-    for leaked in done["leaked"].as_array().into_iter().flatten() {
-        let field = |name: &str| leaked[name].as_u64().unwrap_or(0);
-        println!(
-            "leaked: object {:016x}, {}, {} s old",
-            field("object"),
-            bytes(field("bytes")),
-            field("age_seconds")
-        );
-    }
-    for failed in done["failed"].as_array().into_iter().flatten() {
-        println!("not deleted: object {}: {}", failed["object"], failed["error"].as_str().unwrap_or("?"));
-    }
-    for name in done["unknown"].as_array().into_iter().flatten() {
-        println!("not an object, left alone: {}", name.as_str().unwrap_or("?"));
-    }
     println!("{} objects with {}", count(number("objects")), bytes(number("bytes")));
     println!("{} leaked with {}", count(number("leaked_objects")), bytes(number("leaked_bytes")));
+    if number("disputed_objects") > 0 {
+        println!("{} with accounts that are wrong", count(number("disputed_objects")));
+    }
     println!(
         "{} scheduled for deletion, {} too young or open to judge",
         count(number("scheduled_objects")),
         count(number("young_objects"))
     );
     println!(
-        "{} less than {} % in use, with {} unused",
+        "{} less than {} % in use, with {} unused; `kestrel compact` rewrites them",
         count(number("sparse_objects")),
-        gc::SPARSE_PERCENT,
+        SPARSE_PERCENT,
         bytes(number("sparse_bytes"))
     );
     if args.delete {

@@ -6,9 +6,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kestrel_admin::info;
+use kestrel_client::storage::Storage;
+use kestrel_data::frame::stored_window;
+use kestrel_types::range::Range;
 use serde_json::{Value, json};
 
 use super::{ask, locate, mount_above, open, print_json, volume_of};
+use super::store_args::StoreArgs;
 use crate::failure::{Failure, Verdict};
 use crate::units::{bytes, count};
 
@@ -32,6 +36,8 @@ pub struct InfoArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
 }
 
 /// Shows it.
@@ -51,10 +57,29 @@ pub fn run(args: &InfoArgs) -> Result<Verdict, Failure> {
 fn in_volume(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
     let dir = locate("info", url)?;
     kestrel_client::descriptor::Descriptor::read(&dir).map_err(|why| Failure::new("info", why))?;
-    let volume = open("info", url)?;
-    info::find_path(&*volume.engine, args.path.as_os_str().as_bytes())
+    let volume = open("info", url, &args.store)?;
+    let mut found = info::find_path(&*volume.engine, args.path.as_os_str().as_bytes())
         .and_then(|inode| info::describe(&*volume.engine, &inode))
-        .map_err(|why| Failure::new("info", format!("{}: {why}", args.path.display())))
+        .map_err(|why| Failure::new("info", format!("{}: {why}", args.path.display())))?;
+    tell_places(&mut found, &volume.storage);
+    Ok(found)
+}
+
+/// Adds to each extent where its object lies and how much of it the disk cache has, if there is one.
+pub fn tell_places(found: &mut Value, storage: &Storage) {
+    let near = storage.store.near();
+    for extent in found["extents"].as_array_mut().into_iter().flatten() {
+        let field = |name: &str| extent[name].as_u64().and_then(|value| u32::try_from(value).ok());
+        let Some(object) = extent["object"].as_u64() else { continue };
+        let place = storage.place_of(object);
+        if let (Some(near), Some(offset), Some(range_len), Some(skip), Some(len)) =
+            (near, field("object_offset"), field("range_len"), field("skip"), field("len"))
+        {
+            let (at, stored) = stored_window(&Range { object, offset, len: range_len }, skip, len);
+            extent["cached_bytes"] = near.holds(object, at, stored).min(u64::from(len)).into();
+        }
+        extent["place"] = place.into();
+    }
 }
 
 fn in_mount(args: &InfoArgs) -> Result<Value, Failure> {
@@ -101,15 +126,19 @@ fn show(args: &InfoArgs, found: &Value) {
         count(number("extents_total")),
         count(number("objects"))
     );
-    println!("{:>16} {:>12}   {:<16} {:>12}", "file offset", "bytes", "object", "at");
+    if extents.iter().any(|extent| extent["cached_bytes"].is_u64()) {
+        let cached = extents.iter().filter_map(|extent| extent["cached_bytes"].as_u64()).sum();
+        println!("disk cache   {}", bytes(cached));
+    }
+    println!("{:>16} {:>12} {:>12}   object", "file offset", "bytes", "at");
     for extent in extents.iter().take(EXTENTS_SHOWN) {
         let field = |name: &str| extent[name].as_u64().unwrap_or(0);
         println!(
-            "{:>16} {:>12}   {:016x} {:>12}",
+            "{:>16} {:>12} {:>12}   {}",
             field("file_offset"),
             field("len"),
-            field("object"),
-            field("object_offset")
+            field("object_offset"),
+            extent["place"].as_str().unwrap_or("?")
         );
     }
     if extents.len() > EXTENTS_SHOWN {

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use kestrel_admin::check::{Options, check};
@@ -10,14 +11,17 @@ use kestrel_admin::dump::Counts;
 use kestrel_admin::dump::load::{Header, keep_clear_of, load, verify};
 use kestrel_admin::finding::FindingKind;
 use kestrel_admin::references::{Seen, for_each};
-use kestrel_client::descriptor::{Descriptor, Settings};
-use kestrel_client::volume::Volume;
+use kestrel_client::descriptor::{CodingSettings, Descriptor, Settings};
+use kestrel_client::keys;
+use kestrel_client::volume::{self, NewVolume, Volume};
+use kestrel_data::store::coded::Compression;
 use kestrel_data::store::local::LocalConfig;
-use kestrel_data::store::{BlockStore, LocalStore};
+use kestrel_data::store::{BlockStore, CodedStore, LocalStore};
 use kestrel_types::ids::ObjectId;
 use serde_json::json;
 
 use super::{locate, open, print_json};
+use super::store_args::StoreArgs;
 use crate::failure::{Failure, Verdict};
 use crate::progress::Progress;
 use crate::units::{bytes, count};
@@ -44,12 +48,14 @@ pub struct LoadArgs {
     /// Name of the new volume; that of the dumped one by default
     #[arg(long)]
     pub name: Option<String>,
-    /// Where the new volume keeps file data: file:///path; inside the volume by default
+    /// Where the new volume keeps file data: file:///path or s3://…; inside the volume by default
     #[arg(long, value_name = "URL")]
     pub storage: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
 }
 
 /// Loads.
@@ -58,13 +64,7 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
     let (header, counts) = read_dump(args)?;
     let dumped: Descriptor = serde_json::from_value(header.volume)
         .map_err(|why| fail(&format!("{}: it describes no volume: {why}", args.file.display())))?;
-    let from = match &args.objects {
-        Some(dir) => Some(
-            LocalStore::open(dir, LocalConfig::default())
-                .map_err(|why| fail(&format!("{}: {why}", dir.display())))?,
-        ),
-        None => None,
-    };
+    let from = args.objects.as_deref().map(|dir| open_objects(args, dir, &dumped)).transpose()?;
     let dir = locate("load", &args.volume)?;
     // A volume that is there keeps its settings and its objects; the load refuses it if it holds files.
     let existing = Descriptor::read(&dir).ok();
@@ -80,10 +80,12 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
                 storage: args.storage.clone(),
                 ..dumped.settings
             };
-            kestrel_client::volume::format(&args.volume, settings, false).map_err(|why| fail(&why))?
+            let (compression, encrypt_with) = coding_like(args, dumped.coding.as_ref())?;
+            let new = NewVolume { settings, compression, encrypt_with, force: false };
+            volume::format(&args.volume, new, &args.store.options("load")?).map_err(|why| fail(&why))?
         }
     };
-    let filled = open("load", &args.volume).and_then(|volume| fill(args, &volume, from.as_ref()));
+    let filled = open("load", &args.volume, &args.store).and_then(|volume| fill(args, &volume, from.as_deref()));
     let missing = match filled {
         Ok(missing) => missing,
         Err(failure) => {
@@ -112,6 +114,33 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
     Ok(if missing == 0 { Verdict::Good } else { Verdict::Bad })
 }
 
+/// The dumped volume's objects, with the keys that the dump holds, wrapped.
+fn open_objects(args: &LoadArgs, dir: &Path, dumped: &Descriptor) -> Result<Arc<dyn BlockStore>, Failure> {
+    let coding = keys::coding(dumped, args.store.key_file.as_deref()).map_err(|why| Failure::new("load", why))?;
+    let local = LocalStore::open(dir, LocalConfig::default())
+        .map_err(|why| Failure::new("load", format!("{}: {why}", dir.display())))?;
+    Ok(match coding {
+        Some(coding) => Arc::new(CodedStore::new(Arc::new(local), dumped.uuid_bytes(), coding)),
+        None => Arc::new(local),
+    })
+}
+
+/// How the new volume codes objects: as the dumped one did, with the same volume key and a data key of its own.
+fn coding_like(
+    args: &LoadArgs,
+    dumped: Option<&CodingSettings>,
+) -> Result<(Compression, Option<PathBuf>), Failure> {
+    let Some(CodingSettings { compression, encryption }) = dumped else { return Ok((Compression::None, None)) };
+    if !encryption.as_ref().is_some_and(|encryption| encryption.active) {
+        return Ok((*compression, None));
+    }
+    let key_file = keys::key_file(args.store.key_file.as_deref()).ok_or_else(|| {
+        let why = "the dumped volume is encrypted, so the new one will be; give a key with --key-file FILE";
+        Failure::new("load", format!("{}: {why}", args.file.display()))
+    })?;
+    Ok((*compression, Some(key_file)))
+}
+
 fn reader(file: &Path) -> Result<BufReader<File>, Failure> {
     let opened =
         File::open(file).map_err(|why| Failure::new("load", format!("{}: {why}", file.display())))?;
@@ -125,7 +154,7 @@ fn read_dump(args: &LoadArgs) -> Result<(Header, Counts), Failure> {
 }
 
 /// Loads rows and copies objects; returns how many files need objects that are not there.
-fn fill(args: &LoadArgs, volume: &Volume, from: Option<&LocalStore>) -> Result<u64, Failure> {
+fn fill(args: &LoadArgs, volume: &Volume, from: Option<&dyn BlockStore>) -> Result<u64, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("load", format!("{}: {why}", args.file.display()));
     let mut progress = Progress::new();
     load(reader(&args.file)?, &*volume.engine, &mut |rows| progress.tick("loading rows", rows))
@@ -156,7 +185,7 @@ fn fill(args: &LoadArgs, volume: &Volume, from: Option<&LocalStore>) -> Result<u
 }
 
 /// Copies every object that the metadata refers to.
-fn copy_objects(volume: &Volume, from: &LocalStore, progress: &mut Progress) -> Result<(), Failure> {
+fn copy_objects(volume: &Volume, from: &dyn BlockStore, progress: &mut Progress) -> Result<(), Failure> {
     let mut wanted: Vec<ObjectId> = Vec::new();
     for_each(&*volume.engine, &mut |seen| {
         if let Seen::Reference(reference) = seen

@@ -14,6 +14,7 @@ use kestrel_mount::MountConfig;
 use log::LevelFilter;
 
 use super::locate;
+use super::store_args::{CacheArgs, StoreArgs};
 use crate::failure::{Failure, Verdict};
 use crate::serve::control::Serving;
 use crate::serve::daemon;
@@ -34,6 +35,7 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount /data/vol /mnt/data --read-only --allow-other
   kestrel mount /data/vol /mnt/data --foreground --log-level debug
   kestrel mount /data/vol /mnt/data --metrics 127.0.0.1:9464
+  kestrel mount /data/vol /mnt/data --cache-dir /ssd/cache --cache-size 500G
 
 Returns when the mount serves; the serving process stays in the background and writes to the log file that is named.
 SIGTERM and SIGINT unmount cleanly; a second one cuts off those who still use the mount.")]
@@ -66,9 +68,9 @@ pub struct MountArgs {
     /// Memory for metadata rows
     #[arg(long, value_parser = size_arg, value_name = "SIZE", default_value = "512M")]
     pub metadata_memory: u64,
-    /// Memory for verified file data
-    #[arg(long, value_parser = size_arg, value_name = "SIZE", default_value = "64M")]
-    pub data_cache: u64,
+    /// Memory for verified file data; 64M by default, 256M with an s3:// store
+    #[arg(long, value_parser = size_arg, value_name = "SIZE")]
+    pub data_cache: Option<u64>,
     /// Memory for data written and not yet stored
     #[arg(long, value_parser = size_arg, value_name = "SIZE", default_value = "256M")]
     pub write_buffer: u64,
@@ -84,6 +86,10 @@ pub struct MountArgs {
     /// Set for the process in the background
     #[arg(long, hide = true)]
     pub report_readiness: bool,
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    #[command(flatten)]
+    pub store: StoreArgs,
 }
 
 fn log_level_arg(text: &str) -> Result<LevelFilter, String> {
@@ -141,6 +147,7 @@ fn check(args: &MountArgs) -> Result<(PathBuf, PathBuf, MountOptions), Failure> 
     if args.workers > WORKERS_MAX {
         return Err(Failure::usage(format!("mount: --workers {}: at most {WORKERS_MAX}", args.workers)));
     }
+    args.store.options("mount")?;
     Ok((volume, dir, options))
 }
 
@@ -153,13 +160,16 @@ fn background(args: &MountArgs) -> Result<Verdict, Failure> {
     Ok(Verdict::Good)
 }
 
-fn resources(args: &MountArgs) -> Resources {
-    Resources {
+fn resources(args: &MountArgs) -> Result<Resources, Failure> {
+    let mut store = args.store.options("mount")?;
+    args.cache.add_to(&mut store);
+    Ok(Resources {
         metadata_bytes: args.metadata_memory,
-        data_cache_bytes: usize::try_from(args.data_cache).unwrap_or(usize::MAX),
+        data_cache_bytes: args.data_cache.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         dirty_bytes_max: args.write_buffer,
+        store,
         ..Resources::default()
-    }
+    })
 }
 
 /// Serves until the mount is gone.
@@ -169,7 +179,7 @@ fn serve(args: &MountArgs) -> Result<Verdict, Failure> {
     let begun = Instant::now();
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let role = format!("kestrel mount {}", dir.display());
-    let resources = resources(args);
+    let resources = resources(args)?;
     let url = volume_dir.to_string_lossy().into_owned();
     let read_only = options.read_only;
     let mounted = Volume::open(&url, &role, &resources)
@@ -180,11 +190,13 @@ fn serve(args: &MountArgs) -> Result<Verdict, Failure> {
         fs: fs.clone(),
         engine: mounted.volume.engine.clone(),
         store: mounted.volume.store.clone(),
+        storage: mounted.volume.storage.clone(),
         descriptor: mounted.volume.descriptor.clone(),
         dir: volume_dir.clone(),
         mount_point: dir.clone(),
         read_only,
         begun,
+        walking: parking_lot::Mutex::default(),
     });
     let result = attend(args, &dir, options, &serving);
     let stored = fs
@@ -208,7 +220,7 @@ fn attend(
 ) -> Result<Verdict, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let answering = serving.clone();
-    let control = ControlSocket::serve(&serving.dir, Arc::new(move |question| answering.answer(question)))
+    let control = ControlSocket::serve(&serving.dir, Arc::new(move |question, teller| answering.answer(question, teller)))
         .map_err(|why| fail(&why))?;
     let figures = serving.clone();
     let page = move || crate::metrics::prometheus(&figures.snapshot());

@@ -139,11 +139,44 @@ fn print_table(now: &Value, before: &Value, seconds: f64) {
         per_second("engine_mutations_total")
     );
     let number = |name: &str| now[name].as_u64().unwrap_or(0);
+    print_data(now, before, seconds);
     println!(
         "memory: metadata {}, unstored data {}; open files {}; bad reads {}",
         bytes(number("engine_memory_bytes")),
         bytes(number("dirty_bytes")),
         count(number("metadata_open_files")),
         count(number("bad_reads_total"))
+    );
+}
+
+/// Prints what went to and came from the object store and the caches before it, if there is one.
+fn print_data(now: &Value, before: &Value, seconds: f64) {
+    let sum = |name: &str| now[name].as_u64().unwrap_or(0);
+    let per_second = |name: &str| grown(now, before, name) as f64 / seconds;
+    let rate = |name: &str| format!("{}/s", bytes(per_second(name) as u64));
+    let share = |part: &str, whole: &[&str]| {
+        let all: u64 = whole.iter().map(|name| grown(now, before, name)).sum();
+        if all == 0 { "-".into() } else { format!("{:.0} %", 100.0 * grown(now, before, part) as f64 / all as f64) }
+    };
+    if sum("store_get_requests_total") + sum("store_put_requests_total") + sum("store_head_requests_total") == 0 {
+        return;
+    }
+    println!(
+        "store: {:.0} PUT/s {}, {:.0} GET/s {}; {} retries, {} errors, {} throttled",
+        per_second("store_put_requests_total"),
+        rate("store_put_bytes_total"),
+        per_second("store_get_requests_total"),
+        rate("store_get_bytes_total"),
+        count(grown(now, before, "store_retries_total")),
+        count(grown(now, before, "store_errors_total")),
+        count(grown(now, before, "store_throttled_total"))
+    );
+    println!(
+        "hits: memory {} of bytes ({} held), disk cache {} of bytes ({} held); {:.0} files a PUT",
+        share("cache_memory_hit_bytes_total", &["stored_read_bytes_total"]),
+        bytes(sum("cache_memory_bytes")),
+        share("cache_disk_hit_bytes_total", &["cache_disk_hit_bytes_total", "cache_disk_miss_bytes_total"]),
+        bytes(sum("cache_disk_bytes")),
+        grown(now, before, "pack_members_total") as f64 / grown(now, before, "pack_rounds_total").max(1) as f64
     );
 }

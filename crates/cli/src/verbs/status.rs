@@ -11,6 +11,7 @@ use kestrel_types::ids::ROOT;
 use serde_json::{Value, json};
 
 use super::{ask, locate, open, print_json};
+use super::store_args::StoreArgs;
 use crate::failure::{Failure, Verdict};
 use crate::units::{bytes, count};
 
@@ -25,6 +26,8 @@ pub struct StatusArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
 }
 
 /// Name, settings and sums of a volume.
@@ -63,7 +66,7 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
     let status = match ask("status", &dir, &json!({ "verb": "status" }), kestrel_client::control::QUICK)? {
         Some(status) => status,
         None => {
-            let volume = open("status", &args.volume)?;
+            let volume = open("status", &args.volume, &args.store)?;
             let mut status = describe(&dir, &volume.descriptor, &*volume.engine)
                 .map_err(|why| Failure::new("status", format!("{}: {why}", dir.display())))?;
             status["mounted"] = false.into();

@@ -1,4 +1,5 @@
-//! What a client does on its own: commits bytes that have been in memory too long, deletes objects whose grace is over.
+//! What a client does on its own: commits bytes that have been in memory too long, deletes objects whose grace is over,
+//! and, slowly, rewrites objects of which little is in use.
 
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -6,9 +7,11 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use kestrel_admin::sparse::Found;
+use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsResult;
 
-use super::Fs;
+use super::{CompactOptions, Fs};
 use crate::file::data_error;
 
 /// How often the thread looks for work.
@@ -20,11 +23,43 @@ const REAP_TICKS: u32 = 20;
 /// Objects deleted in one look.
 const REAP_BATCH: usize = 1024;
 
-/// The thread and what stops it.
+/// Time between two looks for objects of which little is in use: a listing of the store and a walk over the accounts.
+const REPACK_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// Objects written to less than this ago are not rewritten on our own: their files may still change a lot.
+const REPACK_AGE: Nanos = 600 * SECOND;
+
+/// Rewriting begins when this much is unused in sparse objects, bytes, and this share of all that is stored, percent.
+const REPACK_UNUSED_MIN: u64 = 64 << 20;
+const REPACK_UNUSED_PERCENT: u64 = 5;
+
+/// How fast, bytes a second: reads and writes of applications must not feel it.
+const REPACK_BYTES_PER_SECOND: u64 = 8 << 20;
+
+/// Pause after each page of metadata.
+const REPACK_PAGE_PAUSE: Duration = Duration::from_millis(5);
+
+/// What stops the threads.
+type Stop = (Mutex<bool>, Condvar);
+
+/// What a thread does until it is stopped or the file system is gone.
+type Work = fn(&Weak<Fs>, &Stop);
+
+/// The threads and what stops them.
 #[derive(Default)]
 pub(super) struct Background {
-    stop: Arc<(Mutex<bool>, Condvar)>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    stop: Arc<Stop>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Held by who compacts the volume.
+    pub compacting: Mutex<()>,
+}
+
+impl Drop for Background {
+    /// Without a shutdown the threads end by themselves; they may be who drops this, so nobody waits for them.
+    fn drop(&mut self) {
+        *self.stop.0.lock() = true;
+        self.stop.1.notify_all();
+    }
 }
 
 impl Fs {
@@ -32,13 +67,14 @@ impl Fs {
         if self.config.read_only {
             return;
         }
-        let (weak, stop) = (Arc::downgrade(self), self.background.stop.clone());
-        let thread =
-            std::thread::Builder::new().name("kestrel-flush".into()).spawn(move || run(&weak, &stop));
-        match thread {
-            Ok(thread) => *self.background.thread.lock() = Some(thread),
-            // Closing a file still stores it; only the bound on how long bytes stay in memory is lost.
-            Err(error) => log::error!("cannot start the background thread: {error}"),
+        let threads: [(&str, Work); 2] = [("kestrel-flush", run), ("kestrel-repack", repack)];
+        for (name, work) in threads {
+            let (weak, stop) = (Arc::downgrade(self), self.background.stop.clone());
+            match std::thread::Builder::new().name(name.into()).spawn(move || work(&weak, &stop)) {
+                Ok(thread) => self.background.threads.lock().push(thread),
+                // Closing a file still stores it; only the bound on how long bytes stay in memory is lost.
+                Err(error) => log::error!("cannot start the thread {name}: {error}"),
+            }
         }
     }
 
@@ -49,16 +85,20 @@ impl Fs {
     pub fn shutdown(self: &Arc<Self>) -> FsResult<()> {
         *self.background.stop.0.lock() = true;
         self.background.stop.1.notify_all();
-        if let Some(thread) = self.background.thread.lock().take() {
+        for thread in self.background.threads.lock().drain(..) {
             let _ = thread.join();
         }
         if self.config.read_only {
             return Ok(());
         }
-        let mut result = Ok(());
+        // All at once: a store that does not answer costs one deadline, not one a file.
+        let (send, flushed) = std::sync::mpsc::channel();
         for file in self.files.all() {
-            result = result.and(super::wait(|done| self.flush_file(&file, done)));
+            let send = send.clone();
+            self.flush_file(&file, Box::new(move |result| drop(send.send(result))));
         }
+        drop(send);
+        let result = flushed.iter().fold(Ok(()), Result::and);
         self.packer.seal_all();
         result.and(super::wait(|done| self.sync(done))).and(self.node.close())
     }
@@ -109,16 +149,57 @@ impl Fs {
     }
 }
 
-fn run(fs: &Weak<Fs>, stop: &(Mutex<bool>, Condvar)) {
-    for tick in 1u32.. {
-        let mut stopped = stop.0.lock();
-        if !*stopped {
-            stop.1.wait_for(&mut stopped, TICK);
+/// Sleeps unless it is time to stop: then true.
+fn stopped_after(stop: &Stop, time: Duration) -> bool {
+    let mut stopped = stop.0.lock();
+    if !*stopped && !time.is_zero() {
+        stop.1.wait_for(&mut stopped, time);
+    }
+    *stopped
+}
+
+fn repack(fs: &Weak<Fs>, stop: &Stop) {
+    let is_worth = |found: &Found| {
+        found.unused_bytes >= REPACK_UNUSED_MIN.max(found.stored_bytes / 100 * REPACK_UNUSED_PERCENT)
+    };
+    let go_on = |stored: u64| {
+        let pause = match stored {
+            0 => REPACK_PAGE_PAUSE,
+            bytes => Duration::from_millis(bytes * 1000 / REPACK_BYTES_PER_SECOND),
+        };
+        !stopped_after(stop, pause)
+    };
+    while !stopped_after(stop, REPACK_INTERVAL) {
+        let Some(fs) = fs.upgrade() else { return };
+        let options = CompactOptions {
+            paths: None,
+            grace: REPACK_AGE,
+            dry_run: false,
+            is_worth: &is_worth,
+            go_on: &go_on,
+        };
+        match fs.compact_volume(&options, &mut |_, _| {}) {
+            Ok(done) if done == Default::default() => {}
+            Ok(done) => log::info!(
+                "{} sparse objects: {} references with {} bytes moved, {} changed meanwhile, {} failed; {} windows folded",
+                done.sparse_objects,
+                done.moved,
+                done.stored_bytes,
+                done.changed,
+                done.failed,
+                done.folded
+            ),
+            Err(error) if error.errno == libc::EBUSY || *stop.0.lock() => {}
+            Err(error) => log::warn!("rewriting sparse objects: {error}"),
         }
-        if *stopped {
+    }
+}
+
+fn run(fs: &Weak<Fs>, stop: &Stop) {
+    for tick in 1u32.. {
+        if stopped_after(stop, TICK) {
             return;
         }
-        drop(stopped);
         let Some(fs) = fs.upgrade() else { return };
         fs.flush_old();
         if tick % REAP_TICKS == 0

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use kestrel_data::{Level, Payload, Placed, Turn};
-use kestrel_types::error::FsResult;
-use kestrel_types::extent::{Extent, Source, WINDOW_BYTES};
+use kestrel_data::{Payload, Placed, Turn};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::extent::{Extent, ExtentList, Source, WINDOW_BYTES};
+use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{CHUNK_BYTES, Data};
-use kestrel_types::request::{Op, Outcome};
+use kestrel_types::name::InodeRef;
+use kestrel_types::request::{Answer, Op, Outcome};
 
 use super::{Caller, Fs, plain};
 use crate::file::{OpenFile, data_error};
@@ -73,23 +75,61 @@ impl Fs {
                 all = false; // the content changed while the list was on its way
                 continue;
             };
-            for window in list.windows_to_compact() {
-                all &= self.compact_window(file, chunk, list.slice(window, WINDOW_BYTES))?;
-            }
+            let inode = self.known.reference(file.ino);
+            let folded = self.fold_windows(&inode, chunk, &list);
+            file.lock().chunks.remove(&chunk);
+            all &= folded?.1;
         }
         Ok(all)
     }
 
-    /// Stores each run of neighbouring extents of a window again as one range.
-    fn compact_window(
+    /// Folds what is due in a chunk of a file that need not be open. How many windows were folded, and whether a writer
+    /// interfered with none.
+    pub(super) fn fold_chunk(self: &Arc<Self>, inode: &InodeRef, chunk: u64) -> FsResult<(u64, bool)> {
+        let op = Op::Chunks { ino: inode.ino, first: chunk, last: chunk };
+        let answer = super::wait(|done| self.ask(Caller::ROOT, op, done))?;
+        let Answer::Chunks(chunks) = answer else { return Err(super::unexpected(&answer)) };
+        let Some((_, extents)) = chunks.into_iter().next() else { return Ok((0, true)) };
+        let list = ExtentList::from_extents(&extents).map_err(|why| {
+            FsError::because(libc::EIO, format!("inode {} chunk {chunk}: {why}", inode.ino))
+        })?;
+        let folded = self.fold_windows(inode, chunk, &list)?;
+        if let Some(file) = self.files.get(inode.ino) {
+            file.lock().chunks.remove(&chunk);
+        }
+        Ok(folded)
+    }
+
+    fn fold_windows(
         self: &Arc<Self>,
-        file: &Arc<OpenFile>,
+        inode: &InodeRef,
         chunk: u64,
-        old: Vec<Extent>,
-    ) -> FsResult<bool> {
+        list: &ExtentList,
+    ) -> FsResult<(u64, bool)> {
+        let (mut folded, mut all) = (0, true);
+        for window in list.windows_to_compact() {
+            if self.fold_window(inode, chunk, &list.slice(window, WINDOW_BYTES))? {
+                folded += 1;
+            } else {
+                all = false;
+            }
+        }
+        Ok((folded, all))
+    }
+
+    /// Stores each run of neighbouring extents of a window again as one range. False if the window changed meanwhile.
+    fn fold_window(self: &Arc<Self>, inode: &InodeRef, chunk: u64, window: &[Extent]) -> FsResult<bool> {
+        let is_stored = |extent: &Extent| extent.source != Source::Hole;
+        let (Some(first), Some(last)) =
+            (window.iter().position(is_stored), window.iter().rposition(is_stored))
+        else {
+            return Ok(true);
+        };
+        // Holes between are part of what must not have changed.
+        let old = &window[first..=last];
         let mut new = Vec::new();
         let mut pins = Vec::new();
-        for run in old.split(|extent| extent.source == Source::Hole).filter(|run| !run.is_empty()) {
+        for run in old.split(|extent| !is_stored(extent)).filter(|run| !run.is_empty()) {
             let pos = run[0].pos;
             let len: u32 = run.iter().map(|extent| extent.len).sum();
             let mut bytes = vec![0; len as usize];
@@ -102,22 +142,20 @@ impl Fs {
             }
             let mut offset = 0;
             for block in bytes.chunks(self.config.block_bytes as usize) {
-                let placed = self.store_now(file, block.to_vec())?;
+                let placed = self.store_now(inode.ino, block.to_vec())?;
                 new.push(Extent::of_range(pos + offset, placed.range));
                 offset += block.len() as u32;
                 pins.push(placed);
             }
         }
         kestrel_types::crash::point("client.compact.stored");
-        let old = old.into_iter().filter(|extent| extent.source != Source::Hole).collect();
-        let op = Op::Compact { inode: self.known.reference(file.ino), chunk, old, new };
+        let op = Op::Compact { inode: inode.clone(), chunk, old: old.to_vec(), new };
         let (send, receive) = std::sync::mpsc::sync_channel(1);
         self.request(Caller::ROOT, op, move |reply| {
             let _ = send.send(reply);
         });
         let reply = receive.recv();
         drop(pins);
-        file.lock().chunks.remove(&chunk);
         match reply {
             Ok(Err(Outcome::Conflict(_))) | Err(_) => Ok(false),
             Ok(reply) => {
@@ -128,11 +166,11 @@ impl Fs {
         }
     }
 
-    fn store_now(self: &Arc<Self>, file: &Arc<OpenFile>, bytes: Vec<u8>) -> FsResult<Placed> {
+    fn store_now(self: &Arc<Self>, ino: InodeId, bytes: Vec<u8>) -> FsResult<Placed> {
         super::wait(|done| {
             let stored =
                 move |placed: kestrel_data::Result<Placed>| done(placed.map_err(|error| data_error(&error)));
-            self.packer.store(Payload::from(bytes), file.ino, Level::Process, Box::new(stored));
+            self.packer.store(Payload::from(bytes), ino, Box::new(stored));
         })
     }
 }

@@ -8,14 +8,15 @@ use std::sync::Arc;
 
 use parking_lot::MutexGuard;
 
-use kestrel_data::{Level, Payload, Placed, Turn};
+use kestrel_data::{Payload, Placed, Turn};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::Extent;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
+use kestrel_types::range::Range;
 use kestrel_types::request::{Answer, COMMIT_EXTENTS_MAX, Commit, NewData, Op, Outcome, Reply};
 
-use super::write::push_inflight;
+use super::write::{push_inflight, stored_first};
 use super::{Caller, Done, FileHandle, Fs, too_late, unexpected};
 use crate::file::{FileState, OpenFile, data_error, finish_all};
 use crate::write_buffer::copy_piece;
@@ -100,6 +101,30 @@ impl Fs {
         };
         state.flush = Some(flush);
         self.plan_flush(file, state);
+    }
+
+    /// Commits what is stored of a file that is being written on, and nothing of what is not. Its size is then what that
+    /// reaches to.
+    pub(super) fn commit_stored(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        mut state: MutexGuard<'_, FileState>,
+    ) {
+        let (mut upto, mut reach) = (0, state.inode.size);
+        for piece in stored_first(&state) {
+            upto += 1;
+            reach = reach.max(piece.offset + piece.bytes.len() as u64);
+        }
+        state.flushing = true;
+        state.flush = Some(Flush {
+            upto,
+            size: reach,
+            mtime: state.mtime.unwrap_or(state.inode.mtime),
+            kill_suid: state.kill_suid,
+            conflicts: 0,
+            waiters: Vec::new(),
+        });
+        self.continue_flush(file, state);
     }
 
     /// Decides on the layout and does what has to be done before the commit.
@@ -192,7 +217,7 @@ impl Fs {
             state.inflight[..flush.upto].iter().map(|piece| (piece.offset, piece.bytes.clone())).collect();
         drop(state);
         if let Err(error) = self.reader.read(range, 0, &mut content[..kept]) {
-            return self.flush_failed(file, data_error(&error));
+            return self.merge_elsewhere(file, range, data_error(&error));
         }
         for (offset, bytes) in pieces {
             copy_piece(offset, &bytes, 0, &mut content);
@@ -204,13 +229,28 @@ impl Fs {
         }
     }
 
+    /// The stored content is not where it was when the file was opened: unless it has moved (a repacked file keeps its
+    /// `data_change`, so nothing told us) the flush has failed.
+    fn merge_elsewhere(self: &Arc<Self>, file: &Arc<OpenFile>, known: Range, error: FsError) {
+        let (fs, file) = (self.clone(), file.clone());
+        let op = Op::GetAttr(self.known.reference(file.ino));
+        self.ask(Caller::ROOT, op, move |answer| match answer.and_then(super::into_inode) {
+            Ok(inode) if !matches!(inode.data, Data::Packed { range, .. } if range == known) => {
+                let mut state = file.lock();
+                state.refresh(inode);
+                fs.plan_flush(&file, state);
+            }
+            _ => fs.flush_failed(&file, error),
+        });
+    }
+
     fn store_whole(self: &Arc<Self>, file: &Arc<OpenFile>, content: Vec<u8>) {
         let (fs, again) = (self.clone(), file.clone());
         let done = move |placed: kestrel_data::Result<Placed>| match placed {
             Ok(placed) => fs.commit(&again, NewData::Packed(placed.range), Some(placed)),
             Err(error) => fs.flush_failed(&again, data_error(&error)),
         };
-        self.packer.store(Payload::from(content), file.ino, Level::Process, Box::new(done));
+        self.packer.store(Payload::from(content), file.ino, Box::new(done));
     }
 
     /// Pieces were stored: commits if none is missing any more.

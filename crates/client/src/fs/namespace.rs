@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use kestrel_data::{ReadAhead, ReadAheadConfig};
+use kestrel_data::ReadAhead;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
@@ -188,15 +188,11 @@ impl Fs {
         let keep_cache = self.known.cached_as(inode.ino, inode.data_change);
         let file = self.files.attach(inode.clone());
         self.files.overlay(&mut inode);
-        let readahead = ReadAhead::new(ReadAheadConfig {
-            window_max: self.config.readahead_bytes_max,
-            ..Default::default()
-        });
         let handle = FileHandle {
             file,
             read: flags.read || flags.exec,
             write: flags.write,
-            readahead: Mutex::new(readahead),
+            readahead: Mutex::new(ReadAhead::new(self.config.readahead)),
         };
         Ok(Opened { inode, handle: Arc::new(handle), keep_cache })
     }

@@ -236,11 +236,13 @@ impl Fs {
         drop(state);
         for part in stored {
             let fs = self.clone();
-            self.on_pool(move |turn| {
+            let fetch = move |turn| {
                 if turn == Turn::Run {
                     fs.reader.prefetch(part.range, part.skip, part.len as u32);
                 }
-            });
+            };
+            // A full queue means that the store does not keep up anyway.
+            let _ = self.pools.ahead.try_submit(None, Box::new(fetch));
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use kestrel_data::{Grant, Level, Payload, Placed, Turn};
+use kestrel_data::{Grant, Payload, Placed, Turn};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::inode::FILE_SIZE_MAX;
 
@@ -15,17 +15,33 @@ use crate::file::{FileState, OpenFile, Piece, bad_handle, data_error};
 const BUDGET_DEADLINE: Duration = Duration::from_secs(60);
 
 impl Fs {
-    /// Writes `data` at `offset`. The bytes are visible to every reader of this client at once, and are stored and
-    /// committed by the next flush, fsync or close, or after the flush interval.
+    /// Like [`Fs::write_unless`] for callers that stay.
     ///
     /// # Errors
-    /// `EBADF`, `EFBIG`; `ETIMEDOUT` if the block store has not taken earlier bytes for a minute.
+    /// As there.
     pub fn write(
         self: &Arc<Self>,
         handle: &FileHandle,
         offset: u64,
         data: &[u8],
         kill_suid: bool,
+    ) -> FsResult<()> {
+        self.write_unless(handle, offset, data, kill_suid, &|| false)
+    }
+
+    /// Writes `data` at `offset`. The bytes are visible to every reader of this client at once, and are stored and
+    /// committed by the next flush, fsync or close, or after the flush interval. Waits for the block store to take earlier
+    /// bytes if there is no room (see [`Fs::has_room`]), as long as the caller is not `gone`.
+    ///
+    /// # Errors
+    /// `EBADF`, `EFBIG`; `ETIMEDOUT` if the block store has not taken earlier bytes for a minute.
+    pub fn write_unless(
+        self: &Arc<Self>,
+        handle: &FileHandle,
+        offset: u64,
+        data: &[u8],
+        kill_suid: bool,
+        gone: &dyn Fn() -> bool,
     ) -> FsResult<()> {
         if !handle.write {
             return Err(bad_handle());
@@ -37,7 +53,7 @@ impl Fs {
             None => {
                 self.make_room(data.len() as u64);
                 self.budget
-                    .acquire(data.len() as u64, Some(Instant::now() + BUDGET_DEADLINE))
+                    .acquire_unless(data.len() as u64, Instant::now() + BUDGET_DEADLINE, gone)
                     .map_err(|e| data_error(&e))?
             }
         };
@@ -111,7 +127,7 @@ impl Fs {
         payload.push_shared(bytes.clone(), 0..bytes.len());
         let done = Box::new(move |placed| fs.stored(&file, offset, &again, placed));
         // In mode `commit` the node syncs the store before it acknowledges the commit, for all files at once.
-        self.packer.store(payload, ino, Level::Process, done);
+        self.packer.store(payload, ino, done);
     }
 
     /// A piece was stored, or could not be.
@@ -132,13 +148,25 @@ impl Fs {
         match placed {
             Ok(placed) => {
                 piece.placed = Some(placed);
-                piece.grant = None;
+                if !self.store.is_remote() {
+                    piece.grant = None;
+                }
             }
             Err(error) => state.error = Some(data_error(&error)),
         }
         if state.flushing {
             self.continue_flush(file, state);
+        } else if self.store.is_remote() && self.is_worth_a_commit(&state) {
+            self.commit_stored(file, state);
         }
+    }
+
+    /// Whether what is stored of a file should be committed before its time. Bytes stay in memory until then, so that reads
+    /// need not wait for a store that is far away; they count as unstored, so this is what makes room.
+    fn is_worth_a_commit(&self, state: &FileState) -> bool {
+        let budget = self.config.dirty_bytes_max;
+        let stored: usize = stored_first(state).map(|piece| piece.bytes.len()).sum();
+        stored as u64 >= budget / 8 || (stored > 0 && self.budget.used() > budget / 2)
     }
 
     /// Starts storing buffered bytes of open files, largest first, until about `bytes` are on the way.
@@ -173,6 +201,11 @@ impl Fs {
         }
     }
 
+    /// Whether `len` more bytes can be written now without waiting for the block store.
+    pub fn has_room(&self, len: usize) -> bool {
+        self.budget.has_room(len as u64)
+    }
+
     /// Bytes written and not yet stored, all files together.
     pub fn dirty_bytes(&self) -> u64 {
         self.budget.used()
@@ -181,6 +214,11 @@ impl Fs {
     pub(super) fn note_commit(&self) {
         self.counters.commits.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// The oldest pieces in flight, as far as they are stored.
+pub(super) fn stored_first(state: &FileState) -> impl Iterator<Item = &Piece> {
+    state.inflight.iter().take_while(|piece| piece.placed.is_some())
 }
 
 /// Moves pieces that left the buffer to the layer in flight; the first of them carries the budget of all.

@@ -7,7 +7,8 @@ use kestrel_types::crash;
 use kestrel_types::ids::ObjectId;
 use kestrel_types::range::Range;
 
-use super::{ObjectIds, PackerConfig, PackerStats, Pin, Pins, Placed, Submission};
+use super::queue::Submission;
+use super::{ObjectIds, PackerConfig, PackerStats, Pin, Pins, Placed};
 use crate::error::{Error, Result};
 use crate::frame::Gather;
 use crate::object::{MEMBER_BYTES, MemberHeader, ObjectHeader, ObjectKind, VolumeId};
@@ -50,7 +51,7 @@ impl Lane {
 
 /// Writes rounds to the store.
 pub(super) struct Writer {
-    pub store: Arc<dyn BlockStore>,
+    store: Arc<dyn BlockStore>,
     ids: Arc<dyn ObjectIds>,
     volume: VolumeId,
     pack_bytes: u64,
@@ -76,17 +77,13 @@ impl Writer {
         }
     }
 
-    pub fn appends(&self) -> bool {
-        self.store.appends().is_some()
-    }
-
     /// Lays a round out from byte `at` of an object on.
-    fn plan<'a, T>(
+    fn plan<'a>(
         &self,
         object: ObjectId,
         kind: ObjectKind,
         at: u64,
-        round: &'a [Submission<T>],
+        round: &'a [Submission],
     ) -> Result<Plan<'a>> {
         let mut gather = Gather::default();
         let mut ranges = Vec::with_capacity(round.len());
@@ -106,7 +103,7 @@ impl Writer {
         Ok(Plan { gather, ranges })
     }
 
-    fn count<T>(&self, round: &[Submission<T>]) {
+    fn count(&self, round: &[Submission]) {
         self.stats.rounds.fetch_add(1, Ordering::Relaxed);
         self.stats.members.fetch_add(round.len() as u64, Ordering::Relaxed);
         let bytes: usize = round.iter().map(|member| member.payload.len()).sum();
@@ -131,7 +128,7 @@ impl Writer {
     }
 
     /// Appends a round to the lane's pack, beginning and sealing packs as needed. All members or none.
-    pub fn write_round<T>(&self, lane: &mut Lane, round: &[Submission<T>]) -> Result<Vec<Placed>> {
+    pub fn write_round(&self, lane: &mut Lane, round: &[Submission]) -> Result<Vec<Placed>> {
         let first = self.append_round(lane, round);
         match first {
             Err(Error::Io { .. } | Error::NotFound { .. }) => self.append_round(lane, round),
@@ -140,7 +137,7 @@ impl Writer {
         .inspect(|_| self.count(round))
     }
 
-    fn append_round<T>(&self, lane: &mut Lane, round: &[Submission<T>]) -> Result<Vec<Placed>> {
+    fn append_round(&self, lane: &mut Lane, round: &[Submission]) -> Result<Vec<Placed>> {
         let bytes: usize = round.iter().map(|member| member.payload.len()).sum();
         if lane.open.as_ref().is_some_and(|pack| pack.appender.len() + bytes as u64 > self.pack_bytes) {
             lane.seal();
@@ -173,12 +170,16 @@ impl Writer {
 
     fn begin_pack(&self) -> Result<OpenPack> {
         let appends = self.store.appends().ok_or(Error::Invalid { what: "the store cannot append" })?;
-        let (object, appender) = self.begin(|object| appends.create(object))?;
-        Ok(OpenPack { appender, pin: self.pins.pin(object) })
+        // Pinned before it exists, so that no listing finds it without its pin.
+        let create = |object| {
+            let pin = self.pins.pin(object);
+            Ok(OpenPack { appender: appends.create(object)?, pin })
+        };
+        Ok(self.begin(create)?.1)
     }
 
     /// Writes a round as one whole object. All members or none.
-    pub fn write_object<T>(&self, round: &[Submission<T>]) -> Result<Vec<Placed>> {
+    pub fn write_object(&self, round: &[Submission]) -> Result<Vec<Placed>> {
         let kind = if round.len() == 1 { ObjectKind::Block } else { ObjectKind::Pack };
         let put = |object| {
             // Pinned before it exists, so that no listing finds it without its pin.

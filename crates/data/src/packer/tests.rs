@@ -20,16 +20,16 @@ fn ids() -> Arc<dyn ObjectIds> {
 }
 
 fn packer(store: Arc<dyn BlockStore>) -> Packer {
-    Packer::new(store, ids(), NoSink, PackerConfig::new(VOLUME)).unwrap()
+    Packer::new(store, ids(), PackerConfig::new(VOLUME)).unwrap()
 }
 
 fn bytes_of(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| ((i + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-fn store_wait<S: RoundSink>(packer: &Packer<S>, data: Vec<u8>, inode: u64, level: Level) -> Result<Placed> {
+fn store_wait(packer: &Packer, data: Vec<u8>, inode: u64) -> Result<Placed> {
     let (sender, receiver) = mpsc::channel();
-    packer.store(data, inode, level, Box::new(move |result| sender.send(result).unwrap()));
+    packer.store(data, inode, Box::new(move |result| sender.send(result).unwrap()));
     receiver.recv().unwrap()
 }
 
@@ -56,7 +56,7 @@ fn a_lone_store_runs_on_the_callers_thread() {
     let (sender, receiver) = mpsc::channel();
     let here = std::thread::current().id();
     let done = move |result: Result<Placed>| sender.send((std::thread::current().id(), result)).unwrap();
-    packer.store(bytes_of(1, 100), 42, Level::Process, Box::new(done));
+    packer.store(bytes_of(1, 100), 42, Box::new(done));
     let (thread, placed) = receiver.try_recv().unwrap();
     assert_eq!(thread, here);
     let placed = placed.unwrap();
@@ -65,7 +65,7 @@ fn a_lone_store_runs_on_the_callers_thread() {
 }
 
 #[test]
-fn many_threads_sizes_and_levels() {
+fn many_threads_and_sizes() {
     for (name, store, _dir) in stores() {
         let packer = packer(store.clone());
         std::thread::scope(|scope| {
@@ -75,8 +75,7 @@ fn many_threads_sizes_and_levels() {
                     for i in 0..30 {
                         let seed = thread * 1000 + i;
                         let len = [1, 100, 5000, 65_536, 70_000, 300_000, 1_200_000][(seed % 7) as usize];
-                        let level = if seed % 3 == 0 { Level::Disk } else { Level::Process };
-                        let placed = store_wait(packer, bytes_of(seed, len), seed + 1, level).unwrap();
+                        let placed = store_wait(packer, bytes_of(seed, len), seed + 1).unwrap();
                         assert!(packer.is_open(placed.range.object));
                         assert_eq!(read_all(store, placed.range).unwrap(), bytes_of(seed, len), "{name}");
                     }
@@ -98,67 +97,61 @@ fn many_threads_sizes_and_levels() {
     }
 }
 
-struct Batches(Mutex<Vec<Vec<u64>>>);
-
-impl RoundSink for Batches {
-    type Tag = u64;
-
-    fn round(&self, results: Vec<(u64, Result<Placed>)>) {
-        assert!(results.iter().all(|(_, result)| result.is_ok()));
-        self.0.lock().push(results.into_iter().map(|(tag, _)| tag).collect());
-    }
-}
-
-#[test]
-fn what_waits_for_one_sync_is_told_together() {
-    let store = Arc::new(FailingStore::new(Arc::new(MemoryStore::new()), 1));
-    store.add(Rule::once(Call::Sync, 0, Fault::Slow(Duration::from_millis(200))));
-    let packer =
-        Packer::new(store.clone(), ids(), Batches(Mutex::default()), PackerConfig::new(VOLUME)).unwrap();
-    for tag in 0..50 {
-        packer.submit(bytes_of(tag, 1000), 1, Level::Disk, tag);
-        if tag == 0 {
-            let until = Instant::now() + Duration::from_secs(5);
-            while store.injected() == 0 && Instant::now() < until {
-                std::thread::yield_now();
-            }
-        }
-    }
-    packer.close();
-    let batches = packer.sink().0.lock().clone();
-    assert_eq!(batches, vec![vec![0], (1..50).collect()]);
-    assert_eq!(packer.stats().syncs.load(Ordering::Relaxed), 2);
-}
-
-#[test]
-fn uploads_share_objects_and_run_in_parallel_only_when_it_pays() {
+/// How many objects 64 threads with ten files each need, in a store whose uploads take `ms` milliseconds.
+fn objects_of_64_threads(ms: u64, len: usize) -> u64 {
     let store = Arc::new(FailingStore::new(Arc::new(MemoryStore::put_only()), 1));
-    store.add(Rule::always(Call::Put, Fault::Slow(Duration::from_millis(5))));
+    store.add(Rule::always(Call::Put, Fault::Slow(Duration::from_millis(ms))));
     let packer = packer(store);
     std::thread::scope(|scope| {
         for thread in 0..64 {
             let packer = &packer;
             scope.spawn(move || {
                 for i in 0..10 {
-                    store_wait(packer, bytes_of(i, 10_000), thread + 1, Level::Process).unwrap();
+                    store_wait(packer, bytes_of(i, len), thread + 1).unwrap();
                 }
             });
         }
     });
-    let objects = packer.stats().objects.load(Ordering::Relaxed);
-    assert!(objects <= 40, "{objects} objects for 640 files by 64 threads");
+    packer.stats().objects.load(Ordering::Relaxed)
 }
 
 #[test]
-fn bytes_told_durable_survive_power_loss() {
+fn threads_that_store_together_share_uploads() {
+    let objects = objects_of_64_threads(20, 10_000);
+    assert!(objects <= 30, "{objects} objects for 640 files by 64 threads");
+}
+
+#[test]
+fn large_payloads_are_uploaded_side_by_side_and_leave_a_thread_to_small_ones() {
+    let store = Arc::new(FailingStore::new(Arc::new(MemoryStore::put_only()), 1));
+    store.add(Rule::always(Call::Put, Fault::Slow(Duration::from_millis(300))));
+    let config = PackerConfig { uploads: 4, ..PackerConfig::new(VOLUME) };
+    let packer = Packer::new(store, ids(), config).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    for number in 0..6 {
+        let sender = sender.clone();
+        let done = move |placed: Result<Placed>| sender.send((number, placed.unwrap().range.object)).unwrap();
+        packer.store(bytes_of(1, 1 << 20), 1, Box::new(done));
+    }
+    let done = move |placed: Result<Placed>| sender.send((9, placed.unwrap().range.object)).unwrap();
+    packer.store(bytes_of(1, 100), 1, Box::new(done));
+    let answers: Vec<(u64, u64)> = receiver.iter().take(7).collect();
+    assert!(answers[..4].iter().any(|(number, _)| *number == 9), "not behind the large ones: {answers:?}");
+    let mut objects: Vec<u64> = answers.iter().map(|(_, object)| *object).collect();
+    objects.sort_unstable();
+    objects.dedup();
+    assert_eq!(objects.len(), 7);
+}
+
+#[test]
+fn bytes_stored_before_a_sync_survive_power_loss() {
     let store = Arc::new(MemoryStore::new());
     let packer = packer(store.clone());
     let safe: Vec<Placed> = (0..30)
-        .map(|seed| {
-            store_wait(&packer, bytes_of(seed, 20_000 + seed as usize * 50_000), 1, Level::Disk).unwrap()
-        })
+        .map(|seed| store_wait(&packer, bytes_of(seed, 20_000 + seed as usize * 50_000), 1).unwrap())
         .collect();
-    let unsafe_one = store_wait(&packer, bytes_of(99, 500), 1, Level::Process).unwrap();
+    store.sync().unwrap();
+    let unsafe_one = store_wait(&packer, bytes_of(99, 500), 1).unwrap();
     store.crash();
     let store: Arc<dyn BlockStore> = store;
     for (seed, placed) in safe.iter().enumerate() {
@@ -173,15 +166,15 @@ fn a_failed_append_hits_its_round_only() {
         let inner = Arc::new(MemoryStore::new());
         let store = Arc::new(FailingStore::new(inner, 5));
         let packer = packer(store.clone());
-        let before = store_wait(&packer, bytes_of(1, 9000), 1, Level::Process).unwrap();
+        let before = store_wait(&packer, bytes_of(1, 9000), 1).unwrap();
         store.add(Rule::once(Call::Append, 0, Fault::Torn(errno)));
-        let hit = store_wait(&packer, bytes_of(2, 9000), 2, Level::Process);
+        let hit = store_wait(&packer, bytes_of(2, 9000), 2);
         if errno == libc::ENOSPC {
             assert_eq!(hit.unwrap_err().kind(), ErrorKind::NoSpace);
         } else {
             assert_ne!(hit.unwrap().range.object, before.range.object, "tried again in a new pack");
         }
-        let after = store_wait(&packer, bytes_of(3, 9000), 3, Level::Process).unwrap();
+        let after = store_wait(&packer, bytes_of(3, 9000), 3).unwrap();
         assert_ne!(after.range.object, before.range.object);
         let store: Arc<dyn BlockStore> = store;
         assert_eq!(read_all(&store, before.range).unwrap(), bytes_of(1, 9000));
@@ -199,14 +192,12 @@ fn a_full_store_fails_without_leaving_objects_and_recovers() {
     store.add(Rule::always(Call::Append, Fault::Errno(libc::ENOSPC)));
     store.add(Rule::always(Call::Put, Fault::Errno(libc::ENOSPC)));
     for len in [100, 2_000_000] {
-        for level in [Level::Process, Level::Disk] {
-            let failed = store_wait(&packer, bytes_of(1, len), 1, level).unwrap_err();
-            assert_eq!(failed.kind(), ErrorKind::NoSpace);
-        }
+        let failed = store_wait(&packer, bytes_of(1, len), 1).unwrap_err();
+        assert_eq!(failed.kind(), ErrorKind::NoSpace);
     }
     assert_eq!(list_all(store.as_ref()).map(|page| page.unwrap().objects.len()).sum::<usize>(), 0);
     store.heal();
-    assert!(store_wait(&packer, bytes_of(1, 100), 1, Level::Disk).is_ok());
+    assert!(store_wait(&packer, bytes_of(1, 100), 1).is_ok());
 }
 
 #[test]
@@ -232,8 +223,7 @@ fn random_faults_never_lie() {
                     for i in 0..60 {
                         let id = thread * 100 + i;
                         let len = if id % 11 == 0 { 1_100_000 } else { 3000 };
-                        let level = if id % 2 == 0 { Level::Disk } else { Level::Process };
-                        if let Ok(placed) = store_wait(packer, bytes_of(id, len), id, level) {
+                        if let Ok(placed) = store_wait(packer, bytes_of(id, len), id) {
                             kept.lock().push((id, placed.range));
                         }
                     }
@@ -251,17 +241,6 @@ fn random_faults_never_lie() {
 }
 
 #[test]
-fn a_failed_sync_is_told_to_all_it_covers_and_to_all_after() {
-    let store = Arc::new(FailingStore::new(Arc::new(MemoryStore::new()), 5));
-    let packer = packer(store.clone());
-    store.add(Rule::once(Call::Sync, 0, Fault::Errno(libc::EIO)));
-    assert_eq!(store_wait(&packer, bytes_of(1, 100), 1, Level::Disk).unwrap_err().kind(), ErrorKind::Io);
-    assert!(matches!(store_wait(&packer, bytes_of(1, 100), 1, Level::Disk), Err(Error::SyncLost { .. })));
-    assert!(store.sync().is_err());
-    assert!(store_wait(&packer, bytes_of(1, 100), 1, Level::Process).is_ok());
-}
-
-#[test]
 fn numbers_of_existing_objects_are_passed_over() {
     for store in [MemoryStore::new(), MemoryStore::put_only()] {
         let store = Arc::new(store);
@@ -269,9 +248,13 @@ fn numbers_of_existing_objects_are_passed_over() {
             store.put(object, &[std::io::IoSlice::new(b"from another time")]).unwrap();
         }
         let packer = packer(store.clone());
-        assert_eq!(store_wait(&packer, bytes_of(1, 10), 1, Level::Disk).unwrap().range.object, 20);
+        assert_eq!(store_wait(&packer, bytes_of(1, 10), 1).unwrap().range.object, 20);
         assert_eq!(store.bytes(5).unwrap(), b"from another time");
     }
+}
+
+fn all_sealed(packer: &Packer) -> bool {
+    matches!(&packer.shared.path, Path::Append(lanes) if lanes.all_sealed())
 }
 
 #[test]
@@ -283,15 +266,14 @@ fn packs_grow_over_rounds_are_sealed_when_full_or_idle_and_pinned_while_needed()
         idle: Duration::from_millis(20),
         ..PackerConfig::new(VOLUME)
     };
-    let packer = Packer::new(store, ids(), NoSink, config).unwrap();
-    let objects: Vec<ObjectId> = (0..9)
-        .map(|seed| store_wait(&packer, bytes_of(seed, 30_000), 1, Level::Process).unwrap().range.object)
-        .collect();
+    let packer = Packer::new(store, ids(), config).unwrap();
+    let objects: Vec<ObjectId> =
+        (0..9).map(|seed| store_wait(&packer, bytes_of(seed, 30_000), 1).unwrap().range.object).collect();
     assert_eq!(objects, [1, 1, 1, 2, 2, 2, 3, 3, 3]);
     assert!(!packer.is_open(1) && !packer.is_open(2) && packer.is_open(3));
-    let placed = store_wait(&packer, bytes_of(1, 100), 1, Level::Process).unwrap();
+    let placed = store_wait(&packer, bytes_of(1, 100), 1).unwrap();
     let until = Instant::now() + Duration::from_secs(10);
-    while packer.shared.lanes().any(|lane| !lane.lock().is_sealed()) && Instant::now() < until {
+    while !all_sealed(&packer) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(packer.is_open(placed.range.object), "sealed, but its owner has not committed yet");
@@ -307,11 +289,11 @@ fn packs_grow_over_rounds_are_sealed_when_full_or_idle_and_pinned_while_needed()
 fn impossible_payloads_and_closed_packers_are_answered() {
     let store: Arc<dyn BlockStore> = Arc::new(MemoryStore::new());
     let packer = packer(store);
-    assert!(matches!(store_wait(&packer, vec![], 1, Level::Disk), Err(Error::Invalid { .. })));
+    assert!(matches!(store_wait(&packer, vec![], 1), Err(Error::Invalid { .. })));
     let too_large = vec![0; RANGE_BYTES_MAX as usize + 1];
-    assert!(matches!(store_wait(&packer, too_large, 1, Level::Disk), Err(Error::Invalid { .. })));
+    assert!(matches!(store_wait(&packer, too_large, 1), Err(Error::Invalid { .. })));
     packer.close();
-    assert!(matches!(store_wait(&packer, vec![1], 1, Level::Process), Err(Error::Closed { .. })));
+    assert!(matches!(store_wait(&packer, vec![1], 1), Err(Error::Closed { .. })));
 }
 
 #[test]
@@ -322,13 +304,13 @@ fn callbacks_may_store_more_and_may_panic() {
     let again = Arc::clone(&packer);
     let done = move |first: Result<Placed>| {
         first.unwrap();
-        again.store(vec![2], 1, Level::Disk, Box::new(move |second| sender.send(second).unwrap()));
+        again.store(vec![2], 1, Box::new(move |second| sender.send(second).unwrap()));
     };
-    packer.store(vec![1], 1, Level::Disk, Box::new(done));
+    packer.store(vec![1], 1, Box::new(done));
     assert!(receiver.recv_timeout(Duration::from_secs(10)).unwrap().is_ok());
     let panics = |_| std::panic::resume_unwind(Box::new("on purpose"));
-    packer.store(vec![3], 1, Level::Disk, Box::new(panics));
-    assert!(store_wait(&packer, vec![4], 1, Level::Disk).is_ok());
+    packer.store(vec![3], 1, Box::new(panics));
+    assert!(store_wait(&packer, vec![4], 1).is_ok());
 }
 
 /// Getting a number may run other callbacks on the same thread (a metadata node inside the process does), and those store.
@@ -348,16 +330,16 @@ fn storing_while_a_number_is_being_got_does_not_hang() {
             for _ in 0..20 {
                 let sender = sender.clone();
                 let done = move |placed: Result<Placed>| sender.send(placed.is_ok()).unwrap();
-                packer.store(vec![1; 900_000], 2, Level::Process, Box::new(done));
+                packer.store(vec![1; 900_000], 2, Box::new(done));
             }
         }
         Ok(number)
     };
     let store: Arc<dyn BlockStore> = Arc::new(MemoryStore::new());
     let config = PackerConfig { lanes: 1, ..PackerConfig::new(VOLUME) };
-    let packer = Arc::new(Packer::new(store, Arc::new(ids), NoSink, config).unwrap());
+    let packer = Arc::new(Packer::new(store, Arc::new(ids), config).unwrap());
     slot.lock().0 = Arc::downgrade(&packer);
-    assert!(store_wait(&packer, vec![1; 100], 1, Level::Process).is_ok());
+    assert!(store_wait(&packer, vec![1; 100], 1).is_ok());
     for _ in 0..20 {
         assert!(receiver.recv_timeout(Duration::from_secs(20)).unwrap());
     }

@@ -3,11 +3,12 @@
 //! 2Q (Johnson, Shasha, 1994): a new frame enters a FIFO of a quarter of the space. Hits there do not move it, because
 //! small sequential reads hit a frame many times within a moment. A frame that is wanted again after it fell out of the
 //! FIFO (its id is remembered for a while) enters the main part, which evicts by CLOCK. So a scan passes through the FIFO
-//! and leaves what is used again and again alone.
+//! and leaves what is used again and again alone. Frames read ahead pass through it too; how much of them nobody has read
+//! yet is known, so that read-ahead can stop before it pushes its own frames out.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kestrel_types::range::FRAME_BYTES;
 use parking_lot::Mutex;
@@ -24,6 +25,8 @@ struct Slot {
     bytes: Arc<Vec<u8>>,
     is_main: bool,
     used: bool,
+    /// Read ahead, and by nobody since.
+    is_ahead: bool,
 }
 
 #[derive(Default)]
@@ -42,20 +45,23 @@ struct Shard {
 pub struct FrameCache {
     shards: [Mutex<Shard>; SHARDS],
     shard_bytes_max: usize,
-    has_whole_frames: AtomicBool,
-    hits: AtomicU64,
-    misses: AtomicU64,
+    keeps_whole_frames: bool,
+    /// Bytes read ahead that nobody has read.
+    ahead: AtomicU64,
+    /// Bytes read ahead that were evicted before anybody read them.
+    wasted: AtomicU64,
 }
 
 impl FrameCache {
-    /// A cache of at most `bytes_max` bytes of data; 0 caches nothing.
-    pub fn new(bytes_max: usize) -> Self {
+    /// A cache of at most `bytes_max` bytes of data; 0 caches nothing. With `keeps_whole_frames` every frame that had to be
+    /// waited for is kept, otherwise only those of which a part was wanted.
+    pub fn new(bytes_max: usize, keeps_whole_frames: bool) -> Self {
         Self {
             shards: Default::default(),
             shard_bytes_max: bytes_max / SHARDS,
-            has_whole_frames: AtomicBool::new(false),
-            hits: AtomicU64::new(0),
-            misses: AtomicU64::new(0),
+            keeps_whole_frames: keeps_whole_frames && bytes_max > 0,
+            ahead: AtomicU64::new(0),
+            wasted: AtomicU64::new(0),
         }
     }
 
@@ -64,14 +70,37 @@ impl FrameCache {
         self.shards.iter().map(|shard| shard.lock()).map(|shard| shard.fresh_bytes + shard.main_bytes).sum()
     }
 
-    /// Lookups that found a frame, and those that did not.
-    pub fn hits_and_misses(&self) -> (u64, u64) {
-        (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
+    /// Bytes read ahead that nobody has read yet.
+    pub fn ahead_bytes(&self) -> u64 {
+        self.ahead.load(Ordering::Relaxed)
     }
 
-    /// From now on whole frames are put in as well, so reads of whole frames have to look.
-    pub(crate) fn expect_whole_frames(&self) {
-        self.has_whole_frames.store(true, Ordering::Relaxed);
+    /// Bytes read ahead that may be here without pushing each other out.
+    pub fn ahead_bytes_max(&self) -> u64 {
+        (self.shard_bytes_max * SHARDS / FRESH_SHARE) as u64
+    }
+
+    /// Bytes read ahead that were evicted before anybody read them, since the cache was made.
+    pub fn wasted_bytes(&self) -> u64 {
+        self.wasted.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, id: FrameId, bytes: Vec<u8>, is_ahead: bool) {
+        let len = bytes.len();
+        if len > self.shard_bytes_max {
+            return;
+        }
+        let slot = Slot { bytes: Arc::new(bytes), is_main: false, used: false, is_ahead };
+        let Some(evicted) = self.shard(id).lock().insert(id, slot, self.shard_bytes_max) else { return };
+        if is_ahead {
+            self.ahead.fetch_add(len as u64, Ordering::Relaxed);
+        }
+        let unread: usize = evicted.iter().filter(|slot| slot.is_ahead).map(|slot| slot.bytes.len()).sum();
+        if unread > 0 {
+            self.ahead.fetch_sub(unread as u64, Ordering::Relaxed);
+            self.wasted.fetch_add(unread as u64, Ordering::Relaxed);
+        }
+        // Memory is given back here, outside the lock.
     }
 
     fn shard(&self, id: FrameId) -> &Mutex<Shard> {
@@ -87,45 +116,50 @@ impl FrameStore for FrameCache {
         let mut shard = self.shard(id).lock();
         let found = shard.slots.get_mut(&id).map(|slot| {
             slot.used = true;
-            Arc::clone(&slot.bytes)
+            (std::mem::take(&mut slot.is_ahead), Arc::clone(&slot.bytes))
         });
         drop(shard);
-        let copied = found.as_ref().and_then(|bytes| bytes.get(skip..skip + out.len())).map(|part| {
-            out.copy_from_slice(part);
-        });
-        let counter = if copied.is_some() { &self.hits } else { &self.misses };
-        counter.fetch_add(1, Ordering::Relaxed);
-        copied.is_some()
+        let Some((was_ahead, bytes)) = found else { return false };
+        if was_ahead {
+            self.ahead.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
+        }
+        let Some(part) = bytes.get(skip..skip + out.len()) else { return false };
+        out.copy_from_slice(part);
+        true
     }
 
-    fn has_whole_frames(&self) -> bool {
-        self.has_whole_frames.load(Ordering::Relaxed)
+    fn holds(&self, id: FrameId) -> bool {
+        self.shard(id).lock().slots.contains_key(&id)
+    }
+
+    fn keeps_whole_frames(&self) -> bool {
+        self.keeps_whole_frames
     }
 
     fn insert(&self, id: FrameId, bytes: Vec<u8>) {
-        if bytes.len() > self.shard_bytes_max {
-            return;
-        }
-        let evicted = self.shard(id).lock().insert(id, bytes, self.shard_bytes_max);
-        // Memory is given back outside the lock.
-        drop(evicted);
+        self.add(id, bytes, false);
+    }
+
+    fn insert_ahead(&self, id: FrameId, bytes: Vec<u8>) {
+        self.add(id, bytes, true);
     }
 }
 
 impl Shard {
-    fn insert(&mut self, id: FrameId, bytes: Vec<u8>, bytes_max: usize) -> Vec<Slot> {
+    /// Takes a frame in and returns what it pushed out; none if the frame was here already.
+    fn insert(&mut self, id: FrameId, mut slot: Slot, bytes_max: usize) -> Option<Vec<Slot>> {
         if self.slots.contains_key(&id) {
-            return Vec::new();
+            return None;
         }
-        let is_main = self.is_ghost.remove(&id);
-        if is_main {
+        slot.is_main = self.is_ghost.remove(&id);
+        if slot.is_main {
             self.main.push_back(id);
-            self.main_bytes += bytes.len();
+            self.main_bytes += slot.bytes.len();
         } else {
             self.fresh.push_back(id);
-            self.fresh_bytes += bytes.len();
+            self.fresh_bytes += slot.bytes.len();
         }
-        self.slots.insert(id, Slot { bytes: Arc::new(bytes), is_main, used: false });
+        self.slots.insert(id, slot);
         let mut evicted = Vec::new();
         while self.fresh_bytes + self.main_bytes > bytes_max {
             // The FIFO yields first while it has more than its share, or when there is nothing else.
@@ -136,7 +170,7 @@ impl Shard {
             };
             evicted.extend(gone);
         }
-        evicted
+        Some(evicted)
     }
 
     fn evict_fresh(&mut self, bytes_max: usize) -> Option<Slot> {
@@ -191,7 +225,7 @@ mod tests {
 
     #[test]
     fn bounded_and_correct_under_contention() {
-        let cache = FrameCache::new(1 << 20);
+        let cache = FrameCache::new(1 << 20, true);
         std::thread::scope(|scope| {
             for thread in 0..4u64 {
                 let cache = &cache;
@@ -215,7 +249,7 @@ mod tests {
 
     #[test]
     fn a_scan_does_not_push_out_what_is_used_again_and_again() {
-        let cache = FrameCache::new(SHARDS * 64 * 4096);
+        let cache = FrameCache::new(SHARDS * 64 * 4096, true);
         let hot: Vec<FrameId> = (0..200).map(|frame| id(1, frame)).collect();
         let mut object = 2;
         // Mixed with other reads, hot frames fall out of the FIFO, come back and settle.
@@ -236,8 +270,24 @@ mod tests {
     }
 
     #[test]
+    fn what_was_read_ahead_is_accounted_for_until_read_or_evicted() {
+        let cache = FrameCache::new(SHARDS * 4 * 4096, true);
+        for frame in 0..8 {
+            cache.insert_ahead(id(1, frame), vec![1; 4096]);
+            cache.insert_ahead(id(1, frame), vec![1; 4096]);
+        }
+        assert_eq!(cache.ahead_bytes(), 8 * 4096);
+        assert!(touch(&cache, id(1, 0)) && touch(&cache, id(1, 0)) && cache.holds(id(1, 7)));
+        assert_eq!((cache.ahead_bytes(), cache.wasted_bytes()), (7 * 4096, 0));
+        for frame in 0..10_000 {
+            touch(&cache, id(2, frame));
+        }
+        assert_eq!((cache.ahead_bytes(), cache.wasted_bytes()), (0, 7 * 4096));
+    }
+
+    #[test]
     fn zero_bytes_cache_nothing() {
-        let cache = FrameCache::new(0);
+        let cache = FrameCache::new(0, true);
         assert!(!touch(&cache, id(1, 1)) && !touch(&cache, id(1, 1)));
         assert_eq!(cache.bytes(), 0);
     }

@@ -1,8 +1,8 @@
 //! When to read ahead, and how much: a state machine for each open file, without I/O.
 //!
 //! Up to [`ReadAheadConfig::streams`] interleaved sequential streams are followed at once. A stream is sequential from its
-//! second read on. Its window then doubles from 256 KiB to 8 MiB: whenever the reader has consumed half of what is ahead
-//! of him, the next window is asked for. Bytes that were read ahead and never consumed halve the window that later
+//! second read on. Its window then doubles, from 256 KiB to 8 MiB unless told otherwise: whenever the reader has consumed
+//! most of what is ahead of him, the next window is asked for. Bytes that were read ahead and never consumed halve the window that later
 //! streams of the handle begin with, down to nothing; streams that consume theirs restore it.
 
 /// Settings of a [`ReadAhead`].
@@ -14,11 +14,21 @@ pub struct ReadAheadConfig {
     pub window_max: u64,
     /// Streams followed at once.
     pub streams: usize,
+    /// The next window is asked for when no more than so many quarters of it are left ahead of the reader.
+    pub lead_quarters: u64,
 }
 
 impl Default for ReadAheadConfig {
     fn default() -> Self {
-        Self { window_min: 256 * 1024, window_max: 8 * 1024 * 1024, streams: 8 }
+        Self { window_min: 256 * 1024, window_max: 8 * 1024 * 1024, streams: 8, lead_quarters: 1 }
+    }
+}
+
+impl ReadAheadConfig {
+    /// For a store across a network: what is under way has to cover its latency times its bandwidth, and the next window
+    /// is asked for early, so that there is always a good deal of it.
+    pub fn remote(window_max: u64) -> Self {
+        Self { window_min: 512 * 1024, window_max, lead_quarters: 3, ..Self::default() }
     }
 }
 
@@ -94,7 +104,7 @@ impl ReadAhead {
             stream.window = config.window_min.min(config.window_max);
         }
         let left = stream.ahead.saturating_sub(stream.next);
-        if left > stream.window / 4 {
+        if left > stream.window / 4 * config.lead_quarters {
             return None;
         }
         let from = stream.ahead.max(stream.next);

@@ -89,6 +89,66 @@ fn read_ahead_serves_later_reads_of_a_store_that_always_blocks() {
     assert!(!small.try_read(Range { object: 99, ..range }, 0, &mut out[..10]).unwrap());
 }
 
+/// A store across a network that counts its reads, each of which takes a while.
+fn remote(len: usize) -> (Arc<FailingStore>, Range, Vec<u8>) {
+    let (store, range, bytes) = stored(MemoryStore::put_only(), len);
+    store.add(Rule::always(Call::Read, Fault::Slow(std::time::Duration::from_millis(5))));
+    (store, range, bytes)
+}
+
+#[test]
+fn what_was_waited_for_is_kept_in_memory() {
+    let (store, range, bytes) = remote(300_000);
+    let reader = Reader::new(store.clone(), ReaderConfig::default());
+    let mut out = vec![0; 300_000];
+    reader.read(range, 0, &mut out).unwrap();
+    let first = store.injected();
+    out.fill(0);
+    assert!(reader.try_read(range, 0, &mut out).unwrap());
+    assert_eq!((out, store.injected()), (bytes, first));
+    let stats = reader.stats();
+    assert_eq!(stats.cached_bytes.load(Ordering::Relaxed), 300_000);
+    assert_eq!(stats.cached_reads.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn readers_of_the_same_frames_share_one_request_and_read_ahead_is_not_repeated() {
+    let (store, range, bytes) = remote(1 << 20);
+    let reader = Reader::new(store.clone(), ReaderConfig::default());
+    std::thread::scope(|scope| {
+        for thread in 0..16u32 {
+            let (reader, bytes) = (&reader, &bytes);
+            scope.spawn(move || {
+                if thread % 4 == 0 {
+                    return reader.prefetch(range, 0, 1 << 20);
+                }
+                let mut out = vec![0; 200_000];
+                reader.read(range, thread * 1000, &mut out).unwrap();
+                assert_eq!(out, bytes[thread as usize * 1000..][..200_000]);
+            });
+        }
+    });
+    // All frames at once, or some of them first and then the others on both sides.
+    assert!(store.injected() <= 4, "{} requests", store.injected());
+}
+
+#[test]
+fn read_ahead_stops_before_it_pushes_its_own_frames_out() {
+    let (store, range, _) = stored(MemoryStore::put_only(), 8 << 20);
+    let config = ReaderConfig { cache_bytes: 4 << 20, ..ReaderConfig::default() };
+    let reader = Reader::new(store, config);
+    for skip in (0..8 << 20).step_by(256 << 10) {
+        reader.prefetch(range, skip, 256 << 10);
+    }
+    assert_eq!(reader.cache().ahead_bytes(), 1 << 20, "a quarter of the cache");
+    assert_eq!(reader.cache().wasted_bytes(), 0);
+    assert_eq!(reader.stats().prefetch_refused.load(Ordering::Relaxed), 28);
+    let mut out = vec![0; 512 << 10];
+    assert!(reader.try_read(range, 0, &mut out).unwrap());
+    reader.prefetch(range, 4 << 20, 256 << 10);
+    assert_eq!(reader.cache().ahead_bytes(), (1 << 20) - (256 << 10));
+}
+
 #[test]
 fn stored_windows_are_whole_frames() {
     let range = Range { object: 1, offset: 80, len: 200_000 };

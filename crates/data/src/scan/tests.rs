@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::*;
 use crate::error::ErrorKind;
 use crate::store::MemoryStore;
-use crate::{Level, NoSink, Packer, PackerConfig};
+use crate::{Packer, PackerConfig};
 
 const LENGTHS: [u32; 5] = [10, 1, 700, 65_536, 66_000];
 
@@ -17,10 +17,10 @@ fn pack() -> Vec<u8> {
     let next = AtomicU64::new(7);
     let ids = Arc::new(move || Ok(next.fetch_add(1, Ordering::Relaxed)));
     let config = PackerConfig { lanes: 1, ..PackerConfig::new([3; 16]) };
-    let packer = Packer::new(store.clone(), ids, NoSink, config).unwrap();
+    let packer = Packer::new(store.clone(), ids, config).unwrap();
     for (inode, len) in LENGTHS.into_iter().enumerate() {
         let done = Box::new(|placed: Result<crate::Placed>| drop(placed.unwrap()));
-        packer.store(vec![inode as u8; len as usize], 100 + inode as u64, Level::Process, done);
+        packer.store(vec![inode as u8; len as usize], 100 + inode as u64, done);
     }
     packer.close();
     store.bytes(7).unwrap()

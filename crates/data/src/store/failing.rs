@@ -10,7 +10,7 @@ use std::time::Duration;
 use kestrel_types::ids::ObjectId;
 use parking_lot::Mutex;
 
-use super::{AppendStore, Appender, BlockStore, Page, Usage, total_len};
+use super::{AppendStore, Appender, BlockStore, NearCache, Page, Usage, total_len};
 use crate::error::{Error, Result};
 
 /// A call of the store.
@@ -22,7 +22,7 @@ pub enum Call {
     Create,
     /// [`Appender::append`]
     Append,
-    /// [`BlockStore::read`] and [`BlockStore::try_read_nowait`]
+    /// [`BlockStore::read`], [`BlockStore::read_fresh`] and [`BlockStore::try_read_nowait`]
     Read,
     /// [`BlockStore::size`]
     Size,
@@ -267,6 +267,23 @@ impl BlockStore for FailingStore {
 
     fn prefetch(&self, object: ObjectId, offset: u64, len: u64) -> bool {
         self.inner.prefetch(object, offset, len)
+    }
+
+    fn read_fresh(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
+        self.read_with(object, offset, parts, |parts| self.inner.read_fresh(object, offset, parts).map(Some))
+            .map(drop)
+    }
+
+    fn is_remote(&self) -> bool {
+        self.inner.is_remote()
+    }
+
+    fn near(&self) -> Option<&dyn NearCache> {
+        self.inner.near()
+    }
+
+    fn figures(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        self.inner.figures(tell);
     }
 
     fn size(&self, object: ObjectId) -> Result<u64> {

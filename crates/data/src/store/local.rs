@@ -10,6 +10,7 @@
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -269,7 +270,13 @@ impl BlockStore for LocalStore {
 
     fn size(&self, object: ObjectId) -> Result<u64> {
         let found = self.file(object)?.file.metadata();
-        Ok(found.map_err(|source| Error::from_io("sizing", Some(object), source))?.len())
+        let found = found.map_err(|source| Error::from_io("sizing", Some(object), source))?;
+        if found.nlink() == 0 {
+            // Removed behind our back: we could still read it, the next process could not.
+            self.forget(object);
+            return Err(Error::NotFound { object });
+        }
+        Ok(found.len())
     }
 
     fn delete(&self, object: ObjectId) -> Result<bool> {

@@ -1,4 +1,4 @@
-//! Objects in memory: for tests. It can append or not (as an object store), and forget on purpose what was not synced.
+//! Objects in memory: for tests. It can append or not (then it counts as remote, as an object store), and forget on purpose what was not synced.
 
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
@@ -97,6 +97,10 @@ impl BlockStore for MemoryStore {
 
     fn appends(&self) -> Option<&dyn AppendStore> {
         if self.put_only { None } else { Some(self) }
+    }
+
+    fn is_remote(&self) -> bool {
+        self.put_only
     }
 
     fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {

@@ -1,19 +1,17 @@
-//! Measures the data plane against raw files in the same directory, in one run: `data_bench DIR [SECONDS]`.
-//!
-//! Prints one JSON object. Each variant runs three times, interleaved with the others; the median run counts. CPU is that of
-//! the whole process, user and system, per operation.
+//! The packer and the reader over a local directory, against raw files in the same directory.
 
 use std::io::Write as _;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use kestrel_data::store::local::LocalConfig;
-use kestrel_data::{BlockStore, Level, LocalStore, NoSink, Packer, PackerConfig, Reader, ReaderConfig};
+use kestrel_data::{BlockStore, LocalStore, Packer, PackerConfig, Reader, ReaderConfig};
 use kestrel_types::range::Range;
+
+use crate::{cpu_us, data, store_one};
 
 const FILE_BYTES: usize = 64 * 1024;
 const THREADS: usize = 16;
@@ -23,17 +21,6 @@ const RUNS: usize = 3;
 struct Figure {
     per_second: f64,
     cpu_us: f64,
-}
-
-fn cpu_us() -> f64 {
-    // SAFETY: plain integers, for which all zeros is a valid value; the pointer outlives the call.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
-        usage
-    };
-    let us = |time: libc::timeval| time.tv_sec as f64 * 1e6 + time.tv_usec as f64;
-    us(usage.ru_utime) + us(usage.ru_stime)
 }
 
 /// Runs `work(thread, number)` on many threads for the given time.
@@ -65,10 +52,6 @@ fn median(mut runs: Vec<Figure>) -> Figure {
     runs[runs.len() / 2]
 }
 
-fn data() -> Vec<u8> {
-    (0..FILE_BYTES as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 9) as u8).collect()
-}
-
 fn raw_write(dir: &Path, time: Duration, bytes: &[u8], sync: bool) -> Figure {
     let _ = std::fs::remove_dir_all(dir);
     for thread in 0..THREADS {
@@ -96,30 +79,23 @@ fn volume(dir: &Path) -> Volume {
     store.sync().expect("first sync");
     let next = AtomicU64::new(1);
     let ids = Arc::new(move || Ok(next.fetch_add(1, Ordering::Relaxed)));
-    let packer = Packer::new(store.clone(), ids, NoSink, PackerConfig::new([1; 16])).expect("packer");
+    let packer = Packer::new(store.clone(), ids, PackerConfig::new([1; 16])).expect("packer");
     Volume { store, packer }
 }
 
-fn store_one(packer: &Packer, bytes: &[u8], level: Level) -> Range {
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let done = move |result: kestrel_data::Result<kestrel_data::Placed>| {
-        let _ = sender.send(result.map(|placed| placed.range));
-    };
-    packer.store(bytes.to_vec(), 1, level, Box::new(done));
-    receiver.recv().expect("answer").expect("stored")
-}
-
-fn packed_write(dir: &Path, time: Duration, bytes: &[u8], level: Level) -> (Figure, f64) {
+fn packed_write(dir: &Path, time: Duration, bytes: &[u8], sync: bool) -> (Figure, f64) {
     let volume = volume(dir);
     let figure = measure(THREADS, time, |_, _| {
-        store_one(&volume.packer, bytes, level);
+        store_one(&volume.packer, bytes);
+        if sync {
+            volume.store.sync().expect("sync");
+        }
     });
     let stats = volume.packer.stats();
-    let rounds = if level == Level::Disk { &stats.syncs } else { &stats.rounds };
-    let members = stats.members.load(Ordering::Relaxed) as f64 / rounds.load(Ordering::Relaxed).max(1) as f64;
+    let (members, rounds) = (stats.members.load(Ordering::Relaxed), stats.rounds.load(Ordering::Relaxed));
     drop(volume);
     std::fs::remove_dir_all(dir).expect("remove");
-    (figure, members)
+    (figure, members as f64 / rounds.max(1) as f64)
 }
 
 fn pick(thread: usize, number: u64, count: usize) -> usize {
@@ -131,7 +107,7 @@ fn reads(dir: &Path, time: Duration, bytes: &[u8]) -> [(&'static str, Figure); 4
     const FILES: usize = 2000;
     std::fs::create_dir_all(dir).expect("bench directory");
     let volume = volume(&dir.join("volume"));
-    let ranges: Vec<Range> = (0..FILES).map(|_| store_one(&volume.packer, bytes, Level::Process)).collect();
+    let ranges: Vec<Range> = (0..FILES).map(|_| store_one(&volume.packer, bytes)).collect();
     let raw = dir.join("raw");
     std::fs::create_dir_all(&raw).expect("bench directory");
     let paths: Vec<PathBuf> = (0..FILES).map(|file| raw.join(file.to_string())).collect();
@@ -177,24 +153,20 @@ fn reads(dir: &Path, time: Duration, bytes: &[u8]) -> [(&'static str, Figure); 4
     std::array::from_fn(|_| all.next().expect("four names, four figures"))
 }
 
-fn main() {
-    let mut arguments = std::env::args().skip(1);
-    let Some(dir) = arguments.next() else {
-        eprintln!("usage: data_bench DIR [SECONDS]: DIR is made, filled and removed");
-        std::process::exit(2);
-    };
-    let seconds: f64 = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(2.0);
-    let (dir, time, bytes) = (PathBuf::from(dir), Duration::from_secs_f64(seconds), data());
+/// Each variant runs three times, interleaved with the others; the median run counts. CPU is that of the whole process,
+/// user and system, per operation.
+pub fn run(dir: PathBuf, seconds: f64) {
+    let (time, bytes) = (Duration::from_secs_f64(seconds), data(FILE_BYTES));
     std::fs::create_dir_all(&dir).expect("bench directory");
     let mut runs: [Vec<Figure>; 4] = Default::default();
     let mut members = [0.0; 2];
     for _ in 0..RUNS {
         runs[0].push(raw_write(&dir.join("raw"), time, &bytes, false));
-        let (figure, per_round) = packed_write(&dir.join("pack"), time, &bytes, Level::Process);
+        let (figure, per_round) = packed_write(&dir.join("pack"), time, &bytes, false);
         runs[1].push(figure);
         members[0] = per_round;
         runs[2].push(raw_write(&dir.join("raw"), time, &bytes, true));
-        let (figure, per_round) = packed_write(&dir.join("pack"), time, &bytes, Level::Disk);
+        let (figure, per_round) = packed_write(&dir.join("pack"), time, &bytes, true);
         runs[3].push(figure);
         members[1] = per_round;
     }
@@ -207,16 +179,13 @@ fn main() {
         );
     };
     print("write_close", raw);
-    print("pack_process", process);
+    print("pack", process);
     print("write_fsync_close", raw_sync);
-    print("pack_disk", disk);
+    print("pack_sync", disk);
     reads(&dir.join("reads"), time, &bytes).into_iter().for_each(|(name, figure)| print(name, figure));
+    println!("  \"members_per_round\": {:.1}, \"members_per_round_synced\": {:.1},", members[0], members[1]);
     println!(
-        "  \"members_per_round_process\": {:.1}, \"members_per_sync_disk\": {:.1},",
-        members[0], members[1]
-    );
-    println!(
-        "  \"ratio_process\": {:.2}, \"ratio_disk\": {:.2}\n}}",
+        "  \"ratio\": {:.2}, \"ratio_sync\": {:.2}\n}}",
         process.per_second / raw.per_second,
         disk.per_second / raw_sync.per_second
     );

@@ -1,0 +1,192 @@
+//! A consistent copy of the metadata of a volume in use, for what must see one moment of it: the check.
+//!
+//! Made as a dump is ([`crate::dump`]): a tap spools every batch committed from before the scan on, the rows that the scan
+//! finds are copied, and the spooled changes are applied over them in order. Every change is a whole row and every batch is
+//! in the spool whole, so the copy is the volume's state at the moment the tap ended. Writers are never stopped.
+//!
+//! The copy is an embedded engine in a scratch directory: memory is bounded by [`MEMORY_BYTES`] whatever the volume's size,
+//! disk space by that of the volume's metadata. The directory goes away with the cut.
+
+use std::fmt;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_meta::engine::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
+use kestrel_types::key::Table;
+
+use crate::dump::spool::Spool;
+use crate::dump::{DumpError, SPOOL_BYTES_MAX, is_passing};
+use crate::rows::Rows;
+
+/// Memory for the copy's rows.
+const MEMORY_BYTES: u64 = 128 << 20;
+
+/// The copy's log; rows are in sorted runs when it is full.
+const LOG_BYTES_MAX: u64 = 64 << 20;
+
+/// Rows and bytes of values copied in one batch.
+const BATCH_ROWS: usize = 4096;
+const BATCH_BYTES: usize = 4 << 20;
+
+/// Beginning of the names of scratch directories.
+const PREFIX: &str = "cut.";
+
+/// Why a cut could not be made.
+#[derive(Debug)]
+pub enum CutError {
+    /// The volume's engine failed.
+    Engine(EngineError),
+    /// The copy could not be written.
+    Copy(PathBuf, String),
+    /// Too much changed meanwhile.
+    TooBusy,
+}
+
+impl fmt::Display for CutError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CutError::Engine(error) => write!(f, "reading the metadata: {error}"),
+            CutError::Copy(dir, why) => write!(
+                f,
+                "copying the metadata to {}: {why}; the copy needs as much room as the volume's metadata, or check the \
+                 volume when it is not mounted",
+                dir.display()
+            ),
+            CutError::TooBusy => f.write_str(
+                "more than 64 GiB of changes while the metadata was copied; repeat it at a quieter time",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for CutError {}
+
+impl From<EngineError> for CutError {
+    fn from(error: EngineError) -> Self {
+        CutError::Engine(error)
+    }
+}
+
+/// The copy. Dropped in this order: nobody uses the directory any more when it goes.
+pub struct Cut {
+    rows: EmbeddedEngine,
+    _dir: Scratch,
+}
+
+/// A directory that goes away.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Cut {
+    /// Copies the metadata of `engine` as it is at one moment during the call, to a scratch directory below `parent`.
+    ///
+    /// # Errors
+    /// See [`CutError`]; nothing is left behind.
+    pub fn take(engine: &dyn Engine, parent: &Path, progress: &mut dyn FnMut(u64)) -> Result<Self, CutError> {
+        let dir = parent.join(format!("{PREFIX}{}", std::process::id()));
+        let copy = |why: &dyn fmt::Display| CutError::Copy(dir.clone(), why.to_string());
+        let _ = fs::remove_dir_all(&dir);
+        fs::DirBuilder::new().mode(0o700).create(&dir).map_err(|why| copy(&why))?;
+        let scratch = Scratch(dir.clone());
+        let spool_path = dir.join("spool");
+        let spool = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&spool_path);
+        let spool = Spool::new(spool.map_err(|why| copy(&why))?, SPOOL_BYTES_MAX);
+        let nothing: BeforeSync = Arc::new(|| Ok(()));
+        let options = EmbeddedOptions {
+            memory_bytes: MEMORY_BYTES,
+            sync_interval: None,
+            segment_bytes: LOG_BYTES_MAX / 8,
+            log_bytes_max: LOG_BYTES_MAX,
+            reserve_bytes: 0,
+            ..EmbeddedOptions::default()
+        };
+        let rows = EmbeddedEngine::open(&dir.join("rows"), [0; 16], options, nothing, &mut |_| true);
+        let rows = rows.map_err(|why| copy(&why))?;
+
+        let mut batch = Batch::new(&rows);
+        let mut done = 0;
+        let tap = engine.tap(spool.tap());
+        for table in Table::ALL {
+            for row in Rows::new(engine, table) {
+                let (key, value) = row?;
+                if !is_passing(&key) {
+                    batch.add(Mutation { key, value: Some(value) }).map_err(|why| copy(&why))?;
+                }
+                done += 1;
+                if done % BATCH_ROWS as u64 == 0 {
+                    progress(done);
+                }
+            }
+        }
+        drop(tap);
+        let mut failed = None;
+        let replayed = spool.finish(&mut |key, value| {
+            if is_passing(&key) {
+                return Ok(());
+            }
+            let change = Mutation { key, value: value.map(Vec::into_boxed_slice) };
+            batch.add(change).map_err(|why| {
+                failed = Some(why);
+                DumpError::from(io::Error::other("the copy could not be written"))
+            })
+        });
+        match (failed, replayed) {
+            (Some(why), _) => return Err(copy(&why)),
+            (None, Err(DumpError::TooBusy)) => return Err(CutError::TooBusy),
+            (None, Err(why)) => return Err(copy(&why)),
+            (None, Ok(())) => {}
+        }
+        batch.send().map_err(|why| copy(&why))?;
+        let _ = fs::remove_file(&spool_path);
+        Ok(Cut { rows, _dir: scratch })
+    }
+
+    /// The copied metadata. Nobody changes it.
+    pub fn engine(&self) -> &dyn Engine {
+        &self.rows
+    }
+
+    /// Removes what a process that was killed left below `parent`. Not while another process makes cuts there.
+    pub fn remove_stale(parent: &Path) {
+        let Ok(entries) = fs::read_dir(parent) else { return };
+        for entry in entries.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(PREFIX) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+}
+
+/// Changes gathered for one commit.
+struct Batch<'a> {
+    rows: &'a EmbeddedEngine,
+    changes: Vec<Mutation>,
+    bytes: usize,
+}
+
+impl<'a> Batch<'a> {
+    fn new(rows: &'a EmbeddedEngine) -> Self {
+        Self { rows, changes: Vec::new(), bytes: 0 }
+    }
+
+    fn add(&mut self, change: Mutation) -> Result<(), EngineError> {
+        self.bytes += change.value.as_ref().map_or(0, |value| value.len());
+        self.changes.push(change);
+        if self.changes.len() >= BATCH_ROWS || self.bytes >= BATCH_BYTES { self.send() } else { Ok(()) }
+    }
+
+    fn send(&mut self) -> Result<(), EngineError> {
+        self.bytes = 0;
+        let changes = std::mem::take(&mut self.changes);
+        if changes.is_empty() { Ok(()) } else { self.rows.commit(BatchKind::Growing, changes).map(drop) }
+    }
+}

@@ -1,0 +1,201 @@
+//! Looking through a cache directory, and making room in it.
+//!
+//! One process at a time sweeps a directory (`flock` on `evict.lock`); what it decides by is in the directory itself, so it
+//! does not matter which one it is. A file is cut to nothing before it is unlinked: other processes may have it open, and
+//! the disk's room must come back all the same. They find the page gone and look again.
+
+use std::fs::Metadata;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use kestrel_data::store::key;
+use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::crash;
+use kestrel_types::ids::ObjectId;
+
+use super::{Disk, marker};
+use crate::evict::{self, CacheFile};
+use crate::faults::DiskOp;
+use crate::object::REUSED_BIT;
+use crate::sys;
+
+/// Whoever sweeps holds a lock on this file.
+const LOCK: &str = "evict.lock";
+
+/// When the bound is reached, this share of it is freed, so that sweeps are few: one in so many.
+const SLACK_SHARE: u64 = 32;
+
+/// A file older than this without a trailer's worth of data is an empty leftover.
+const EMPTY_AGE: Nanos = 600 * SECOND;
+
+/// What was found in a directory.
+#[derive(Default)]
+struct Found {
+    files: Vec<CacheFile>,
+    /// Of each file, its path below the directory.
+    names: Vec<PathBuf>,
+    volumes: Vec<String>,
+}
+
+/// What a sweep did.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Swept {
+    /// Objects of this mount's volume whose files were removed.
+    pub removed: Vec<ObjectId>,
+    /// Bytes of disk freed.
+    pub bytes: u64,
+}
+
+impl Disk {
+    /// Looks through the directory and makes room if there is too little. None: another process is at it.
+    pub(crate) fn sweep(&self) -> io::Result<Option<Swept>> {
+        self.before(DiskOp::Evict)?;
+        // If the disk was unmounted, this is somebody else's directory now.
+        marker::check(&self.path)?;
+        let lock = sys::create_at(self.root().as_fd(), &super::c_string(LOCK.to_string()))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(std::fs::TryLockError::WouldBlock) => return Ok(None),
+            Err(std::fs::TryLockError::Error(error)) => return Err(error),
+        }
+        let written = self.written.load(Ordering::Relaxed);
+        let now = self.clock.now();
+        let found = look_through(&self.path, now)?;
+        let mut used: u64 = found.files.iter().map(|file| file.bytes).sum();
+        let mut swept = Swept::default();
+        for index in evict::plan(&found.files, self.needed(used)?, now) {
+            self.before(DiskOp::Evict)?;
+            let name = &found.names[index];
+            cut(&self.path.join(name))?;
+            let bytes = found.files[index].bytes;
+            self.figures.evicted_bytes.add(bytes);
+            (swept.bytes, used) = (swept.bytes + bytes, used - bytes);
+            if found.volumes[found.files[index].volume] == self.volume {
+                swept.removed.extend(object_of(name));
+            }
+        }
+        self.used.store(used, Ordering::Relaxed);
+        self.written.fetch_sub(written, Ordering::Relaxed);
+        Ok(Some(swept))
+    }
+
+    /// Bytes to free now that `used` are in use.
+    fn needed(&self, used: u64) -> io::Result<u64> {
+        let (size, free) = sys::room(&self.root())?;
+        let reserve = (size as f64 * self.free_space_ratio) as u64;
+        let over =
+            if used > self.bytes_max { used - (self.bytes_max - self.bytes_max / SLACK_SHARE) } else { 0 };
+        let short = if free < reserve { reserve - free + reserve / SLACK_SHARE } else { 0 };
+        Ok(over.max(short))
+    }
+
+    /// Whether room is short or the last look through the directory is out of date.
+    pub(super) fn is_sweep_due(&self) -> io::Result<bool> {
+        let written = self.written.load(Ordering::Relaxed);
+        let (size, free) = sys::room(&self.root())?;
+        let is_short = free < (size as f64 * self.free_space_ratio) as u64;
+        // Room that others took is looked into only if there is something to give.
+        Ok(written > self.sweep_every()
+            || self.used_bytes() > self.bytes_max
+            || (is_short && self.used_bytes() > 0))
+    }
+}
+
+/// Bytes of disk that a file takes.
+pub(crate) fn disk_bytes(found: &Metadata) -> u64 {
+    found.blocks() * 512
+}
+
+/// Removes a cache file and frees its room even if somebody has it open; fine if it is gone.
+pub(crate) fn cut(path: &Path) -> io::Result<()> {
+    let cut = || {
+        std::fs::OpenOptions::new().write(true).open(path)?.set_len(0)?;
+        crash::point("cache.evict.cut");
+        std::fs::remove_file(path)
+    };
+    match cut() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// All cache files of a directory. Names that are none of ours are passed over.
+fn look_through(path: &Path, now: Nanos) -> io::Result<Found> {
+    let mut found = Found::default();
+    for volume in names(path)? {
+        if volume.len() != 32 || !is_hex(&volume) {
+            continue;
+        }
+        let mut is_empty = true;
+        for prefix in names(&path.join(&volume))? {
+            if prefix.len() != 2 || !is_hex(&prefix) {
+                is_empty = false;
+                continue;
+            }
+            let before = found.files.len();
+            let below = Path::new(&volume).join(&prefix);
+            look_at(path, &below, found.volumes.len(), now, &mut found)?;
+            // Empty ones go with the last file of the volume.
+            is_empty &= found.files.len() == before && std::fs::remove_dir(path.join(&below)).is_ok();
+        }
+        if is_empty {
+            // Fails, and should, if another process has just put something there.
+            let _ = std::fs::remove_dir(path.join(&volume));
+        }
+        found.volumes.push(volume);
+    }
+    Ok(found)
+}
+
+/// The cache files of one prefix directory.
+fn look_at(path: &Path, below: &Path, volume: usize, now: Nanos, found: &mut Found) -> io::Result<()> {
+    for name in names(&path.join(below))? {
+        let name = below.join(name);
+        if object_of(&name).is_none() {
+            continue;
+        }
+        let stat = match std::fs::symlink_metadata(path.join(&name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            other => other?,
+        };
+        if !stat.is_file() {
+            continue;
+        }
+        let touched = stat.mtime().saturating_mul(SECOND).saturating_add(stat.mtime_nsec());
+        let bytes = disk_bytes(&stat);
+        if bytes == 0 && now.saturating_sub(touched) > EMPTY_AGE {
+            cut(&path.join(&name))?;
+            continue;
+        }
+        let is_reused = stat.mode() & REUSED_BIT != 0;
+        found.files.push(CacheFile { volume, bytes, touched, is_reused });
+        found.names.push(name);
+    }
+    Ok(())
+}
+
+/// Names in a directory; none if it is gone.
+fn names(path: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(path) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        other => other?,
+    };
+    let name = |entry: io::Result<std::fs::DirEntry>| entry.map(|entry| entry.file_name().into_string().ok());
+    entries.filter_map(|entry| name(entry).transpose()).collect()
+}
+
+fn is_hex(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// The object that a cache file is of, if it is exactly where that belongs.
+fn object_of(name: &Path) -> Option<ObjectId> {
+    let mut parts = name.iter().skip(1).map(|part| part.to_str());
+    let (prefix, file) = (parts.next()??, parts.next()??);
+    key::parse(&format!("{}/{prefix}/{file}", key::ROOT))
+}

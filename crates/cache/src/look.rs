@@ -1,0 +1,122 @@
+//! Looking for pages on a cache disk, on the disk's threads: whoever wants them waits for a bounded time.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::core::Core;
+use crate::disk::{Disk, Side};
+use crate::faults::DiskOp;
+use crate::object::Object;
+use crate::page::{PAGE_BYTES, Slot};
+use crate::pages::runs;
+use crate::slots::Slots;
+use crate::sys;
+
+/// Most pages that are read with one call: 4 MiB.
+const LOOK_PAGES_MAX: usize = (4 * 1024 * 1024 / PAGE_BYTES) as usize;
+
+impl Core {
+    /// Reads those of `wanted` (in order) that are on the disk. What is not there, or not as it should be, is not among
+    /// what is returned; neither is anything of a disk that fails or does not answer in time.
+    pub fn look(self: &Arc<Self>, object: &Arc<Object>, disk: &Arc<Disk>, wanted: &[u32]) -> Vec<Slots> {
+        if wanted.is_empty() || !disk.is_in_service(Side::Read) {
+            return Vec::new();
+        }
+        let (core, object, of) = (Arc::clone(self), Arc::clone(object), Arc::clone(disk));
+        let wanted = wanted.to_vec();
+        let job = move || {
+            let begun = Instant::now();
+            let looked = core.look_here(&object, &of, &wanted);
+            of.note(Side::Read, begun, &looked);
+            looked.unwrap_or_default()
+        };
+        disk.reads.call(self.options.disk_deadline, job).unwrap_or_else(|| {
+            disk.note_unanswered(Side::Read);
+            Vec::new()
+        })
+    }
+
+    /// Like [`Core::look`], on this thread.
+    fn look_here(&self, object: &Arc<Object>, disk: &Disk, wanted: &[u32]) -> io::Result<Vec<Slots>> {
+        disk.before(DiskOp::Read)?;
+        self.open(object, disk, wanted)?;
+        let (file, there) = {
+            let state = object.state.lock();
+            let there: Vec<u32> =
+                wanted.iter().copied().filter(|page| state.on_disk.contains(*page)).collect();
+            (state.file.clone(), there)
+        };
+        let Some(file) = file else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        for run in runs(there, 0) {
+            for from in run.clone().step_by(LOOK_PAGES_MAX) {
+                let batch = from..run.end.min(from + LOOK_PAGES_MAX as u32);
+                let slots = Slots::read(&file, &self.owner(object.id), batch)?;
+                self.drop_unfit(object, disk, &slots);
+                found.push(slots);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Sees to it that the object's file is open if there is one, and that what is known of it is good enough to look for
+    /// the pages `wanted`.
+    pub fn open(&self, object: &Arc<Object>, disk: &Disk, wanted: &[u32]) -> io::Result<()> {
+        let now = self.now();
+        let state = object.state.lock();
+        let is_known = state.file.is_some()
+            && (state.is_look_recent(now) || wanted.iter().all(|page| state.on_disk.contains(*page)));
+        drop(state);
+        if is_known {
+            return Ok(());
+        }
+        // By name, also if it is open: it may have been evicted and made again.
+        let opened = match disk.open_file(object.id) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                self.table.close_files();
+                disk.open_file(object.id)?
+            }
+            other => other?,
+        };
+        let Some(file) = opened.map(Arc::new) else {
+            let mut state = object.state.lock();
+            state.forget_file();
+            state.looked = Some(now);
+            return Ok(());
+        };
+        let (data, len) = (sys::data_ranges(&file)?, file.metadata()?.len());
+        let mut state = object.state.lock();
+        match &state.file {
+            Some(known) if is_same(known, &file)? => {}
+            _ => state.attach(file),
+        }
+        state.looked_at(&data, len, now);
+        drop(state);
+        self.table.opened(object);
+        Ok(())
+    }
+
+    /// Forgets pages that are not there after all, and removes those that are damaged.
+    fn drop_unfit(&self, object: &Object, disk: &Disk, slots: &Slots) {
+        for (page, slot) in slots.found().filter(|(_, slot)| !matches!(slot, Slot::Page(_))) {
+            object.state.lock().on_disk.remove(page);
+            if slot == Slot::Damaged {
+                self.figures.corrupt.add(1);
+                log::warn!("object {:016x}: page {page} of its cache file is damaged: dropped", object.id);
+                let begun = Instant::now();
+                let removed = disk.remove_page(object.id, page);
+                if removed.is_err() {
+                    disk.note(Side::Write, begun, &removed);
+                }
+            }
+        }
+    }
+}
+
+/// Whether two descriptors are of one file.
+fn is_same(one: &std::fs::File, other: &std::fs::File) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+}

@@ -1,0 +1,192 @@
+//! System calls that std does not offer.
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Most buffers in one call (`UIO_MAXIOV`).
+pub(crate) const BUFFERS_MAX: usize = 1024;
+
+/// Calls again while a signal interrupts; turns -1 into the thread's errno.
+fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        match usize::try_from(call()).map_err(|_| io::Error::last_os_error()) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+pub(crate) fn open_dir(path: &Path) -> io::Result<File> {
+    std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(path)
+}
+
+fn open_with(dir: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> io::Result<File> {
+    let (mode, flags): (libc::c_uint, _) = (0o600, flags | libc::O_CLOEXEC | libc::O_NOFOLLOW);
+    let fd =
+        // SAFETY: `name` is a C string that outlives the call.
+        retried(|| unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags, mode) } as isize)?;
+    // SAFETY: the kernel just returned this descriptor to us, nobody else owns it.
+    Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
+}
+
+/// Opens for reading. Reads of cache files do not count as access: nobody looks, and it would be a write for each.
+pub(crate) fn open_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
+    match open_with(dir, name, libc::O_RDONLY | libc::O_NOATIME) {
+        // Not ours and we are not root.
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => open_with(dir, name, libc::O_RDONLY),
+        other => other,
+    }
+}
+
+/// Opens for reading if the kernel has the path in its caches (`RESOLVE_CACHED`); EAGAIN if not.
+pub(crate) fn open_at_cached(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
+    // SAFETY: the structure is plain integers, for which all zeros is a valid value.
+    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+    how.flags = (libc::O_RDONLY | libc::O_NOATIME | libc::O_CLOEXEC | libc::O_NOFOLLOW) as u64;
+    how.resolve = libc::RESOLVE_CACHED;
+    let size = size_of::<libc::open_how>();
+    // SAFETY: `name` and `how` outlive the call, and `size` is that of `how`.
+    let fd = retried(|| unsafe {
+        libc::syscall(libc::SYS_openat2, dir.as_raw_fd(), name.as_ptr(), &raw const how, size) as isize
+    })?;
+    // SAFETY: the kernel just returned this descriptor to us, nobody else owns it.
+    Ok(unsafe { File::from_raw_fd(fd as libc::c_int) })
+}
+
+/// Opens for reading and writing.
+pub(crate) fn open_rw_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
+    open_with(dir, name, libc::O_RDWR)
+}
+
+/// Opens for reading and writing, and makes it if it is missing.
+pub(crate) fn create_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
+    open_with(dir, name, libc::O_RDWR | libc::O_CREAT)
+}
+
+/// Makes a directory; fine if it is there.
+pub(crate) fn mkdir_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+    // SAFETY: `name` is a C string that outlives the call.
+    match retried(|| unsafe { libc::mkdirat(dir.as_raw_fd(), name.as_ptr(), 0o700) } as isize) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+/// Removes a file.
+pub(crate) fn unlink_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+    // SAFETY: `name` is a C string that outlives the call.
+    retried(|| unsafe { libc::unlinkat(dir.as_raw_fd(), name.as_ptr(), 0) } as isize).map(drop)
+}
+
+/// Fills `parts` (at most [`BUFFERS_MAX`]) as far as one call does; bytes filled.
+pub(crate) fn read_at(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
+    read_flags(file, parts, offset, 0)
+}
+
+/// Like [`read_at`], from the page cache only; none if something is not there, or the file system cannot tell.
+pub(crate) fn read_cached_at(
+    file: &File,
+    parts: &mut [IoSliceMut<'_>],
+    offset: u64,
+) -> io::Result<Option<usize>> {
+    match read_flags(file, parts, offset, libc::RWF_NOWAIT) {
+        Err(error)
+            if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::ENOSYS)) =>
+        {
+            Ok(None)
+        }
+        other => other.map(Some),
+    }
+}
+
+fn read_flags(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64, flags: i32) -> io::Result<usize> {
+    let position = libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+    let count = parts.len() as libc::c_int;
+    // SAFETY: `IoSliceMut` has the layout of `iovec`, and the buffers are borrowed for writing during the call.
+    retried(|| unsafe { libc::preadv2(file.as_raw_fd(), parts.as_mut_ptr().cast(), count, position, flags) })
+}
+
+/// Writes all of `parts` at `offset`.
+pub(crate) fn write_all_at(file: &File, parts: &[IoSlice<'_>], offset: u64) -> io::Result<()> {
+    let mut at = offset;
+    for batch in parts.chunks(BUFFERS_MAX) {
+        let position = libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+        // SAFETY: `IoSlice` has the layout of `iovec`, and the borrowed buffers outlive the call.
+        let mut written = retried(|| unsafe {
+            libc::pwritev(file.as_raw_fd(), batch.as_ptr().cast(), batch.len() as libc::c_int, position)
+        })?;
+        // What a short write left, piece by piece, so that the cause of it comes to light.
+        for part in batch {
+            let done = written.min(part.len());
+            written -= done;
+            if done < part.len() {
+                file.write_all_at(&part[done..], at + done as u64)?;
+            }
+            at += part.len() as u64;
+        }
+    }
+    Ok(())
+}
+
+/// Where a file has data, in order; whole blocks of the file system, so a little more than what was written.
+pub(crate) fn data_ranges(file: &File) -> io::Result<Vec<Range<u64>>> {
+    let seek = |from: u64, whence| {
+        // SAFETY: takes no pointers.
+        match retried(|| unsafe { libc::lseek(file.as_raw_fd(), from as libc::off_t, whence) } as isize) {
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            other => other.map(|at| Some(at as u64)),
+        }
+    };
+    let mut ranges = Vec::new();
+    let mut at = 0;
+    while let Some(start) = seek(at, libc::SEEK_DATA)? {
+        // None: the file was cut off meanwhile.
+        let Some(end) = seek(start, libc::SEEK_HOLE)? else { break };
+        ranges.push(start..end);
+        at = end;
+    }
+    Ok(ranges)
+}
+
+/// Makes a part of a file a hole. Where the file system cannot, zeros are written over it.
+pub(crate) fn punch(file: &File, part: Range<u64>) -> io::Result<()> {
+    let (at, len) = (part.start, part.end - part.start);
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: takes no pointers.
+    match retried(|| unsafe { libc::fallocate(file.as_raw_fd(), mode, at as i64, len as i64) } as isize) {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            file.write_all_at(&vec![0; len as usize], at)
+        }
+        other => other.map(drop),
+    }
+}
+
+/// Asks the kernel to read a part of the file into its cache.
+pub(crate) fn will_need(file: &File, part: Range<u64>) {
+    advise(file, part, libc::POSIX_FADV_WILLNEED);
+}
+
+/// Asks the kernel to forget a file's pages, so that the next read is one of the disk.
+pub(crate) fn forget_cached(file: &File) {
+    advise(file, 0..0, libc::POSIX_FADV_DONTNEED);
+}
+
+fn advise(file: &File, part: Range<u64>, advice: libc::c_int) {
+    let (at, len) = (part.start as i64, (part.end - part.start) as i64);
+    // SAFETY: takes no pointers. A hint: failure costs speed only.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), at, len, advice) };
+}
+
+/// Size of the file system and what an ordinary user can still write, bytes.
+pub(crate) fn room(file: &File) -> io::Result<(u64, u64)> {
+    // SAFETY: the structure is plain integers, for which all zeros is a valid value.
+    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `found` outlives the call.
+    retried(|| unsafe { libc::fstatvfs(file.as_raw_fd(), &raw mut found) } as isize)?;
+    Ok((found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize))
+}

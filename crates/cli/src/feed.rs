@@ -1,0 +1,85 @@
+//! What a job that takes long tells while it works: events, as the control socket carries them (`{"finding": …}`,
+//! `{"progress": {"what": …, "count": …}}`), to whoever asked, in this process or another.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kestrel_meta::engine::EngineError;
+use serde_json::{Value, json};
+
+use crate::progress::Progress;
+
+/// Time between two tellings of progress.
+const STEP: Duration = Duration::from_millis(200);
+
+/// The way to who asked. Knows when nobody listens any more: then the job ends.
+pub struct Feed<'a> {
+    tell: RefCell<Told<'a>>,
+    gone: AtomicBool,
+}
+
+struct Told<'a> {
+    tell: &'a mut dyn FnMut(&Value) -> bool,
+    last: Instant,
+}
+
+/// What stops a job without touching its feed, from any thread.
+pub struct Listening<'a>(&'a AtomicBool);
+
+impl<'a> Feed<'a> {
+    /// `tell` says whether somebody still listens.
+    pub fn new(tell: &'a mut dyn FnMut(&Value) -> bool) -> Self {
+        Self { tell: RefCell::new(Told { tell, last: Instant::now() }), gone: AtomicBool::new(false) }
+    }
+
+    /// Tells of something found.
+    pub fn event(&self, event: &Value) {
+        if !(self.tell.borrow_mut().tell)(event) {
+            self.gone.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells how far the job is, now and then.
+    pub fn progress(&self, what: &str, count: u64) {
+        let due = self.tell.borrow().last.elapsed() >= STEP;
+        if due {
+            self.tell.borrow_mut().last = Instant::now();
+            self.event(&json!({ "progress": { "what": what, "count": count } }));
+        }
+    }
+
+    /// What the job asks whether to go on.
+    pub fn listening(&self) -> Listening<'_> {
+        Listening(&self.gone)
+    }
+}
+
+impl Listening<'_> {
+    /// Whether anybody wants to know.
+    pub fn is_on(&self) -> bool {
+        !self.0.load(Ordering::Relaxed)
+    }
+
+    /// The same, as walks over the metadata ask it.
+    ///
+    /// # Errors
+    /// If nobody does.
+    pub fn go_on(&self) -> Result<(), EngineError> {
+        if self.is_on() {
+            Ok(())
+        } else {
+            Err(EngineError::Refused("nobody waits for the result any more".into()))
+        }
+    }
+}
+
+/// Shows events on a terminal: progress as a line that goes away, all else by `show`.
+pub fn shown(progress: &mut Progress, event: &Value, show: &mut dyn FnMut(&Value)) {
+    match event.get("progress") {
+        Some(step) => {
+            progress.tick(step["what"].as_str().unwrap_or("working"), step["count"].as_u64().unwrap_or(0));
+        }
+        None => show(event),
+    }
+}

@@ -1,0 +1,185 @@
+//! `kestrel compact`.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use kestrel_client::descriptor::{Descriptor, volume_dir};
+use kestrel_client::fs::{CompactOptions, Fs};
+use kestrel_client::volume::Resources;
+use kestrel_types::clock::SECOND;
+use serde_json::{Value, json};
+
+use super::store_args::StoreArgs;
+use super::{ask_with, locate, mount_above, open, path_value, print_json, volume_of};
+use crate::failure::{Failure, Verdict};
+use crate::feed::{Feed, shown};
+use crate::progress::Progress;
+use crate::units::{bytes, count, duration_arg, size_arg};
+
+/// Rewrite what is scattered: objects of which little is in use, and files in many pieces.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel compact /data/vol
+  kestrel compact /data/vol --dry-run
+  kestrel compact /mnt/data/images
+  kestrel compact /data/vol --rate 20M
+
+Objects of which less than half is in use are read, what is in use is stored again, and they are deleted after the grace
+period; files that many small writes cut to pieces are stored in one piece. Files may be in use meanwhile. A mounted volume
+does this by itself, slowly; this does it now.")]
+pub struct CompactArgs {
+    /// The volume (a path or file:///path), or a file or directory in a mounted volume
+    pub target: String,
+    /// Only tell what there is to do
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Leave objects alone that were written to less than this ago
+    #[arg(long, value_name = "TIME", value_parser = duration_arg, default_value = "0")]
+    pub grace: Duration,
+    /// Bytes stored a second at most; 0: as fast as it goes
+    #[arg(long, value_name = "SIZE", value_parser = size_arg, default_value = "0")]
+    pub rate: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+/// What the serving process is asked to do.
+pub struct Wish {
+    /// Only files at or below these paths.
+    pub paths: Option<Vec<Vec<u8>>>,
+    /// Only tell.
+    pub dry_run: bool,
+    /// Seconds that objects must be old.
+    pub grace_seconds: u64,
+    /// Bytes a second; 0: no limit.
+    pub bytes_per_second: u64,
+}
+
+/// Compacts.
+///
+/// # Errors
+/// In words.
+pub fn compact(fs: &Arc<Fs>, wish: &Wish, feed: &Feed<'_>) -> Result<Value, String> {
+    let listening = feed.listening();
+    let go_on = |stored: u64| {
+        if let Some(pause) = (stored * 1000).checked_div(wish.bytes_per_second) {
+            std::thread::sleep(Duration::from_millis(pause));
+        }
+        listening.is_on()
+    };
+    let options = CompactOptions {
+        paths: wish.paths.as_deref(),
+        grace: i64::try_from(wish.grace_seconds).unwrap_or(i64::MAX).saturating_mul(SECOND),
+        dry_run: wish.dry_run,
+        is_worth: &|_| true,
+        go_on: &go_on,
+    };
+    let done = fs
+        .compact_volume(&options, &mut |what, done| feed.progress(what, done))
+        .map_err(|why| why.to_string())?;
+    Ok(json!({
+        "sparse_objects": done.sparse_objects,
+        "unused_bytes": done.unused_bytes,
+        "deep_chunks": done.deep_chunks,
+        "stored_bytes": done.stored_bytes,
+        "moved_references": done.moved,
+        "changed_references": done.changed,
+        "failed": done.failed,
+        "folded_windows": done.folded,
+        "dry_run": wish.dry_run,
+    }))
+}
+
+/// Compacts, wherever the volume is served.
+pub fn run(args: &CompactArgs) -> Result<Verdict, Failure> {
+    let is_volume = volume_dir(&args.target).is_ok_and(|dir| Descriptor::read(&dir).is_ok());
+    let done = if is_volume { volume(args)? } else { path(args)? };
+    if args.json {
+        print_json(&done);
+    } else {
+        show(&done);
+    }
+    Ok(if done["failed"] == 0 { Verdict::Good } else { Verdict::Bad })
+}
+
+fn question(args: &CompactArgs) -> Value {
+    json!({
+        "verb": "compact", "dry_run": args.dry_run, "grace_seconds": args.grace.as_secs(), "bytes_per_second": args.rate,
+    })
+}
+
+fn volume(args: &CompactArgs) -> Result<Value, Failure> {
+    let dir = locate("compact", &args.target)?;
+    let mut progress = Progress::new();
+    let asked =
+        ask_with("compact", &dir, &question(args), &mut |event| shown(&mut progress, &event, &mut |_| {}))?;
+    if let Some(done) = asked {
+        return Ok(done);
+    }
+    let fail = |why: &dyn std::fmt::Display| Failure::new("compact", format!("{}: {why}", dir.display()));
+    let resources = Resources { store: args.store.options("compact")?, ..Resources::default() };
+    let volume = open("compact", &args.target, &args.store)?;
+    let served = volume.serve(&resources, false).map_err(|why| fail(&why))?;
+    let mut tell = |event: &Value| {
+        shown(&mut progress, event, &mut |_| {});
+        true
+    };
+    let wish = Wish {
+        paths: None,
+        dry_run: args.dry_run,
+        grace_seconds: args.grace.as_secs(),
+        bytes_per_second: args.rate,
+    };
+    let done = compact(&served.fs, &wish, &Feed::new(&mut tell));
+    let stored = served.fs.shutdown().map_err(|why| fail(&why));
+    let settled = served.volume.engine.settle().map_err(|why| fail(&why));
+    let done = done.map_err(|why| fail(&why))?;
+    stored.and(settled).map(|()| done)
+}
+
+fn path(args: &CompactArgs) -> Result<Value, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("compact", format!("{}: {why}", args.target));
+    let missing = "neither a volume nor a path in a mounted one";
+    let path =
+        std::fs::canonicalize(Path::new(&args.target)).map_err(|why| fail(&format!("{missing}: {why}")))?;
+    let entry = mount_above("compact", &path)?;
+    let below = path.strip_prefix(&entry.mount_point).map_err(|why| fail(&why))?;
+    let mut question = question(args);
+    question["paths"] = vec![path_value(below.as_os_str().as_bytes())].into();
+    let dir = volume_of(&entry);
+    let mut progress = Progress::new();
+    ask_with("compact", &dir, &question, &mut |event| shown(&mut progress, &event, &mut |_| {}))?
+        .ok_or_else(|| fail(&format!("nobody serves the volume {}; mount it again", dir.display())))
+}
+
+fn show(done: &Value) {
+    let number = |name: &str| done[name].as_u64().unwrap_or(0);
+    println!(
+        "{} objects less than half in use, with {} unused",
+        count(number("sparse_objects")),
+        bytes(number("unused_bytes"))
+    );
+    println!("{} chunks in many pieces", count(number("deep_chunks")));
+    if done["dry_run"] == true {
+        println!("nothing was changed; without --dry-run it will be");
+        return;
+    }
+    println!(
+        "{} references moved, with {}; {} windows of chunks folded",
+        count(number("moved_references")),
+        bytes(number("stored_bytes")),
+        count(number("folded_windows"))
+    );
+    if number("changed_references") > 0 {
+        println!("{} changed meanwhile and were left alone", count(number("changed_references")));
+    }
+    if number("failed") > 0 {
+        println!("{} failed; the log of the serving process says why", count(number("failed")));
+    }
+}

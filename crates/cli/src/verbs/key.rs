@@ -1,0 +1,181 @@
+//! `kestrel key`.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use kestrel_client::descriptor::{Descriptor, Encryption};
+use kestrel_client::keys::{self, VolumeKey};
+use kestrel_client::volume::VolumeLock;
+use kestrel_types::clock::{Clock, SystemClock};
+use serde_json::{Value, json};
+
+use super::{locate, print_json};
+use crate::failure::{Failure, Verdict};
+
+/// Make, show and replace keys of encrypted volumes.
+#[derive(Debug, Args)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+#[command(after_help = "Examples:
+  kestrel key create /root/photos.key
+  kestrel format /data/vol --encrypt --key-file /root/photos.key
+  kestrel key show /data/vol
+  kestrel key rotate /data/vol --key-file /root/photos.key --new-key-file /root/photos-2.key
+
+Whoever loses the key of a volume loses the volume: keep a copy of the key file away from it. See docs/encryption.md.")]
+pub struct KeyArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Create(CreateArgs),
+    Show(ShowArgs),
+    Rotate(RotateArgs),
+}
+
+/// Make a new key and write it to a new file that only you can read.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel key create /root/photos.key")]
+struct CreateArgs {
+    /// The file; nothing may be there yet
+    file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Show the keys of a volume: numbers and fingerprints, never the keys.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel key show /data/vol
+  kestrel key show /data/vol --key-file /root/photos.key     (and checks that the key opens it)")]
+struct ShowArgs {
+    /// The volume: a path or file:///path
+    volume: String,
+    /// Check that the key in this file opens every data key
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Replace the key of a volume, and the data key for what is written from the next mount on. No data is rewritten.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel key rotate /data/vol --key-file /root/photos.key --new-key-file /root/photos-2.key
+  kestrel key rotate /data/vol --key-file /root/photos.key     (a new data key only)
+
+The volume may be mounted. Copies of kestrel.json and dumps from before still open with the old key; what was written
+before stays encrypted with the data keys of that time.")]
+struct RotateArgs {
+    /// The volume: a path or file:///path
+    volume: String,
+    /// File with the volume's key; by default the one that KESTREL_KEY_FILE names
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// File with the key that takes its place; without it the volume keeps its key
+    #[arg(long, value_name = "FILE")]
+    new_key_file: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does it.
+pub fn run(args: &KeyArgs) -> Result<Verdict, Failure> {
+    match &args.action {
+        Action::Create(args) => create(args),
+        Action::Show(args) => show(args),
+        Action::Rotate(args) => rotate(args),
+    }
+}
+
+fn failed(why: impl std::fmt::Display) -> Failure {
+    Failure::new("key", why)
+}
+
+fn create(args: &CreateArgs) -> Result<Verdict, Failure> {
+    let key = VolumeKey::create(&args.file).map_err(failed)?;
+    if args.json {
+        print_json(&json!({ "file": args.file, "fingerprint": key.fingerprint() }));
+    } else {
+        println!("key {} created in {}", key.fingerprint(), args.file.display());
+        println!("keep a copy of the file in a safe place: without it the volumes it is for cannot be read");
+    }
+    Ok(Verdict::Good)
+}
+
+fn show(args: &ShowArgs) -> Result<Verdict, Failure> {
+    let dir = locate("key", &args.volume)?;
+    let descriptor = Descriptor::read(&dir).map_err(failed)?;
+    let Some(encryption) = encryption(&descriptor) else {
+        return Err(failed(format!("{}: the volume is not encrypted and has no keys", dir.display())));
+    };
+    let is_checked = args.key_file.is_some();
+    if is_checked {
+        keys::coding(&descriptor, args.key_file.as_deref()).map_err(failed)?;
+    }
+    if args.json {
+        let mut found = describe(&dir, encryption);
+        found["opens"] = if is_checked { true.into() } else { Value::Null };
+        print_json(&found);
+        return Ok(Verdict::Good);
+    }
+    println!(
+        "volume key   {}{}",
+        encryption.volume_key,
+        if is_checked { " (this key opens it)" } else { "" }
+    );
+    for key in &encryption.keys {
+        println!("data key     {:<6} made {}", key.id, crate::logger::utc(key.created));
+    }
+    match encryption.keys.last().filter(|_| encryption.active) {
+        Some(last) => println!("new objects  encrypted with data key {}, {}", last.id, encryption.cipher),
+        None => println!("new objects  not encrypted"),
+    }
+    Ok(Verdict::Good)
+}
+
+fn rotate(args: &RotateArgs) -> Result<Verdict, Failure> {
+    let dir = locate("key", &args.volume)?;
+    let (old, new) = (args.key_file.as_deref(), args.new_key_file.as_deref());
+    let descriptor = keys::rotate(&dir, old, new, SystemClock.now()).map_err(failed)?;
+    let Some(encryption) = encryption(&descriptor) else {
+        return Err(failed("the volume lost its keys meanwhile; look who changes it"));
+    };
+    if args.json {
+        print_json(&describe(&dir, encryption));
+        return Ok(Verdict::Good);
+    }
+    let newest = encryption.keys.last().map_or(0, |key| key.id);
+    println!("{}: volume key {}, data key {newest} is the newest", dir.display(), encryption.volume_key);
+    if let Some(pid) = VolumeLock::holder(&dir) {
+        println!(
+            "process {pid} has the volume open and goes on with the data key it has until it is mounted again"
+        );
+    }
+    Ok(Verdict::Good)
+}
+
+fn encryption(descriptor: &Descriptor) -> Option<&Encryption> {
+    descriptor.coding.as_ref()?.encryption.as_ref()
+}
+
+fn describe(dir: &Path, encryption: &Encryption) -> Value {
+    let keys: Vec<Value> = encryption
+        .keys
+        .iter()
+        .map(|key| json!({ "id": key.id, "created": crate::logger::utc(key.created) }))
+        .collect();
+    json!({
+        "volume": dir,
+        "cipher": encryption.cipher,
+        "volume_key": encryption.volume_key,
+        "active": encryption.active,
+        "required": encryption.required,
+        "data_keys": keys,
+    })
+}

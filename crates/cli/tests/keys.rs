@@ -1,0 +1,114 @@
+//! Keys and settings of volumes: `kestrel key`, `kestrel config`.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+
+use common::*;
+
+/// Makes a key file; its path and the key's fingerprint.
+fn key(place: &Place, name: &str) -> (String, String) {
+    let path = place.name(name);
+    let made = run(&["key", "create", &path, "--json"]).expect(0, "").json();
+    (path, made["fingerprint"].as_str().unwrap().to_string())
+}
+
+#[test]
+fn keys_are_made_for_their_owner_and_never_overwritten_or_shown() {
+    let place = Place::new();
+    let (path, fingerprint) = key(&place, "key");
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
+    let secret = fs::read_to_string(&path).unwrap().trim().to_string();
+    assert_eq!((secret.len(), fingerprint.len()), (64, 32));
+    run(&["key", "create", &path]).expect(1, "never overwritten");
+    run(&["key", "create", &place.name("no/such/key")]).expect(1, "No such file");
+    assert_ne!(key(&place, "other").1, fingerprint);
+    run(&["format", &place.volume()]).expect(0, "created");
+    run(&["key", "show", &place.volume()]).expect(1, "not encrypted");
+    run(&["key", "rotate", &place.volume(), "--key-file", &path]).expect(1, "not encrypted");
+    run(&["config", &place.volume(), "--encrypt", "--key-file", &path]).expect(0, &fingerprint);
+    for args in [&["key", "show"][..], &["key", "show", "--json"], &["config"], &["config", "--json"]] {
+        let volume = place.volume();
+        let args = [args, &[&volume]].concat();
+        let shown = run(&args).expect(0, &fingerprint);
+        assert!(!shown.out.contains(&secret) && !shown.err.contains(&secret));
+    }
+    assert!(!fs::read_to_string(place.path("vol/kestrel.json")).unwrap().contains(&secret));
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    run(&["key", "show", &place.volume(), "--key-file", &path]).expect(1, "chmod 600");
+}
+
+#[test]
+fn wrong_usage_is_said_so() {
+    let place = Place::formatted();
+    let volume = place.volume();
+    run(&["key"]).expect(2, "Usage");
+    run(&["key", "destroy"]).expect(2, "unrecognized");
+    run(&["config", &volume, "--compress", "gzip"]).expect(2, "zstd");
+    run(&["config", &volume, "--compress", "zstd:20"]).expect(2, "1 to 19");
+    run(&["config", &volume, "--encrypt", "--no-encrypt"]).expect(2, "cannot be used with");
+    run(&["config", &volume, "--encrypt"]).expect(1, "kestrel key create");
+    run(&["config", &place.name("nothing")]).expect(1, "no KestrelFS volume here");
+    run(&["key", "show", &place.name("nothing")]).expect(1, "no KestrelFS volume here");
+}
+
+#[test]
+fn settings_are_shown_and_changed() {
+    let place = Place::formatted();
+    let config =
+        |args: &[&str]| run(&[&["config", &place.volume(), "--json"], args].concat()).expect(0, "").json();
+    let before = fs::read(place.path("vol/kestrel.json")).unwrap();
+    let shown = config(&[]);
+    assert_eq!((&shown["compression"], &shown["encrypted"]), (&"none".into(), &false.into()));
+    assert_eq!(fs::read(place.path("vol/kestrel.json")).unwrap(), before);
+    assert_eq!(config(&["--compress", "zstd"])["compression"], "zstd:3");
+    assert_eq!(config(&[])["compression"], "zstd:3");
+    run(&["fsck", &place.volume()]).expect(0, "clean");
+    let (path, fingerprint) = key(&place, "key");
+    let shown = config(&["--encrypt", "--key-file", &path]);
+    assert_eq!((&shown["encrypted"], &shown["volume_key"]), (&true.into(), &fingerprint.into()));
+    assert_eq!((&shown["compression"], &shown["encryption_required"]), (&"zstd:3".into(), &false.into()));
+    assert_eq!(config(&["--no-encrypt", "--compress", "none"])["encrypted"], false);
+}
+
+#[test]
+fn an_encrypted_volume_opens_with_its_key_only() {
+    let place = Place::formatted();
+    let ((path, fingerprint), (other, other_fingerprint)) = (key(&place, "key"), key(&place, "other"));
+    run(&["config", &place.volume(), "--encrypt", "--key-file", &path]).expect(0, "");
+    let before = fs::read(place.path("vol/kestrel.json")).unwrap();
+    run(&["fsck", &place.volume()]).expect(1, "--key-file").expect(1, &fingerprint);
+    run(&["fsck", &place.volume(), "--key-file", &other])
+        .expect(1, &other_fingerprint)
+        .expect(1, &fingerprint);
+    run(&["fsck", &place.volume(), "--key-file", &place.name("lost")]).expect(1, "No such file");
+    run(&["fsck", &place.volume(), "--key-file", &path]).expect(0, "clean");
+    let named = kestrel(&["fsck", &place.volume()]).env("KESTREL_KEY_FILE", &path).output().unwrap();
+    assert_eq!(named.status.code(), Some(0));
+    assert_eq!(fs::read(place.path("vol/kestrel.json")).unwrap(), before);
+}
+
+#[test]
+fn rotation_is_whole_or_not_at_all() {
+    for (point, is_done) in [("descriptor.replace.written", false), ("descriptor.replace.renamed", true)] {
+        let place = Place::formatted();
+        let ((old, _), (new, _)) = (key(&place, "old"), key(&place, "new"));
+        run(&["config", &place.volume(), "--encrypt", "--key-file", &old]).expect(0, "");
+        let volume = place.volume();
+        let args = ["key", "rotate", &volume, "--key-file", &old, "--new-key-file", &new];
+        let killed = kestrel(&args).env("KESTREL_CRASH_AT", format!("{point}:1")).output().unwrap();
+        assert_eq!(killed.status.signal(), Some(libc::SIGKILL), "{point}");
+        let (opens, does_not) = if is_done { (&new, &old) } else { (&old, &new) };
+        run(&["key", "show", &place.volume(), "--key-file", opens]).expect(0, "opens it");
+        run(&["key", "show", &place.volume(), "--key-file", does_not]).expect(1, "not the key of volume");
+        run(&["fsck", &place.volume(), "--key-file", opens]).expect(0, "clean");
+        let again = ["key", "rotate", &volume, "--key-file", opens, "--new-key-file", &new, "--json"];
+        let rotated = run(&again).expect(0, "").json();
+        assert_eq!(rotated["data_keys"].as_array().unwrap().len(), if is_done { 3 } else { 2 });
+        run(&["key", "show", &place.volume(), "--key-file", &new]).expect(0, "opens it");
+    }
+}

@@ -1,0 +1,205 @@
+//! Keys of volumes (`docs/encryption.md`).
+//!
+//! **Contract.** A volume key lives in a file outside the volume; nothing here writes it anywhere else or shows it. It
+//! wraps the volume's data keys, which lie in the descriptor, and those encrypt objects
+//! ([`kestrel_data::store::coded`]). So the volume key can be replaced without touching an object. The descriptor knows
+//! the volume key's fingerprint, so that a wrong key is told before anything is tried with it.
+
+use std::path::{Path, PathBuf};
+
+use kestrel_data::store::coded::{Coding, Compression, Keys};
+use kestrel_types::clock::Nanos;
+
+use crate::descriptor::{CodingSettings, DATA_KEYS_MAX, Descriptor, Encryption};
+use crate::error::VolumeError;
+
+mod file;
+mod volume_key;
+
+pub use volume_key::VolumeKey;
+
+/// Environment variable that names the file with the volume key, if no option does.
+pub const KEY_FILE_ENV: &str = "KESTREL_KEY_FILE";
+
+/// The file with the volume key: the one given, else the one that the environment names.
+pub fn key_file(given: Option<&Path>) -> Option<PathBuf> {
+    let named = || std::env::var_os(KEY_FILE_ENV).filter(|name| !name.is_empty()).map(PathBuf::from);
+    given.map(Path::to_path_buf).or_else(named)
+}
+
+/// How the objects of a volume are to be coded and read, with the keys from `given` or the environment. None: no object
+/// of it was ever coded.
+///
+/// # Errors
+/// Says that there is no key, that it is not this volume's (with both fingerprints), or that the descriptor's keys are
+/// damaged.
+pub fn coding(descriptor: &Descriptor, given: Option<&Path>) -> Result<Option<Coding>, VolumeError> {
+    let Some(CodingSettings { compression, encryption }) = &descriptor.coding else { return Ok(None) };
+    let mut coding = Coding { compression: *compression, cipher: None };
+    if let Some(encryption) = encryption {
+        let volume_key = volume_key(descriptor, encryption, given)?;
+        let mut keys = Vec::with_capacity(encryption.keys.len());
+        for wrapped in &encryption.keys {
+            keys.push((wrapped.id, volume_key.unwrap(&descriptor.uuid_bytes(), wrapped)?));
+        }
+        let write = encryption.keys.last().map(|last| last.id).filter(|_| encryption.active);
+        let keys = Keys::new(keys, write, !encryption.required);
+        coding.cipher = Some(keys.map_err(|error| VolumeError::Key(error.to_string()))?);
+    }
+    Ok(Some(coding))
+}
+
+/// The volume's key, if it is the right one.
+fn volume_key(
+    descriptor: &Descriptor,
+    encryption: &Encryption,
+    given: Option<&Path>,
+) -> Result<VolumeKey, VolumeError> {
+    let name = &descriptor.settings.name;
+    let needed = &encryption.volume_key;
+    let Some(path) = key_file(given) else {
+        return Err(VolumeError::Key(format!(
+            "volume {name:?} is encrypted; give its key with --key-file FILE or in {KEY_FILE_ENV} (the key's fingerprint is \
+             {needed})"
+        )));
+    };
+    let key = VolumeKey::read(&path)?;
+    if key.fingerprint() != *needed {
+        return Err(VolumeError::Key(format!(
+            "{}: not the key of volume {name:?}: its fingerprint is {}, that of the volume's key is {needed}; use that key's \
+             file",
+            path.display(),
+            key.fingerprint()
+        )));
+    }
+    Ok(key)
+}
+
+/// Coding of a new volume: compressed as asked, encrypted if there is a file with a volume key. None: neither.
+///
+/// # Errors
+/// If the key cannot be read or the system has no randomness.
+pub fn new_coding(
+    volume: &[u8; 16],
+    compression: Compression,
+    key_file: Option<&Path>,
+    now: Nanos,
+) -> Result<Option<CodingSettings>, VolumeError> {
+    let encryption = match key_file {
+        Some(path) => Some(new_encryption(volume, &VolumeKey::read(path)?, true, now)?),
+        None => None,
+    };
+    let is_coded = compression != Compression::None || encryption.is_some();
+    Ok(is_coded.then_some(CodingSettings { compression, encryption }))
+}
+
+fn new_encryption(
+    volume: &[u8; 16],
+    key: &VolumeKey,
+    required: bool,
+    now: Nanos,
+) -> Result<Encryption, VolumeError> {
+    Ok(Encryption::new(key.fingerprint(), vec![key.new_data_key(volume, 1, now)?], required))
+}
+
+/// A change of how new objects are coded. What is stored already stays as it is.
+#[derive(Debug, Clone, Default)]
+pub struct Change {
+    /// Compress like this.
+    pub compression: Option<Compression>,
+    /// Encrypt, or do not.
+    pub encrypt: Option<bool>,
+}
+
+/// Changes how new objects of the volume at `dir` are coded, from the next time it is opened. To encrypt a volume that
+/// never was takes a volume key; objects written before stay readable as they are.
+///
+/// # Errors
+/// If the key is missing or not this volume's. Nothing is changed then.
+pub fn change(
+    dir: &Path,
+    change: &Change,
+    given: Option<&Path>,
+    now: Nanos,
+) -> Result<Descriptor, VolumeError> {
+    Descriptor::update(dir, |descriptor| {
+        let volume = descriptor.uuid_bytes();
+        let nothing = CodingSettings { compression: Compression::None, encryption: None };
+        let before = descriptor.coding.clone();
+        let mut coding = before.clone().unwrap_or(nothing.clone());
+        coding.compression = change.compression.unwrap_or(coding.compression);
+        match (&mut coding.encryption, change.encrypt) {
+            (_, None) | (None, Some(false)) => {}
+            (Some(encryption), Some(true)) => {
+                // Whoever turns it on must be able to read what is then written.
+                volume_key(descriptor, encryption, given)?;
+                encryption.active = true;
+            }
+            (Some(encryption), Some(false)) => {
+                encryption.active = false;
+                encryption.required = false;
+            }
+            (none, Some(true)) => {
+                let Some(path) = key_file(given) else {
+                    return Err(VolumeError::Key(format!(
+                        "encryption takes a key; make one with `kestrel key create FILE` and give it with --key-file FILE or \
+                         in {KEY_FILE_ENV}"
+                    )));
+                };
+                *none = Some(new_encryption(&volume, &VolumeKey::read(&path)?, false, now)?);
+            }
+        }
+        // Once objects may be coded, they may be forever.
+        descriptor.coding = (before.is_some() || coding != nothing).then_some(coding);
+        Ok(())
+    })
+}
+
+/// Gives the volume at `dir` a new data key for new objects, and a new volume key if `new` names one. No object is touched,
+/// and the volume may be in use. Returns the descriptor as it is now.
+///
+/// # Errors
+/// If the volume is not encrypted, `old` is not its key, a key cannot be read, or there are [`DATA_KEYS_MAX`] data keys. Nothing
+/// is changed then.
+pub fn rotate(
+    dir: &Path,
+    old: Option<&Path>,
+    new: Option<&Path>,
+    now: Nanos,
+) -> Result<Descriptor, VolumeError> {
+    Descriptor::update(dir, |descriptor| {
+        let volume = descriptor.uuid_bytes();
+        let name = &descriptor.settings.name;
+        let Some(encryption) = descriptor.coding.as_ref().and_then(|coding| coding.encryption.clone()) else {
+            return Err(VolumeError::Key(format!(
+                "volume {name:?} is not encrypted and has no keys; `kestrel config {} --encrypt` encrypts what is written \
+                 from then on",
+                dir.display()
+            )));
+        };
+        if encryption.keys.len() >= DATA_KEYS_MAX {
+            return Err(VolumeError::Key(format!(
+                "volume {name:?} has {DATA_KEYS_MAX} data keys, the most there may be; copy it to a new volume to start anew"
+            )));
+        }
+        let old = volume_key(descriptor, &encryption, old)?;
+        let new = match new {
+            Some(path) => VolumeKey::read(path)?,
+            None => old.clone(),
+        };
+        let mut keys = Vec::with_capacity(encryption.keys.len() + 1);
+        for wrapped in &encryption.keys {
+            let key = old.unwrap_bytes(&volume, wrapped)?;
+            keys.push(new.wrap(&volume, wrapped.id, wrapped.created, &key)?);
+        }
+        let next = encryption.keys.last().map_or(1, |last| last.id.saturating_add(1));
+        keys.push(new.new_data_key(&volume, next, now)?);
+        if let Some(coding) = &mut descriptor.coding {
+            coding.encryption = Some(Encryption { volume_key: new.fingerprint(), keys, ..encryption });
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests;

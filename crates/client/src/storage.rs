@@ -1,0 +1,217 @@
+//! Where a volume's objects are, and the stack of block stores that leads there:
+//!
+//! coding (compression, encryption), if objects are or may be coded;
+//! disk cache, if the mount has one: it holds what the store holds, so data encrypted there is encrypted here too;
+//! the store itself: a local directory, or a bucket of an S3 service.
+
+use std::fs;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kestrel_cache::{CacheOptions, CachedStore};
+use kestrel_data::store::coded::CodedStore;
+use kestrel_data::store::local::{LocalConfig, LocalStore};
+use kestrel_data::store::{BlockStore, key};
+use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Options, S3Store};
+use kestrel_types::ids::ObjectId;
+
+use crate::descriptor::{Descriptor, Settings};
+use crate::error::VolumeError;
+use crate::keys;
+use crate::volume::{data_reserve, disk_bytes};
+
+/// Directory of the block store within the volume's, unless the settings name another place.
+pub const OBJECTS_DIR: &str = "objects";
+
+/// How long a closing cache may take to write what waits.
+const CACHE_FLUSH_LIMIT: Duration = Duration::from_secs(2);
+
+/// How a process reaches a volume's objects. Nothing of this is kept in the volume.
+#[derive(Debug, Clone)]
+pub struct StoreOptions {
+    /// File with credentials of the store; none: those of the environment or the machine.
+    pub credentials: Option<PathBuf>,
+    /// File with the volume's key; none: the one that the environment names, if the volume needs one.
+    pub key_file: Option<PathBuf>,
+    /// Uploads at a time.
+    pub max_uploads: usize,
+    /// Downloads at a time.
+    pub max_downloads: usize,
+    /// Bytes a second written to the store; none: no limit.
+    pub upload_limit: Option<NonZeroU64>,
+    /// Bytes a second read from the store; none: no limit.
+    pub download_limit: Option<NonZeroU64>,
+    /// Directories of the disk cache; without any there is none.
+    pub cache_dirs: Vec<PathBuf>,
+    /// Most bytes in each of them; none: the cache's default.
+    pub cache_bytes: Option<u64>,
+    /// Part of their disks that stays free; none: the cache's default.
+    pub free_space_ratio: Option<f64>,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        let limits = S3Limits::default();
+        Self {
+            credentials: None,
+            key_file: None,
+            max_uploads: limits.max_uploads,
+            max_downloads: limits.max_downloads,
+            upload_limit: None,
+            download_limit: None,
+            cache_dirs: Vec::new(),
+            cache_bytes: None,
+            free_space_ratio: None,
+        }
+    }
+}
+
+/// Where the settings say the objects are.
+enum Place {
+    Dir(PathBuf),
+    S3(S3Options),
+}
+
+impl Place {
+    fn of(dir: &Path, settings: &Settings, options: &StoreOptions) -> Result<Self, VolumeError> {
+        match settings.storage.as_deref() {
+            Some(url) if url.starts_with(S3_SCHEME) => {
+                let limits = S3Limits {
+                    max_uploads: options.max_uploads,
+                    max_downloads: options.max_downloads,
+                    upload_bytes_per_second: options.upload_limit,
+                    download_bytes_per_second: options.download_limit,
+                    ..S3Limits::default()
+                };
+                let parsed = S3Options::parse(url).map_err(refused)?;
+                Ok(Self::S3(parsed.credentials_file(options.credentials.clone()).limits(limits)))
+            }
+            Some(url) => Ok(Self::Dir(url.strip_prefix("file://").unwrap_or(url).into())),
+            None => Ok(Self::Dir(dir.join(OBJECTS_DIR))),
+        }
+    }
+}
+
+fn refused(error: OpenError) -> VolumeError {
+    match error {
+        OpenError::Url(why) => VolumeError::Invalid(why),
+        other => VolumeError::Io(other.to_string()),
+    }
+}
+
+fn block_store(place: &Path, error: &kestrel_data::Error) -> VolumeError {
+    VolumeError::Io(format!("block store {}: {error}", place.display()))
+}
+
+/// Finds mistakes in the settings and options that need no request to find.
+///
+/// # Errors
+/// Names the mistake.
+pub(crate) fn check(descriptor: &Descriptor, options: &StoreOptions) -> Result<(), VolumeError> {
+    Place::of(Path::new(""), &descriptor.settings, options).map(drop)
+}
+
+/// Makes the place for a new volume's objects.
+///
+/// # Errors
+/// If it cannot be made, or holds something already.
+pub(crate) fn create(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<(), VolumeError> {
+    match Place::of(dir, &descriptor.settings, options)? {
+        Place::S3(s3) => S3Store::create(s3, descriptor.uuid_bytes()).map(drop).map_err(refused),
+        Place::Dir(objects) => {
+            fs::create_dir_all(&objects).map_err(|error| VolumeError::io("create", &objects, &error))?;
+            LocalStore::create(&objects, LocalConfig::default())
+                .map(drop)
+                .map_err(|error| block_store(&objects, &error))
+        }
+    }
+}
+
+/// Removes a volume's objects from a bucket. Directories are left to whoever removes the volume's, or made them.
+///
+/// # Errors
+/// If the store refuses; some objects may be gone then.
+pub(crate) fn erase(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<(), VolumeError> {
+    match Place::of(dir, &descriptor.settings, options)? {
+        Place::S3(s3) => match S3Store::erase(s3, descriptor.uuid_bytes()) {
+            // Nothing of this volume is there.
+            Ok(_) | Err(OpenError::NoMarker { .. }) => Ok(()),
+            Err(error) => Err(refused(error)),
+        },
+        Place::Dir(_) => Ok(()),
+    }
+}
+
+/// The store at the bottom.
+enum Base {
+    Dir(PathBuf),
+    S3(Arc<S3Store>),
+}
+
+/// An open block store and what it consists of.
+pub struct Storage {
+    /// What everybody uses.
+    pub store: Arc<dyn BlockStore>,
+    base: Base,
+    cache: Option<Arc<CachedStore>>,
+}
+
+impl Storage {
+    /// Opens the block store of the volume at `dir`. Starts threads.
+    ///
+    /// # Errors
+    /// If the store cannot be reached, is another volume's, or needs a key that is not there.
+    pub fn open(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<Self, VolumeError> {
+        let volume = descriptor.uuid_bytes();
+        // First, because it needs no request.
+        let coding = keys::coding(descriptor, options.key_file.as_deref())?;
+        let (base, mut store): (Base, Arc<dyn BlockStore>) =
+            match Place::of(dir, &descriptor.settings, options)? {
+                Place::S3(s3) => {
+                    let s3 = Arc::new(S3Store::open(s3, volume).map_err(refused)?);
+                    (Base::S3(s3.clone()), s3)
+                }
+                Place::Dir(objects) => {
+                    let reserve_bytes = disk_bytes(&objects).map_or(0, data_reserve);
+                    let config = LocalConfig { reserve_bytes, ..LocalConfig::default() };
+                    let local =
+                        LocalStore::open(&objects, config).map_err(|error| block_store(&objects, &error))?;
+                    (Base::Dir(objects), Arc::new(local))
+                }
+            };
+        let mut cache = None;
+        if !options.cache_dirs.is_empty() {
+            let mut config = CacheOptions::new(options.cache_dirs.clone());
+            config.bytes = options.cache_bytes.unwrap_or(config.bytes);
+            config.free_space_ratio = options.free_space_ratio.unwrap_or(config.free_space_ratio);
+            let cached = CachedStore::open(store, volume, config)
+                .map_err(|error| VolumeError::Io(error.to_string()))?;
+            let cached = Arc::new(cached);
+            store = cached.clone();
+            cache = Some(cached);
+        }
+        if let Some(coding) = coding {
+            store = Arc::new(CodedStore::new(store, volume, coding));
+        }
+        Ok(Self { store, base, cache })
+    }
+
+    /// Where an object lies, for people and other programs: a path or a URL.
+    pub fn place_of(&self, object: ObjectId) -> String {
+        match &self.base {
+            Base::S3(s3) => s3.place(object),
+            Base::Dir(dir) => dir.join(key::key(object)).to_string_lossy().into_owned(),
+        }
+    }
+
+    /// Gives the disk cache a moment to write what waits; the rest is dropped and read from the store again.
+    pub fn settle(&self) {
+        if let Some(cache) = &self.cache
+            && !cache.flush(CACHE_FLUSH_LIMIT)
+        {
+            log::info!("the disk cache is slow: what was not written to it yet is dropped");
+        }
+    }
+}

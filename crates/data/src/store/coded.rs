@@ -1,0 +1,408 @@
+//! Compression and encryption of objects, above any block store.
+//!
+//! **Contract.** Above it objects look as they always do: offsets, lengths and [`BlockStore::size`] are those of the object
+//! before it was coded ("plain"). Below it lies what [`head`] describes: a head and chunks that are compressed, encrypted or
+//! both, each by itself, so that a read decodes the chunks it touches and no others. Each object tells how it was coded, so
+//! settings may change at any time: what is coded, what is not, and what was coded otherwise lie side by side in one store.
+//! Listings tell stored sizes.
+//!
+//! What the store returns is judged before anything is made of it: a chunk that is not what was stored, in its place in its
+//! object in its volume, is `Corrupt`. What cannot be judged (no key for it, a newer format, not encrypted where everything
+//! must be) is `Coding`, which is never a reason to call data damaged.
+//!
+//! Objects that are to be coded are put whole: a store that codes what is written cannot append. Heads are read once and
+//! kept in bounded memory. On remote stores the first read of an object's beginning takes one request, the first read
+//! elsewhere in it two, every other one.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kestrel_types::ids::ObjectId;
+
+use super::{AppendStore, BlockStore, NearCache, Page, Usage, total_len};
+use crate::error::{Error, Result};
+use crate::object::VolumeId;
+
+mod compression;
+mod decode;
+mod encode;
+mod flights;
+mod head;
+mod heads;
+mod keys;
+mod near;
+
+pub use compression::Compression;
+pub use keys::{DATA_KEY_BYTES, DataKey, Keys};
+
+use decode::{Scratch, Sink};
+use encode::Encoder;
+use flights::{Boarding, Flights};
+use head::{CHUNK_BYTES, FIRST_CHUNK_BYTES, HEADER_BYTES, Head, Header, MAGIC};
+use heads::{HEADS_BYTES_MAX, Heads, Known};
+
+/// Bytes read for an object's head: enough for objects of up to 31 MiB.
+const START_BYTES: u64 = 4096;
+
+/// Reads that end before this many plain bytes come with the head, in one request, if a request is what costs.
+const FIRST_READ_BYTES_MAX: u64 = 384 << 10;
+
+/// Bytes fetched and decoded at a time from stores where a request costs nothing: what fits the processor's cache.
+const LOCAL_PIECE_BYTES: u64 = 256 << 10;
+
+/// Bytes of the magic that must be right for an object to be taken for a damaged coded one. The magic of plain objects has
+/// four in common with it.
+const MAGIC_LIKENESS: usize = 6;
+
+/// How objects of a volume are coded.
+#[derive(Debug, Clone, Default)]
+pub struct Coding {
+    /// How new objects are compressed.
+    pub compression: Compression,
+    /// Keys to read objects with, and to write them with if [`Keys::write_key`] says so.
+    pub cipher: Option<Keys>,
+}
+
+impl Coding {
+    /// Whether new objects are stored otherwise than they come.
+    fn changes_objects(&self) -> bool {
+        self.compression != Compression::None
+            || self.cipher.as_ref().is_some_and(|keys| keys.write_key().is_some())
+    }
+}
+
+/// Counters since the store was opened.
+#[derive(Debug, Default)]
+struct Figures {
+    objects_written: AtomicU64,
+    plain_bytes_written: AtomicU64,
+    stored_bytes_written: AtomicU64,
+    heads_read: AtomicU64,
+    chunks_read: AtomicU64,
+}
+
+/// A block store whose objects are coded in the store below it.
+pub struct CodedStore {
+    inner: Arc<dyn BlockStore>,
+    volume: VolumeId,
+    coding: Coding,
+    heads: Heads,
+    flights: Flights,
+    figures: Figures,
+}
+
+/// How the store below is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    Wait,
+    /// Past every cache.
+    Fresh,
+    /// Not if it would block.
+    Now,
+}
+
+/// An object of which the beginning was read, or nothing.
+struct Found {
+    known: Known,
+    /// Its first stored bytes; empty if its head was known already.
+    start: Vec<u8>,
+}
+
+impl CodedStore {
+    /// Codes the objects of `volume` in `inner`.
+    pub fn new(inner: Arc<dyn BlockStore>, volume: VolumeId, coding: Coding) -> Self {
+        let (heads, flights, figures) = (Heads::new(HEADS_BYTES_MAX), Flights::default(), Figures::default());
+        Self { inner, volume, coding, heads, flights, figures }
+    }
+
+    /// What an object is, from memory or from the store; `until` is the plain byte that the caller will read up to.
+    fn known(&self, object: ObjectId, until: Option<u64>, how: How) -> Result<Found> {
+        if how == How::Fresh {
+            return self.load(object, until, how);
+        }
+        let from_memory = |known| Found { known, start: Vec::new() };
+        if let Some(known) = self.heads.get(object) {
+            return Ok(from_memory(known));
+        }
+        match self.flights.board(object) {
+            Boarding::Passenger(result) => result.map(from_memory),
+            Boarding::Pilot(pilot) => {
+                // The last pilot may have landed between the look into memory and the boarding.
+                let found = match self.heads.get(object) {
+                    Some(known) => Ok(from_memory(known)),
+                    None => self.load(object, until, how),
+                };
+                pilot.land(found.as_ref().map(|found| found.known.clone()).map_err(Error::clone));
+                found
+            }
+        }
+    }
+
+    /// Reads what an object is from the store.
+    fn load(&self, object: ObjectId, until: Option<u64>, how: How) -> Result<Found> {
+        let mut start = vec![0; self.start_len(until) as usize];
+        if how == How::Fresh {
+            let size = self.inner.size(object)?.min(START_BYTES);
+            start.truncate(size as usize);
+            self.inner.read_fresh(object, 0, &mut [IoSliceMut::new(&mut start)])?;
+        } else {
+            let len = self.inner.read_up_to(object, 0, &mut start)?;
+            start.truncate(len);
+        }
+        self.figures.heads_read.fetch_add(1, Ordering::Relaxed);
+        let known = self.judge(object, &start, how)?;
+        self.heads.insert(object, known.clone());
+        Ok(Found { known, start })
+    }
+
+    /// How much of an object to read when its head is not known.
+    fn start_len(&self, until: Option<u64>) -> u64 {
+        match until.filter(|until| self.inner.is_remote() && *until <= FIRST_READ_BYTES_MAX) {
+            None => START_BYTES,
+            Some(until) => {
+                // Whole chunks; compressed ones end earlier, encrypted ones have a tag each.
+                let more =
+                    until.saturating_sub(u64::from(FIRST_CHUNK_BYTES)).div_ceil(u64::from(CHUNK_BYTES));
+                let chunk_bytes = u64::from(CHUNK_BYTES) + keys::TAG_BYTES as u64;
+                START_BYTES + u64::from(FIRST_CHUNK_BYTES) + keys::TAG_BYTES as u64 + more * chunk_bytes
+            }
+        }
+    }
+
+    /// What an object that begins with `start` is.
+    fn judge(&self, object: ObjectId, start: &[u8], how: How) -> Result<Known> {
+        let must_be_encrypted = self.coding.cipher.as_ref().is_some_and(|keys| !keys.is_plain_allowed());
+        let refused = || {
+            Error::Coding {
+            object,
+            why: "it is not encrypted, but every object of this volume is: somebody else put it there; replace it by the \
+                  right object from a copy of the store"
+                .into(),
+        }
+        };
+        let likeness = start.iter().zip(&MAGIC).filter(|(is, coded)| is == coded).count();
+        if likeness < MAGIC.len() {
+            let cut_off = Err(Error::Corrupt { object, offset: 0, what: "it is no object of KestrelFS" });
+            return match likeness {
+                MAGIC_LIKENESS.. => cut_off,
+                _ if must_be_encrypted => Err(refused()),
+                _ => Ok(Known::Plain),
+            };
+        }
+        let cut_off = Error::Corrupt { object, offset: 0, what: "a coded object's head is cut off" };
+        let header = start.first_chunk::<HEADER_BYTES>().ok_or(cut_off)?;
+        let header = Header::decode(header, &self.volume, object)?;
+        if must_be_encrypted && header.key.is_none() {
+            return Err(refused());
+        }
+        let head_len = header.head_len();
+        let keys = self.coding.cipher.as_ref();
+        let head = match start.get(..head_len) {
+            Some(head) => Head::decode(header, head, keys)?,
+            None => {
+                let mut head = start.to_vec();
+                head.resize(head_len, 0);
+                self.fetch(object, start.len() as u64, &mut head[start.len()..], how)?;
+                Head::decode(header, &head, keys)?
+            }
+        };
+        Ok(Known::Coded(Arc::new(head)))
+    }
+
+    /// Stored bytes of an object; false if that would block and `how` forbids it.
+    fn fetch(&self, object: ObjectId, at: u64, out: &mut [u8], how: How) -> Result<bool> {
+        let parts = &mut [IoSliceMut::new(out)];
+        match how {
+            How::Wait => self.inner.read(object, at, parts).map(|()| true),
+            How::Fresh => self.inner.read_fresh(object, at, parts).map(|()| true),
+            How::Now => Ok(self.inner.try_read_nowait(object, at, parts)?.is_some()),
+        }
+    }
+
+    fn read_with(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        parts: &mut [IoSliceMut<'_>],
+        how: How,
+    ) -> Result<bool> {
+        let until = offset.saturating_add(total_len(parts) as u64);
+        let found = match how {
+            How::Now => match self.heads.get(object) {
+                Some(known) => Found { known, start: Vec::new() },
+                None => return Ok(false),
+            },
+            _ => self.known(object, Some(until), how)?,
+        };
+        match &found.known {
+            Known::Coded(head) => self.read_coded(head, &found.start, offset..until, parts, how),
+            Known::Plain => {
+                let start = usize::try_from(offset).ok().zip(usize::try_from(until).ok());
+                if let Some(bytes) = start.and_then(|(from, until)| found.start.get(from..until)) {
+                    Sink::new(parts).push(bytes);
+                    return Ok(true);
+                }
+                match how {
+                    How::Wait => self.inner.read(object, offset, parts).map(|()| true),
+                    How::Fresh => self.inner.read_fresh(object, offset, parts).map(|()| true),
+                    How::Now => Ok(self.inner.try_read_nowait(object, offset, parts)?.is_some()),
+                }
+            }
+        }
+    }
+
+    /// Reads plain bytes `wanted` of a coded object. `start` are its first stored bytes, as many as are there.
+    fn read_coded(
+        &self,
+        head: &Head,
+        start: &[u8],
+        wanted: std::ops::Range<u64>,
+        parts: &mut [IoSliceMut<'_>],
+        how: How,
+    ) -> Result<bool> {
+        let object = head.header.object;
+        if wanted.end > head.header.plain_len {
+            let what = "the object is shorter than what was stored";
+            return Err(Error::Corrupt { object, offset: wanted.start, what });
+        }
+        if wanted.is_empty() {
+            return Ok(true);
+        }
+        let (mut next, last) = (head.header.chunk_of(wanted.start), head.header.chunk_of(wanted.end - 1));
+        let piece_bytes = if self.inner.is_remote() { u64::MAX } else { LOCAL_PIECE_BYTES };
+        self.figures.chunks_read.fetch_add(u64::from(last - next + 1), Ordering::Relaxed);
+        let mut sink = Sink::new(parts);
+        Scratch::with(|scratch| {
+            while next <= last {
+                let from = head.stored_of(next).start;
+                let fits = |chunk: &u32| head.stored_of(*chunk).end - from <= piece_bytes;
+                let end = (next + 1..=last).take_while(fits).last().unwrap_or(next);
+                let place = from as usize..head.stored_of(end).end as usize;
+                scratch.stored.clear();
+                if let Some(bytes) = start.get(place.clone()) {
+                    scratch.stored.extend_from_slice(bytes);
+                } else {
+                    scratch.stored.resize(place.len(), 0);
+                    if !self.fetch(object, from, &mut scratch.stored, how)? {
+                        return Ok(false);
+                    }
+                }
+                decode::decode(head, next..=end, &wanted, scratch, &mut sink)?;
+                next = end + 1;
+            }
+            Ok(true)
+        })
+    }
+}
+
+impl BlockStore for CodedStore {
+    fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()> {
+        if !self.coding.changes_objects() {
+            return self.inner.put(object, parts);
+        }
+        let (volume, compression, keys) = (self.volume, self.coding.compression, self.coding.cipher.as_ref());
+        let coded = Encoder { volume, compression, keys }.encode(object, parts)?;
+        self.inner.put(object, &[IoSlice::new(&coded)])?;
+        self.figures.objects_written.fetch_add(1, Ordering::Relaxed);
+        self.figures.plain_bytes_written.fetch_add(total_len(parts) as u64, Ordering::Relaxed);
+        self.figures.stored_bytes_written.fetch_add(coded.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// None while new objects are coded.
+    fn appends(&self) -> Option<&dyn AppendStore> {
+        if self.coding.changes_objects() { None } else { self.inner.appends() }
+    }
+
+    fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
+        self.read_with(object, offset, parts, How::Wait).map(drop)
+    }
+
+    fn try_read_nowait(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        parts: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<()>> {
+        Ok(self.read_with(object, offset, parts, How::Now)?.then_some(()))
+    }
+
+    fn read_up_to(&self, object: ObjectId, offset: u64, out: &mut [u8]) -> Result<usize> {
+        let found = self.known(object, Some(offset.saturating_add(out.len() as u64)), How::Wait)?;
+        match &found.known {
+            Known::Plain => self.inner.read_up_to(object, offset, out),
+            Known::Coded(head) => {
+                let until = head.header.plain_len.min(offset.saturating_add(out.len() as u64));
+                let len = until.saturating_sub(offset);
+                let parts = &mut [IoSliceMut::new(&mut out[..len as usize])];
+                self.read_coded(head, &found.start, until - len..until, parts, How::Wait)?;
+                Ok(len as usize)
+            }
+        }
+    }
+
+    /// Only what is known to be stored as it is can be left to the store's own cache: what has to be decoded is better read
+    /// ahead into memory, by the threads that read ahead.
+    fn prefetch(&self, object: ObjectId, offset: u64, len: u64) -> bool {
+        matches!(self.heads.get(object), Some(Known::Plain)) && self.inner.prefetch(object, offset, len)
+    }
+
+    fn read_fresh(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
+        self.read_with(object, offset, parts, How::Fresh).map(drop)
+    }
+
+    fn is_remote(&self) -> bool {
+        self.inner.is_remote()
+    }
+
+    fn near(&self) -> Option<&dyn NearCache> {
+        self.inner.near().map(|_| self as &dyn NearCache)
+    }
+
+    fn figures(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        let own = &self.figures;
+        for (name, figure) in [
+            ("coded_objects_written", &own.objects_written),
+            ("coded_plain_bytes_written", &own.plain_bytes_written),
+            ("coded_stored_bytes_written", &own.stored_bytes_written),
+            ("coded_heads_read", &own.heads_read),
+            ("coded_chunks_read", &own.chunks_read),
+        ] {
+            tell(name, figure.load(Ordering::Relaxed));
+        }
+        self.inner.figures(tell);
+    }
+
+    fn size(&self, object: ObjectId) -> Result<u64> {
+        match self.known(object, None, How::Wait)?.known {
+            Known::Plain => self.inner.size(object),
+            Known::Coded(head) => Ok(head.header.plain_len),
+        }
+    }
+
+    fn delete(&self, object: ObjectId) -> Result<bool> {
+        let deleted = self.inner.delete(object)?;
+        self.heads.forget(object);
+        Ok(deleted)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.inner.sync()
+    }
+
+    fn sync_objects(&self, objects: &[ObjectId]) -> Result<()> {
+        self.inner.sync_objects(objects)
+    }
+
+    fn list(&self, after: Option<&str>, limit: usize) -> Result<Page> {
+        self.inner.list(after, limit)
+    }
+
+    fn usage(&self) -> Result<Usage> {
+        self.inner.usage()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! Threads that want the same head at the same time read it once.
+
+use std::sync::Arc;
+
+use kestrel_types::ids::ObjectId;
+use parking_lot::{Condvar, Mutex};
+use rustc_hash::FxHashMap;
+
+use super::heads::Known;
+use crate::error::Result;
+
+/// A head that is being read.
+#[derive(Default)]
+struct Flight {
+    state: Mutex<State>,
+    landed: Condvar,
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Flying,
+    /// What everybody gets. None if the thread that read it died of it: everybody for himself, then.
+    Landed(Option<Result<Known>>),
+}
+
+/// Heads that are being read now: at most one for each thread that reads.
+#[derive(Default)]
+pub(super) struct Flights {
+    flying: Mutex<FxHashMap<ObjectId, Arc<Flight>>>,
+}
+
+/// The right to read a head, and the duty to say what came of it.
+pub(super) struct Pilot<'a> {
+    flights: &'a Flights,
+    object: ObjectId,
+    flight: Arc<Flight>,
+    result: Option<Result<Known>>,
+}
+
+/// Who reads the head.
+pub(super) enum Boarding<'a> {
+    /// The caller.
+    Pilot(Pilot<'a>),
+    /// Another thread did meanwhile.
+    Passenger(Result<Known>),
+}
+
+impl Flights {
+    /// Waits for the thread that reads this head, if there is one; otherwise the caller does. Waits no longer than that
+    /// thread waits for the store, and it began before.
+    pub fn board(&self, object: ObjectId) -> Boarding<'_> {
+        loop {
+            let mut flying = self.flying.lock();
+            let Some(flight) = flying.get(&object).cloned() else {
+                let flight = Arc::new(Flight::default());
+                flying.insert(object, flight.clone());
+                return Boarding::Pilot(Pilot { flights: self, object, flight, result: None });
+            };
+            drop(flying);
+            let mut state = flight.state.lock();
+            while matches!(*state, State::Flying) {
+                flight.landed.wait(&mut state);
+            }
+            if let State::Landed(Some(result)) = &*state {
+                return Boarding::Passenger(result.clone());
+            }
+        }
+    }
+}
+
+impl Pilot<'_> {
+    /// Everybody who waits gets this.
+    pub fn land(mut self, result: Result<Known>) {
+        self.result = Some(result);
+    }
+}
+
+impl Drop for Pilot<'_> {
+    fn drop(&mut self) {
+        self.flights.flying.lock().remove(&self.object);
+        *self.flight.state.lock() = State::Landed(self.result.take());
+        self.flight.landed.notify_all();
+    }
+}

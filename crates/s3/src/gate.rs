@@ -1,0 +1,138 @@
+//! Whose turn it is: how many requests run at a time, how many bytes pass in a second.
+//!
+//! Waiting for a turn is no fault of the store as long as the store answers somebody, so the time for a request begins with
+//! its turn. If nobody got an answer while a caller waited for a whole deadline, the store is gone and the caller is told.
+
+use std::num::NonZeroU64;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::bandwidth::Bandwidth;
+use crate::options::S3Limits;
+
+/// Which way the bytes of a request go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// To the store: puts, parts, deletions.
+    Up,
+    /// From the store: gets, heads, listings.
+    Down,
+}
+
+/// The turns of one direction.
+#[derive(Debug)]
+struct Lane {
+    turns: Semaphore,
+    bandwidth: Option<Mutex<Bandwidth>>,
+}
+
+impl Lane {
+    fn new(turns: usize, bytes_per_second: Option<NonZeroU64>) -> Self {
+        let bandwidth = bytes_per_second.map(|limit| Mutex::new(Bandwidth::new(limit, Instant::now())));
+        Self { turns: Semaphore::new(turns), bandwidth }
+    }
+}
+
+/// All turns of a store.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    up: Lane,
+    down: Lane,
+    answers: AtomicU64,
+    patience: Duration,
+}
+
+/// The store answered nobody for a whole deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NoTurn;
+
+impl Gate {
+    /// A gate with these limits.
+    pub(crate) fn new(limits: &S3Limits) -> Self {
+        Self {
+            up: Lane::new(limits.max_uploads, limits.upload_bytes_per_second),
+            down: Lane::new(limits.max_downloads, limits.download_bytes_per_second),
+            answers: AtomicU64::new(0),
+            patience: limits.deadline,
+        }
+    }
+
+    /// The store answered somebody.
+    pub(crate) fn answered(&self) {
+        self.answers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Waits for a turn.
+    pub(crate) async fn turn(&self, direction: Direction) -> Result<SemaphorePermit<'_>, NoTurn> {
+        let lane = self.lane(direction);
+        loop {
+            let seen = self.answers.load(Ordering::Relaxed);
+            match tokio::time::timeout(self.patience, lane.turns.acquire()).await {
+                Ok(Ok(turn)) => return Ok(turn),
+                // Nobody closes the semaphore.
+                Ok(Err(_)) => return Err(NoTurn),
+                Err(_) if self.answers.load(Ordering::Relaxed) == seen => return Err(NoTurn),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Waits until so many bytes may pass.
+    pub(crate) async fn pass(&self, direction: Direction, bytes: u64) {
+        if let Some(bandwidth) = &self.lane(direction).bandwidth {
+            let wait = bandwidth.lock().book(bytes, Instant::now());
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    fn lane(&self, direction: Direction) -> &Lane {
+        match direction {
+            Direction::Up => &self.up,
+            Direction::Down => &self.down,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+    }
+
+    #[test]
+    fn turns_are_bounded_and_directions_apart() {
+        let limits = S3Limits { max_uploads: 2, deadline: Duration::from_millis(30), ..S3Limits::default() };
+        let gate = Gate::new(&limits);
+        runtime().block_on(async {
+            let first = gate.turn(Direction::Up).await.unwrap();
+            let _second = gate.turn(Direction::Up).await.unwrap();
+            assert_eq!(gate.turn(Direction::Up).await.err(), Some(NoTurn));
+            assert!(gate.turn(Direction::Down).await.is_ok());
+            drop(first);
+            assert!(gate.turn(Direction::Up).await.is_ok());
+        });
+    }
+
+    #[test]
+    fn who_waits_is_patient_while_the_store_answers_others() {
+        let limits = S3Limits { max_uploads: 1, deadline: Duration::from_millis(400), ..S3Limits::default() };
+        let gate = Gate::new(&limits);
+        runtime().block_on(async {
+            let held = gate.turn(Direction::Up).await.unwrap();
+            let others = async {
+                for _ in 0..40 {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    gate.answered();
+                }
+                drop(held);
+            };
+            let (got, ()) = futures_util::future::join(gate.turn(Direction::Up), others).await;
+            assert!(got.is_ok());
+        });
+    }
+}

@@ -1,0 +1,174 @@
+//! Why a store cannot be created or opened.
+
+use std::fmt;
+
+use kestrel_types::clock::{Clock, SECOND, SystemClock};
+
+use crate::client::Client;
+use crate::fault::{Cause, Failure};
+
+/// Why a store cannot be created or opened: "what failed: why; what to do".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum OpenError {
+    /// The URL cannot be meant.
+    Url(String),
+    /// There are no credentials, or not whole ones.
+    Credentials(String),
+    /// There is no such bucket.
+    NoBucket {
+        /// The bucket.
+        bucket: String,
+        /// The URL.
+        place: String,
+    },
+    /// The store does not let us.
+    Denied {
+        /// The URL.
+        place: String,
+        /// Where the credentials are from.
+        credentials: String,
+        /// What it said.
+        why: String,
+    },
+    /// The store's clock and ours differ by more than it allows.
+    ClockSkew {
+        /// The URL.
+        place: String,
+        /// By how much ours is ahead, seconds; none if the store did not tell its time.
+        ahead_seconds: Option<i64>,
+    },
+    /// The prefix belongs to another volume.
+    OtherVolume {
+        /// The URL.
+        place: String,
+        /// The volume that it belongs to.
+        found: String,
+        /// The volume that was to be opened.
+        wanted: String,
+    },
+    /// The prefix belongs to no volume.
+    NoMarker {
+        /// The URL.
+        place: String,
+    },
+    /// There are objects below the prefix, and nothing says whose.
+    NotEmpty {
+        /// The URL.
+        place: String,
+    },
+    /// A newer version of this program made it.
+    Newer {
+        /// The URL.
+        place: String,
+        /// Version of the layout.
+        version: u64,
+    },
+    /// What says whose it is cannot be read.
+    Damaged {
+        /// The URL.
+        place: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// No answer, or none that helps, within the deadline.
+    Unreachable {
+        /// The URL.
+        place: String,
+        /// What happened last.
+        why: String,
+    },
+    /// Something else.
+    Other(String),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Url(why) | Self::Credentials(why) | Self::Other(why) => f.write_str(why),
+            Self::NoBucket { bucket, place } => {
+                write!(f, "{place}: there is no bucket {bucket}; create it, or check endpoint and region")
+            }
+            Self::Denied { place, credentials, why } => write!(
+                f,
+                "{place}: no permission: {why}; check the credentials from {credentials} and what they are allowed to do"
+            ),
+            Self::ClockSkew { place, ahead_seconds } => {
+                match ahead_seconds {
+                    Some(ahead) if *ahead >= 0 => {
+                        write!(f, "{place}: this machine's clock is {ahead} s ahead of the store's")?;
+                    }
+                    Some(behind) => {
+                        write!(f, "{place}: this machine's clock is {} s behind the store's", -behind)?;
+                    }
+                    None => write!(f, "{place}: this machine's clock and the store's differ")?,
+                }
+                write!(
+                    f,
+                    ", too much for the store; set the clock (chronyc makestep, timedatectl set-ntp true)"
+                )
+            }
+            Self::OtherVolume { place, found, wanted } => write!(
+                f,
+                "{place}: belongs to the volume {found}, not to {wanted}; another bucket or prefix is meant, or the volume's \
+                 descriptor is from elsewhere"
+            ),
+            Self::NoMarker { place } => write!(
+                f,
+                "{place}: belongs to no volume (no object kestrel-volume); check bucket and prefix, or create a volume with \
+                 kestrel format"
+            ),
+            Self::NotEmpty { place } => write!(
+                f,
+                "{place}: there are objects below objects/ and nothing says whose; choose an empty prefix"
+            ),
+            Self::Newer { place, version } => {
+                write!(f, "{place}: made by a newer version (layout {version}); update this program")
+            }
+            Self::Damaged { place, why } => write!(
+                f,
+                "{place}: the object kestrel-volume is damaged: {why}; restore it (docs/format/objects.md says what it holds)"
+            ),
+            Self::Unreachable { place, why } => {
+                write!(f, "{place}: {why}; check the endpoint and the network")
+            }
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// What the failure of a request means while a store is created or opened.
+pub(super) fn of(client: &Client, failure: Failure) -> OpenError {
+    let options = &client.options;
+    let (place, why) = (options.url.clone(), failure.text());
+    let seen = &failure.fault.seen;
+    match failure.fault.cause {
+        Cause::NoBucket => OpenError::NoBucket { bucket: options.bucket.clone(), place },
+        Cause::Denied => OpenError::Denied { place, credentials: client.credentials_source.clone(), why },
+        Cause::ClockSkew => {
+            let ahead_seconds = seen.date.map(|date| (SystemClock.now() - date) / SECOND);
+            OpenError::ClockSkew { place, ahead_seconds }
+        }
+        Cause::Credentials => OpenError::Credentials(format!(
+            "{place}: {} gave no credentials: {why}; {}",
+            client.credentials_source,
+            crate::credentials::GIVE_THEM
+        )),
+        Cause::Untrusted => OpenError::Other(format!("{place}: {why}; {}", crate::fault::TRUST)),
+        Cause::Throttled | Cause::Failed | Cause::Broken | Cause::Late => {
+            OpenError::Unreachable { place, why }
+        }
+        Cause::Missing
+        | Cause::Present
+        | Cause::Short
+        | Cause::Full
+        | Cause::Unsupported
+        | Cause::Refused => {
+            let region = match &seen.region {
+                Some(region) => format!("; the bucket is in region={region}"),
+                None => "; check endpoint and region".to_string(),
+            };
+            OpenError::Other(format!("{place}: {why}{region}"))
+        }
+    }
+}

@@ -1,0 +1,66 @@
+# Common to the suites below tests/s3: what tests/lib.sh gives, on a store, and helpers of these suites. Source it first.
+# shellcheck shell=bash disable=SC2034,SC2119
+
+KESTREL_STORE=s3
+# shellcheck source=tests/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
+needs_kestrel
+start_store
+
+TREE=$ROOT/tests/s3/tree.py
+
+# refuses TEXT PATTERN COMMAND…: ok if the command fails and says something that matches, without a panic.
+refuses() {
+    local text=$1 pattern=$2 out=$WORK/refuses.out
+    shift 2
+    if "$@" >"$out" 2>&1; then
+        fail "$text: it did not refuse"
+    elif grep -q 'panicked' "$out" || ! grep -qiE -- "$pattern" "$out"; then
+        tail -n 20 "$out"
+        fail "$text: refused, without saying: $pattern"
+    else
+        ok "$text: $(tail -n 1 "$out" | cut -c1-200)"
+    fi
+}
+
+# remount VOLUME DIR [MOUNT OPTION…]: nothing of it is in memory afterwards.
+remount() {
+    umount_volume "$2"
+    mount_volume "$@"
+}
+
+# stat_of DIR FIGURE: a figure of kestrel stats; 0 if there is none.
+stat_of() {
+    "$KESTREL" stats "$1" --once --json | python3 -c '
+import json, sys
+print(json.load(sys.stdin).get(sys.argv[1], 0))' "$2"
+}
+
+# is_more A B: a is more than b (numbers); for check.
+is_more() {
+    [ "$1" -gt "$2" ] || {
+        echo "$1 is not more than $2"
+        return 1
+    }
+}
+
+same() {
+    [ "$1" = "$2" ] || {
+        echo "$1 is not $2"
+        return 1
+    }
+}
+
+# objects PREFIX: the files in which the store keeps a volume's objects.
+objects() {
+    find "$STORE_DIR/$S3_BUCKET/$1/objects" -type f 2>/dev/null
+}
+
+# gone PID: it has ended; for wait_until.
+gone() {
+    ! alive "$1"
+}
+
+not() {
+    ! "$@"
+}
