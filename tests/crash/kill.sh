@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # kill -9 of the mounting process under concurrent load. In every second cycle at a random instant, in the others at a named
-# point in the code (KESTREL_CRASH_AT). After each, fsck is clean and every acknowledged operation is there: the log that the
+# point in the code (KESTREL_CRASH_AT): a point not seen yet is given the time it needs (deletion waits for its turn, rows go
+# to disk when memory is full). After each, fsck is clean and every acknowledged operation is there: the log that the
 # workload keeps outside proves it.
 #
 # CYCLES (default 200), SEED (default: random, printed), THREADS (default 8)
@@ -18,6 +19,27 @@ points=()
 mapfile -t points < <("$KESTREL" crash-points)
 declare -A hit=()
 acknowledged=0 at_point=0 in_recovery=0
+
+# background_work DIR: what makes the rare points come: small writes all over a file, until slices are folded, and more files
+# within their records than 16 MiB of memory for metadata hold, until rows go to disk. Ends when the mount does.
+background_work() {
+    python3 - "$1" <<'PY'
+import os, random, sys
+try:
+    os.mkdir(sys.argv[1])
+    file = os.open(f"{sys.argv[1]}/stack", os.O_RDWR | os.O_CREAT, 0o644)
+    os.pwrite(file, bytes(1 << 20), 0)
+    for n in range(8000):
+        with open(f"{sys.argv[1]}/{n}", "wb") as small:
+            small.write(os.urandom(4096))
+        if n % 10 == 0:
+            os.pwrite(file, os.urandom(700), random.randrange(1 << 20))
+            os.fsync(file)
+except OSError:
+    pass
+PY
+}
+
 # A short grace period, so that the deletion of data is crashed into as well.
 make_volume "$volume" --grace 1s
 
@@ -37,9 +59,10 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
         point=${points[$(((cycle / 2) % ${#points[@]}))]}
         # Some points come once a second, others with every batch.
         count=$(random 1 "$(random 1 "$(random 1 2000)")")
+        [ -n "${hit[$point]:-}" ] || count=1
         export KESTREL_CRASH_AT=$point:$count
     fi
-    if ! mount_volume "$volume" "$mnt" 2>"$WORK/mount.out"; then
+    if ! mount_volume "$volume" "$mnt" ${point:+--metadata-memory 16M} 2>"$WORK/mount.out"; then
         # The point was reached while opening: a crash in recovery. Then it must come up without.
         umount -l "$mnt" 2>/dev/null || true
         if [ -n "$point" ]; then
@@ -71,20 +94,48 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
     fi
     if pid=$(volume_pid "$volume") && mkdir "$mnt/c$cycle" 2>/dev/null; then
         length=$(random 50 700)
+        patient=
+        if [ -n "$point" ] && [ -z "${hit[$point]:-}" ]; then
+            patient=1 length=6500
+            background_work "$mnt/work$cycle" 2>/dev/null &
+            worker=$!
+        fi
         kestrel-crashload run --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --threads "$threads" --seed $((seed + cycle)) \
             --ms $((length + 3000)) >"$WORK/run.out" 2>&1 &
         load=$!
         # Old trees go while the load runs: deletion is part of it.
-        rm -rf "$mnt/c$((cycle - 2))" 2>/dev/null &
+        rm -rf "$mnt/c$((cycle - 2))" "$mnt/work$((cycle - 2))" 2>/dev/null &
         remover=$!
-        sleep "$(ms "$length")"
-        if [ -n "$point" ] && [ -n "$pid" ] && ! alive "$pid"; then
+        load_status=0 clean=
+        if [ -n "$patient" ]; then
+            for ((tick = 0; tick < length / 50; tick++)); do
+                alive "$pid" || break
+                sleep 0.05
+            done
+            if alive "$pid"; then
+                # Nothing may be busy when it is unmounted: the load ends first.
+                wait "$load" || load_status=$?
+                wait "$remover" || true
+                wait "$worker" || true
+                load=
+                timeout 60 "$KESTREL" umount "$mnt" >/dev/null 2>&1 || true
+                tail -n 1 "$volume/mount.log" | grep -q ' closed$' && clean=1
+            fi
+        else
+            sleep "$(ms "$length")"
+        fi
+        if [ -n "$point" ] && [ -z "$clean" ] && ! alive "$pid"; then
             at_point=$((at_point + 1)) hit[$point]=1
         fi
-        kill_mount "$volume" "$mnt" "$pid"
-        wait "$remover" || true
+        if [ -z "$clean" ] || grep -q " $mnt " /proc/self/mountinfo; then
+            kill_mount "$volume" "$mnt" "$pid"
+        fi
+        if [ -n "$load" ]; then
+            wait "$remover" || true
+            wait "$load" || load_status=$?
+        fi
         # With an armed point the mount may be gone before the load has begun: that is no fault.
-        if ! wait "$load" && ! { [ -n "$point" ] && grep -q '^kestrel-crashload: .*ENOTCONN' "$WORK/run.out"; }; then
+        if [ "$load_status" != 0 ] && ! { [ -n "$point" ] && grep -q '^kestrel-crashload: .*ENOTCONN' "$WORK/run.out"; }; then
             cat "$WORK/run.out"
             fail "cycle $cycle: wrong while the mount was alive, seed $seed"
         fi

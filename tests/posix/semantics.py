@@ -218,6 +218,66 @@ def directory_times(d):
     assert os.stat(d).st_mtime_ns > 5_000_000_001
 
 
+@statement("N8")
+def removed(d):
+    os.mkdir(f"{d}/sub")
+    os.mkdir(f"{d}/sub/cwd")
+    os.mkdir(f"{d}/sub/replaced")
+    os.mkdir(f"{d}/sub/new")
+    write(f"{d}/sub/file", b"bytes")
+    os.symlink("target", f"{d}/sub/link")
+    os.mkfifo(f"{d}/sub/fifo")
+    held = {name: os.open(f"{d}/sub/{name}", os.O_PATH | os.O_NOFOLLOW) for name in ("file", "link", "fifo", "replaced")}
+    inodes = {name: os.fstat(fd).st_ino for name, fd in held.items()}
+    opened = os.open(f"{d}/sub/file", os.O_RDWR)
+    fifo = os.open(f"{d}/sub/fifo", os.O_RDWR)
+    back = os.open(".", os.O_RDONLY)
+    cwd = os.open(f"{d}/sub/cwd", os.O_RDONLY)
+    os.chdir(cwd)
+    try:
+        os.rename(f"{d}/sub/new", f"{d}/sub/replaced")
+        for name in ("file", "link", "fifo"):
+            os.unlink(f"{d}/sub/{name}")
+        os.rmdir(f"{d}/sub/cwd")
+        for name, fd in held.items():
+            found = os.fstat(fd)
+            assert (found.st_nlink, found.st_ino) == (0, inodes[name]), name
+        assert os.readlink(b"", dir_fd=held["link"]) == b"target"
+        # Open elsewhere, then only held: attributes stay those of the last moment.
+        os.write(opened, b"more bytes")
+        os.fchmod(opened, 0o640)
+        os.close(opened)
+        found = os.fstat(held["file"])
+        assert (found.st_size, found.st_mode & 0o7777) == (10, 0o640)
+        os.fchmod(fifo, 0o604)
+        os.fchown(fifo, 12, 13)
+        found = os.fstat(fifo)
+        assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (0o604, 12, 13)
+        assert os.stat(".").st_nlink == 0 and os.fstat(cwd).st_nlink == 0
+        os.fchdir(cwd)
+        os.utime(".", (10, 20))
+        os.chmod(".", 0o711)
+        found = os.fstat(cwd)
+        assert (found.st_atime, found.st_mtime, found.st_mode & 0o7777) == (10, 20, 0o711)
+        assert os.access(".", os.W_OK) and os.listxattr(".") == []
+        expect_errno(errno.ENOENT, write, "new", b"")
+        expect_errno(errno.ENOENT, os.mkdir, "new")
+        expect_errno(errno.ENOENT, os.stat, "anything")
+        os.close(os.open(".", os.O_RDONLY))
+
+        def unprivileged():
+            assert not os.access(".", os.R_OK) and os.access(".", os.X_OK)
+            expect_errno(errno.EACCES, os.open, ".", os.O_RDONLY)
+            expect_errno(errno.EPERM, os.chmod, ".", 0o777)
+            os.fchdir(cwd)
+
+        as_user(1000, 1000, [], unprivileged)
+    finally:
+        os.fchdir(back)
+    for fd in (*held.values(), fifo, cwd, back):
+        os.close(fd)
+
+
 @statement("F1")
 def coherent(d):
     with open(f"{d}/f", "wb", buffering=0) as writer, open(f"{d}/f", "rb", buffering=0) as reader:
@@ -388,6 +448,22 @@ def times(d):
     for ns in (-1_000_000_001, 0, 1, 4_102_444_800_123_456_789, -9_000_000_000_000_000_000):
         os.utime(f"{d}/f", ns=(ns, ns))
         assert os.stat(f"{d}/f").st_mtime_ns == ns, ns
+    fd = os.open(f"{d}/f", os.O_RDWR)
+    for size in (10, 100_000, 9_000_000):
+        os.pwrite(fd, b"x" * size, 0)
+        written = os.fstat(fd)
+        assert abs(time.time_ns() - written.st_mtime_ns) < 10**9
+        time.sleep(0.05)
+        os.fsync(fd)
+        flushed = os.stat(f"{d}/f")
+        assert (flushed.st_mtime_ns, flushed.st_ctime_ns) == (written.st_mtime_ns, written.st_ctime_ns), size
+        os.pwrite(fd, b"y", 5)
+        written = os.fstat(fd)
+        time.sleep(0.05)
+        os.fchmod(fd, 0o640)
+        changed = os.fstat(fd)
+        assert changed.st_mtime_ns == written.st_mtime_ns and changed.st_ctime_ns > written.st_ctime_ns, size
+    os.close(fd)
 
 
 @statement("A4")

@@ -24,7 +24,7 @@ start() {
         -o "-k $WORK/socket -c listen_addresses= -c full_page_writes=on" start
 }
 sql() { as_postgres "$bin/psql" -h "$WORK/socket" -qAtX -v ON_ERROR_STOP=1 postgres -c "$1"; }
-# pgbench's invariant: the sums of all balances and of the history are equal.
+# pgbench's invariant: the sums of all balances and of the history are equal (-n: it would begin with an empty history).
 balanced() {
     local sums
     sums=$(sql 'select (select sum(abalance) from pgbench_accounts) = (select coalesce(sum(delta), 0) from pgbench_history)
@@ -35,7 +35,7 @@ check "initdb" as_postgres "$bin/initdb" -D "$mnt/data" --no-instructions -A tru
 check "start" start
 check "pgbench -i" as_postgres "$bin/pgbench" -h "$WORK/socket" -q -i -s 5 postgres
 for ((cycle = 1; cycle <= ${CYCLES:-3}; cycle++)); do
-    as_postgres "$bin/pgbench" -h "$WORK/socket" -c 4 -T "${SECONDS_EACH:-60}" postgres >"$WORK/pgbench.out" 2>&1 &
+    as_postgres "$bin/pgbench" -h "$WORK/socket" -n -c 4 -T "${SECONDS_EACH:-60}" postgres >"$WORK/pgbench.out" 2>&1 &
     bench=$!
     sleep $((${SECONDS_EACH:-60} / 2))
     server=$(head -n 1 "$mnt/data/postmaster.pid")

@@ -87,11 +87,17 @@ impl Drop for Scratch {
 }
 
 impl Cut {
-    /// Copies the metadata of `engine` as it is at one moment during the call, to a scratch directory below `parent`.
+    /// Copies the metadata of `engine` as it is at one moment during the call, to a scratch directory below `parent`. Fails
+    /// before less than `reserve_bytes` are free there: the volume must not run out of room because of its check.
     ///
     /// # Errors
     /// See [`CutError`]; nothing is left behind.
-    pub fn take(engine: &dyn Engine, parent: &Path, progress: &mut dyn FnMut(u64)) -> Result<Self, CutError> {
+    pub fn take(
+        engine: &dyn Engine,
+        parent: &Path,
+        reserve_bytes: u64,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self, CutError> {
         let dir = parent.join(format!("{PREFIX}{}", std::process::id()));
         let copy = |why: &dyn fmt::Display| CutError::Copy(dir.clone(), why.to_string());
         let _ = fs::remove_dir_all(&dir);
@@ -106,7 +112,7 @@ impl Cut {
             sync_interval: None,
             segment_bytes: LOG_BYTES_MAX / 8,
             log_bytes_max: LOG_BYTES_MAX,
-            reserve_bytes: 0,
+            reserve_bytes,
             ..EmbeddedOptions::default()
         };
         let rows = EmbeddedEngine::open(&dir.join("rows"), [0; 16], options, nothing, &mut |_| true);

@@ -214,25 +214,8 @@ impl Workshop<'_> {
     }
 
     fn inode(&self, ino: InodeId, kind: Kind) -> Inode {
-        let now = self.now;
-        Inode {
-            ino,
-            kind,
-            mode: if kind == Kind::Dir { 0o700 } else { 0o600 },
-            uid: 0,
-            gid: 0,
-            nlink: 1,
-            rdev: 0,
-            size: 0,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-            change: now.max(0) as u64,
-            data_change: now.max(0) as u64,
-            xattrs: false,
-            data: Data::None,
-        }
+        let mode = if kind == Kind::Dir { 0o700 } else { 0o600 };
+        Inode { mode, ..Inode::new(ino, kind, self.now, self.now.max(0).cast_unsigned()) }
     }
 
     /// The number itself if an inode may have it; else a new one, with the rows that move its extents there.

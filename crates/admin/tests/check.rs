@@ -259,6 +259,17 @@ fn extents() {
     mends("of a packed file", |v| v.apply(vec![chunk(PACKED, 0), account()]), &[K::ChunkDangling]);
     mends("beyond the end", |v| v.apply(vec![chunk(BIG, 1), account()]), &[K::ChunkBeyondEnd]);
 
+    // Cut off and on their way out: they count as references, and nothing else is said of them.
+    let sweep = |ino: u64, number: u64| put(Table::Sweep, ino, &number.to_be_bytes(), Box::new([]));
+    let volume = Volume::new();
+    volume.apply(vec![chunk(BIG, 1), chunk(66, 0), obj_stat(2, 0, 100_020), sweep(BIG, 1), sweep(66, 0)]);
+    assert_eq!(volume.check().0, []);
+    mends(
+        "of a sweep that names no chunk",
+        |v| v.apply(vec![put(Table::Sweep, BIG, b"", Box::new([]))]),
+        &[K::RowUnknown],
+    );
+
     let volume = Volume::new();
     volume.apply(vec![put(Table::Chunk, BIG, &0u64.to_be_bytes(), Box::new([1, 200]))]);
     let before = volume.all();

@@ -55,6 +55,7 @@ fn rich() -> Volume {
         put(Table::Xattr, 72, b"user.\xff", Box::new([1, 0xff])),
         put(Table::Reap, 1_700_000_000, &9u64.to_be_bytes(), Box::new([])),
         put(Table::Reap, 1_700_000_000, &10u64.to_be_bytes(), Box::new([5])),
+        put(Table::Sweep, 73, &9u64.to_be_bytes(), Box::new([])),
         put(Table::System, 0, b"shares", Box::new([1, 0, 9])),
         put(Table::Moved, 5, b"\x01", Box::new([1, 2, 3])),
         put(Table::Txn, u64::MAX, b"", Box::new([])),

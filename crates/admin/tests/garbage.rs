@@ -15,22 +15,6 @@ use kestrel_data::store::MemoryStore;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_types::key::{Key, Table};
 
-/// xorshift64*.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % limit
-    }
-
-    fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
-        &items[self.below(items.len() as u64) as usize]
-    }
-}
-
 /// Damages one row: drops it, flips bits, cuts it, copies its value or its key elsewhere, or makes one up.
 fn damage(volume: &Volume, random: &mut Random) {
     let mut rows: Vec<(Key, Box<[u8]>)> = volume.all().into_iter().collect();

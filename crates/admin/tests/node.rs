@@ -44,7 +44,8 @@ fn no_findings_in_what_a_node_leaves() {
         assert_eq!(findings(&*engine).0, [], "seed {seed}, closed");
         reopened(&engine, &clock, seed);
     }
-    let used = Table::ALL.iter().filter(|table| !matches!(table, Table::Moved | Table::Txn));
+    // Table `sweep` takes files far larger than these (tests/check.rs).
+    let used = Table::ALL.iter().filter(|table| !matches!(table, Table::Moved | Table::Txn | Table::Sweep));
     assert_eq!(seen, used.copied().collect(), "every table in use was checked with rows in it");
 }
 

@@ -338,7 +338,7 @@ fn a_cut_is_a_moment_of_a_volume_in_use() {
             });
             // A walk over what changes meanwhile finds all kinds of damage that there are not; a cut has none.
             for round in 0..4 {
-                let cut = Cut::take(&*engine, dir.path(), &mut |_| {}).unwrap();
+                let cut = Cut::take(&*engine, dir.path(), 0, &mut |_| {}).unwrap();
                 assert_eq!(findings(cut.engine()).0, [], "seed {seed}, round {round}");
             }
             busy.store(false, Ordering::SeqCst);
@@ -363,7 +363,7 @@ fn what_a_killed_process_left_is_removed() {
 /// Findings of a check of a cut taken from `volume` before `then` happened to it.
 fn live_findings(volume: &Volume, grace: i64, then: impl FnOnce()) -> (Vec<FindingKind>, u64) {
     let dir = tempfile::tempdir().unwrap();
-    let cut = Cut::take(&volume.engine, dir.path(), &mut |_| {}).unwrap();
+    let cut = Cut::take(&volume.engine, dir.path(), 0, &mut |_| {}).unwrap();
     then();
     let live = Live { engine: &volume.engine, now: NOW, grace, is_open: &|object| object == 41 };
     let mut options =

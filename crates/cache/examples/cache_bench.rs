@@ -115,7 +115,7 @@ fn hits(dir: &Path) -> Vec<(&'static str, f64, f64)> {
         gets: AtomicU64::new(0),
         got: AtomicU64::new(0),
     });
-    let whole: Vec<u8> = (0..OBJECT_BYTES).map(|i| (i * 31 >> 3) as u8).collect();
+    let whole: Vec<u8> = (0..OBJECT_BYTES).map(|i| ((i * 31) >> 3) as u8).collect();
     let plain = dir.join("plain");
     std::fs::create_dir_all(&plain).unwrap();
     for object in 1..=OBJECTS {

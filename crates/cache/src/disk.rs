@@ -104,6 +104,16 @@ impl Disk {
         figures: &Arc<Figures>,
     ) -> Result<Self, String> {
         let root = marker::open(path)?;
+        if let Ok((size, free)) = sys::room(&root)
+            && free < (size as f64 * options.free_space_ratio) as u64
+        {
+            log::warn!(
+                "cache directory {}: less than {:.0} % of its disk is free, which is to stay free: nothing will be cached \
+                 until there is room",
+                path.display(),
+                options.free_space_ratio * 100.0
+            );
+        }
         let now = options.clock.now();
         let service = |slow: Duration| Service {
             breaker: Mutex::new(Breaker::new(slow.as_nanos() as Nanos, now)),

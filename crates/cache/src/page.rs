@@ -14,7 +14,14 @@ use kestrel_types::ids::ObjectId;
 ///
 /// Readers ask for frames of 65,540 bytes that begin anywhere. A page is read and checked as a whole, so larger pages cost
 /// more for each such read (64 KiB: twice what was asked, 32 KiB: 1.5 times, 16 KiB: 1.25 times), and smaller ones cost more
-/// buffers in each call. Measured with `cache_bench`, see `docs/cache.md`.
+/// buffers in each call. CPU of a hit for each 64 KiB asked for, measured with `cache_bench` (`pread` of the same: 5.6 µs for
+/// frames, 2.4 to 3.5 µs for 1 MiB):
+///
+/// | | 16 KiB | 32 KiB | 64 KiB |
+/// | --- | ---: | ---: | ---: |
+/// | frames | 12.1 µs | 12.9 µs | 17.0 µs |
+/// | files of 100 KiB in packs | 10.9 µs | 11.1 µs | 13.9 µs |
+/// | 1 MiB | 7.2 µs | 6.1 µs | 7.1 µs |
 pub const PAGE_BYTES: u64 = 32 * 1024;
 
 /// Bytes of a trailer.

@@ -213,7 +213,7 @@ impl Core {
         let mut missing = Vec::new();
         // An object that can still grow may have grown since its last page was cached.
         let is_end_final = at_end == AtEnd::Stop && self.store.appends().is_none();
-        let to_look_for = self.from_memory(object, want, is_end_final, &mut missing);
+        let to_look_for = self.copy_landed(object, want, is_end_final, &mut missing);
         let found = self.look(object, disk, &to_look_for);
         for page in to_look_for {
             match found.iter().find_map(|slots| slots.page(page)) {
@@ -239,7 +239,7 @@ impl Core {
 
     /// Copies pages that are in memory on their way to the cache disk. Adds those that are still on their way here to
     /// `missing`; returns those to look for on the disk.
-    fn from_memory(
+    fn copy_landed(
         &self,
         object: &Object,
         want: &mut Want<'_, '_>,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use common::*;
 use kestrel_cache::{CacheOptions, CachedStore, DiskFaults, DiskOp};
 use kestrel_data::BlockStore;
+use kestrel_types::clock::{ManualClock, SECOND};
 use parking_lot::{Condvar, Mutex};
 
 const LEN: usize = 150_000;
@@ -295,4 +296,26 @@ fn bad_settings_are_refused() {
     std::fs::create_dir(dir.path().join("used")).unwrap();
     std::fs::write(dir.path().join("used/thesis.txt"), "x").unwrap();
     assert!(open(options(&dir.path().join("used"))).contains("name an empty one"));
+}
+
+#[test]
+fn reuse_is_written_down_for_eviction() {
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    const START: i64 = 2_000_000_000;
+    let clock = Arc::new(ManualClock::new(START * SECOND));
+    let options = CacheOptions { clock: Arc::clone(&clock) as _, ..options(dir.path()) };
+    let (_, cache) = behind(options, 2);
+    check_all(&cache, 1..=2);
+    flush(&cache);
+    // Within the first minute it is one use, however often.
+    check_all(&cache, 1..=2);
+    clock.advance(61 * SECOND);
+    check_all(&cache, 1..=1);
+    flush(&cache);
+    let found = cache_files(dir.path()).into_iter().map(|path| std::fs::metadata(path).unwrap());
+    let mut found: Vec<(u32, i64)> = found.map(|found| (found.mode() & 0o777, found.mtime())).collect();
+    found.sort_unstable();
+    assert_eq!(found.iter().map(|(mode, _)| *mode).collect::<Vec<_>>(), [0o600, 0o700]);
+    assert_eq!(found[1].1, START + 61);
 }

@@ -97,6 +97,9 @@ pub struct BenchArgs {
     /// Directories between the benchmark's own and the files
     #[arg(long, default_value_t = 0)]
     pub depth: u64,
+    /// Name files relative to their directory, as tar, rsync and find do, instead of by full path
+    #[arg(long)]
+    pub relative: bool,
     /// End a step after so many seconds (0: never); deleting is never cut short
     #[arg(long, default_value_t = 60)]
     pub seconds_max: u64,
@@ -246,6 +249,7 @@ impl Bench<'_> {
             op,
             dir: dir.to_string_lossy().into_owned(),
             shared: false,
+            relative: self.args.relative,
             count: self.args.files,
             size: 0,
             block: self.args.block,

@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -44,6 +45,14 @@ fn fill(place: &Place) {
     fs::hard_link(mnt.join("a/inline"), mnt.join("a/link")).unwrap();
     symlink("a/inline", mnt.join("symlink")).unwrap();
     fs::write(mnt.join("grün\n"), "x").unwrap();
+}
+
+/// A mount with something of everything, and what is there.
+fn filled() -> (Place, Vec<(PathBuf, Vec<u8>)>) {
+    let place = Place::mounted();
+    fill(&place);
+    let files = tree(&place.mount_point());
+    (place, files)
 }
 
 #[test]
@@ -128,8 +137,7 @@ fn mistakes_are_told_before_anything_happens() {
 
 #[test]
 fn a_busy_mount_is_left_alone_unless_forced() {
-    let place = Place::formatted();
-    place.mount(&[]).expect(0, "");
+    let place = Place::mounted();
     let mut open = fs::File::create(place.mount_point().join("open")).unwrap();
     run(&["umount", &place.mnt()]).expect(1, "in use").expect(1, "--force");
     open.write_all(b"still works").unwrap();
@@ -143,8 +151,7 @@ fn a_busy_mount_is_left_alone_unless_forced() {
 #[test]
 fn signals_unmount_cleanly() {
     for signal in [libc::SIGTERM, libc::SIGINT] {
-        let place = Place::formatted();
-        place.mount(&[]).expect(0, "");
+        let place = Place::mounted();
         fs::write(place.mount_point().join("file"), vec![1; 50_000]).unwrap();
         kill(pid(&place), signal);
         until("the unmount", || !is_mounted(&place));
@@ -157,16 +164,13 @@ fn signals_unmount_cleanly() {
 
 #[test]
 fn a_killed_mount_can_be_mounted_over_and_loses_nothing() {
-    let place = Place::formatted();
-    place.mount(&[]).expect(0, "");
-    fill(&place);
-    let before = tree(&place.mount_point());
+    let (place, before) = filled();
     kill(pid(&place), libc::SIGKILL);
     until("the end", || fs::metadata(place.mount_point()).is_err());
     place.mount(&[]).expect(0, "");
     assert_eq!(tree(&place.mount_point()), before);
     place.umount();
-    run(&["fsck", "--data", &place.volume()]).expect(0, "clean");
+    place.check_data();
 }
 
 #[test]
@@ -197,10 +201,7 @@ fn figures_over_http() {
 
 #[test]
 fn backup_of_a_volume_in_use_and_restore() {
-    let place = Place::formatted();
-    place.mount(&[]).expect(0, "");
-    fill(&place);
-    let before = tree(&place.mount_point());
+    let (place, before) = filled();
     let dump = place.name("vol.dump");
     run(&["dump", &place.volume(), &dump]).expect(0, "rows");
     run(&["dump", &place.volume(), &dump]).expect(1, "--force");
@@ -210,20 +211,17 @@ fn backup_of_a_volume_in_use_and_restore() {
     fs::remove_dir_all(restored.path("vol")).unwrap();
     run(&["load", &dump, &restored.volume(), "--objects", &place.name("vol/objects")]).expect(0, "verified");
     place.umount();
-    run(&["fsck", "--data", &restored.volume()]).expect(0, "clean");
+    restored.check_data();
     restored.mount(&[]).expect(0, "");
     assert_eq!(tree(&restored.mount_point()), before);
     fs::write(restored.mount_point().join("new"), vec![3; 300_000]).unwrap();
     restored.umount();
-    run(&["fsck", "--data", &restored.volume()]).expect(0, "clean");
+    restored.check_data();
 }
 
 #[test]
 fn restore_into_a_volume_that_got_its_objects_back() {
-    let place = Place::formatted();
-    place.mount(&[]).expect(0, "");
-    fill(&place);
-    let before = tree(&place.mount_point());
+    let (place, before) = filled();
     let dump = place.name("vol.dump");
     run(&["dump", &place.volume(), &dump]).expect(0, "rows");
     // Written after the dump: in the way of objects that the restored volume will write.
@@ -241,16 +239,14 @@ fn restore_into_a_volume_that_got_its_objects_back() {
         fs::write(restored.mount_point().join(format!("new{file}")), vec![3; 300_000]).unwrap();
     }
     restored.umount();
-    run(&["fsck", "--data", &restored.volume()]).expect(0, "clean");
+    restored.check_data();
     run(&["load", &dump, &restored.volume()]).expect(1, "holds files");
-    run(&["fsck", "--data", &restored.volume()]).expect(0, "clean");
+    restored.check_data();
 }
 
 #[test]
 fn gc_of_a_volume_in_use_spares_what_is_written() {
-    let place = Place::formatted();
-    place.mount(&[]).expect(0, "");
-    fill(&place);
+    let (place, _) = filled();
     let open = fs::File::create(place.mount_point().join("open")).unwrap();
     (&open).write_all(&vec![5; 300_000]).unwrap();
     run(&["gc", &place.volume(), "--grace", "0", "--delete"]).expect(0, "0 leaked");
@@ -260,7 +256,7 @@ fn gc_of_a_volume_in_use_spares_what_is_written() {
     place.mount(&[]).expect(0, "");
     assert_eq!(tree(&place.mount_point()), before);
     place.umount();
-    run(&["fsck", "--data", &place.volume()]).expect(0, "clean");
+    place.check_data();
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
@@ -289,8 +290,8 @@ fn dying_at_any_step_of_compaction_and_collection_loses_nothing() {
         ("gc.deleted", "gc"),
         ("client.repack.committed", "compact"),
     ] {
-        let mounted =
-            kestrel(&["mount", &place.volume(), &place.mnt()]).env("KESTREL_CRASH_AT", point).stdout(Stdio::null()).status().unwrap();
+        let mut mount = kestrel(&["mount", &place.volume(), &place.mnt()]);
+        let mounted = mount.env("KESTREL_CRASH_AT", point).stdout(Stdio::null()).status().unwrap();
         assert!(mounted.success(), "{point}");
         let args: &[&str] =
             if verb == "gc" { &["gc", "--delete", "--grace", "0"] } else { &["compact"] };

@@ -92,8 +92,27 @@ impl FileState {
         self.size = self.inode.size;
     }
 
-    /// Takes in a newer inode from the node. Sizes that are not committed stay.
+    /// Brings attributes that the node gave up to date with what is known and has been written here. The times are those of
+    /// the writes: the commit will not change them again.
+    pub fn show(&self, inode: &mut Inode) {
+        if self.inode.change > inode.change {
+            // A commit of ours came after the node had given its answer.
+            inode.clone_from(&self.inode);
+        }
+        let Some(mtime) = self.mtime else { return };
+        inode.size = self.size;
+        inode.mtime = mtime;
+        inode.ctime = inode.ctime.max(mtime);
+        if self.kill_suid {
+            inode.mode = without_set_id(inode.mode);
+        }
+    }
+
+    /// Takes in an inode from the node unless a newer one is known. Sizes that are not committed stay.
     pub fn refresh(&mut self, inode: Inode) {
+        if inode.change < self.inode.change {
+            return;
+        }
         if inode.data_change != self.inode.data_change {
             self.chunks.clear();
         }
@@ -147,9 +166,7 @@ impl OpenFiles {
             let mut state = file.lock();
             state.opens += 1;
             // Answers may arrive out of order; the commit timestamp says which is newer.
-            if inode.change > state.inode.change {
-                state.refresh(inode);
-            }
+            state.refresh(inode);
             drop(state);
             return file;
         }
@@ -178,15 +195,17 @@ impl OpenFiles {
         file
     }
 
-    /// Takes a handle away; the file leaves the table with its last one.
-    pub fn detach(&self, file: &Arc<OpenFile>) {
+    /// Takes a handle away; the file leaves the table with its last one. Tells whether this was it.
+    pub fn detach(&self, file: &Arc<OpenFile>) -> bool {
         let mut shard = self.shard(file.ino).lock();
         let mut state = file.lock();
         state.opens = state.opens.saturating_sub(1);
-        if state.opens == 0 {
-            drop(state);
+        let last = state.opens == 0;
+        drop(state);
+        if last {
             shard.remove(&file.ino);
         }
+        last
     }
 
     /// All open files.
@@ -194,18 +213,10 @@ impl OpenFiles {
         self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
     }
 
-    /// Shows in attributes what has been written here but is not committed.
+    /// Shows in attributes what has been written here but is not committed, exactly as its commit will.
     pub fn overlay(&self, inode: &mut Inode) {
         if let Some(file) = self.get(inode.ino) {
-            let state = file.lock();
-            if let Some(mtime) = state.mtime {
-                inode.size = state.size;
-                inode.mtime = inode.mtime.max(mtime);
-                inode.ctime = inode.ctime.max(mtime);
-                if state.kill_suid {
-                    inode.mode = without_set_id(inode.mode);
-                }
-            }
+            file.lock().show(inode);
         }
     }
 }

@@ -13,6 +13,7 @@ mod handles;
 mod listing;
 mod namespace;
 mod read;
+mod removed;
 mod repack;
 mod space;
 mod write;
@@ -34,11 +35,13 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::Name;
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 
+pub use self::copy::CopyRange;
 pub(crate) use self::flush::Flush;
 pub use self::handles::{DirHandle, FileHandle};
 pub use self::listing::{Listed, Sink};
+pub use self::namespace::{Creation, NewNode};
 pub use self::repack::{CompactOptions, Compacted};
-pub use self::space::{Hole, Seek};
+pub use self::space::{Fallocate, Hole, Seek};
 
 use self::background::Background;
 use crate::file::OpenFiles;

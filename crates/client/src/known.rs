@@ -3,23 +3,38 @@
 //! The metadata core finds a file by directory and name. The kernel, once it has looked a name up, speaks of the inode's
 //! number until it forgets it; this table leads from the number back to the name. It is no cache of attributes: an entry
 //! that became stale costs the node a second look, never a wrong answer.
+//!
+//! What has lost its last name may still be somebody's working directory, or be held by an `O_PATH` descriptor, which the
+//! node knows nothing of. Its last attributes stay here until the kernel forgets it.
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use kestrel_types::clock::Nanos;
 use kestrel_types::ids::{InodeId, ROOT};
-use kestrel_types::inode::Kind;
+use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::name::{InodeRef, Name};
 
 /// Shards, so that threads do not meet; a power of two.
 const SHARDS: usize = 64;
+
+/// Where an inode is.
+#[derive(Debug)]
+enum Place {
+    /// Not known, or it never had a name.
+    Unknown,
+    /// It was seen under this name.
+    Named(InodeId, Name),
+    /// It lost its last name. Its attributes since then; of the content, only a symbolic link's target.
+    Removed(Box<Inode>),
+}
 
 #[derive(Debug)]
 struct Known {
     /// Lookups the kernel has not forgotten yet.
     lookups: u64,
     kind: Kind,
-    seen: Option<(InodeId, Name)>,
+    place: Place,
     /// `data_change` that the kernel's page cache of the file corresponds to; 0 if unknown.
     cached_change: u64,
 }
@@ -27,7 +42,7 @@ struct Known {
 /// The table.
 #[derive(Debug)]
 pub struct KnownInodes {
-    shards: Vec<Mutex<FxHashMap<InodeId, Known>>>,
+    shards: Vec<Mutex<FxHashMap<InodeId, Box<Known>>>>,
 }
 
 impl Default for KnownInodes {
@@ -37,7 +52,7 @@ impl Default for KnownInodes {
 }
 
 impl KnownInodes {
-    fn shard(&self, ino: InodeId) -> &Mutex<FxHashMap<InodeId, Known>> {
+    fn shard(&self, ino: InodeId) -> &Mutex<FxHashMap<InodeId, Box<Known>>> {
         // Numbers are handed out in sequence, so their low bits spread evenly.
         &self.shards[ino as usize % SHARDS]
     }
@@ -45,12 +60,14 @@ impl KnownInodes {
     /// Notes that the kernel learned of `ino` once more, at this place (`None`: it has no name).
     pub fn learned(&self, ino: InodeId, kind: Kind, place: Option<(InodeId, &Name)>) {
         let mut shard = self.shard(ino).lock();
-        let known = shard.entry(ino).or_insert(Known { lookups: 0, kind, seen: None, cached_change: 0 });
+        let known = shard
+            .entry(ino)
+            .or_insert_with(|| Box::new(Known { lookups: 0, kind, place: Place::Unknown, cached_change: 0 }));
         known.lookups += 1;
         known.kind = kind;
-        match (&mut known.seen, place) {
-            (Some((dir, name)), Some((new_dir, new_name))) if *dir == new_dir && name == new_name => {}
-            (seen, Some((dir, name))) => *seen = Some((dir, name.clone())),
+        match (&mut known.place, place) {
+            (Place::Named(dir, name), Some((new_dir, new_name))) if *dir == new_dir && name == new_name => {}
+            (known, Some((dir, name))) => *known = Place::Named(dir, name.clone()),
             (_, None) => {}
         }
     }
@@ -69,7 +86,7 @@ impl KnownInodes {
     /// Notes that an inode moved.
     pub fn moved(&self, ino: InodeId, dir: InodeId, name: &Name) {
         if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
-            known.seen = Some((dir, name.clone()));
+            known.place = Place::Named(dir, name.clone());
         }
     }
 
@@ -80,8 +97,47 @@ impl KnownInodes {
         }
         let shard = self.shard(ino).lock();
         let seen =
-            shard.get(&ino).filter(|known| known.kind != Kind::Dir).and_then(|known| known.seen.clone());
+            shard.get(&ino).filter(|known| known.kind != Kind::Dir).and_then(|known| match &known.place {
+                Place::Named(dir, name) => Some((*dir, name.clone())),
+                Place::Unknown | Place::Removed(_) => None,
+            });
         InodeRef { ino, seen }
+    }
+
+    /// Notes that an inode lost a name; with the last one its attributes stay for as long as the kernel knows it.
+    pub fn removed(&self, mut inode: Box<Inode>) {
+        if inode.nlink > 0 {
+            return;
+        }
+        if let Some(known) = self.shard(inode.ino).lock().get_mut(&inode.ino) {
+            if inode.kind == Kind::File {
+                inode.data = Data::None;
+            }
+            known.place = Place::Removed(inode);
+        }
+    }
+
+    /// Notes that a file was closed for the last time here, when its attributes were these. Without a name it is gone now.
+    pub fn closed(&self, inode: &Inode) {
+        let mut shard = self.shard(inode.ino).lock();
+        let Some(known) = shard.get_mut(&inode.ino) else { return };
+        let gone = |ctime: Nanos| {
+            let ctime = inode.ctime.max(ctime);
+            Place::Removed(Box::new(Inode { nlink: 0, ctime, data: Data::None, ..inode.clone() }))
+        };
+        match &known.place {
+            Place::Unknown if inode.nlink == 0 => known.place = gone(inode.ctime),
+            Place::Removed(last) if inode.change > last.change => known.place = gone(last.ctime),
+            _ => {}
+        }
+    }
+
+    /// Looks at, or changes, the attributes of something that lost its last name; `None` if `ino` did not.
+    pub fn with_removed<T>(&self, ino: InodeId, look: impl FnOnce(&mut Inode) -> T) -> Option<T> {
+        match &mut self.shard(ino).lock().get_mut(&ino)?.place {
+            Place::Removed(inode) => Some(look(inode)),
+            Place::Unknown | Place::Named(..) => None,
+        }
     }
 
     /// Records which content the kernel's page cache of a file corresponds to, and tells whether that is what it held

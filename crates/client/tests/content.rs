@@ -3,59 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod common;
+
 use std::sync::Arc;
 
-use kestrel_client::fs::{Caller, FileHandle, Fs, FsConfig, Hole, IoPools, Seek, wait};
-use kestrel_data::{Pool, ReadAheadConfig};
-use kestrel_data::packer::{ObjectIds, Packer, PackerConfig};
-use kestrel_data::reader::{Reader, ReaderConfig};
-use kestrel_data::store::{BlockStore, MemoryStore};
-use kestrel_meta::engine::memory::MemoryEngine;
-use kestrel_meta::node::{Node, NodeConfig, RootAttr};
-use kestrel_types::clock::{ManualClock, SECOND};
-use kestrel_types::ids::ROOT;
-use kestrel_types::name::Name;
-use kestrel_types::request::{OpenFlags, SetAttr};
+use common::{BLOCK, file_system, open};
+use kestrel_client::fs::{Caller, CopyRange, Fallocate, FileHandle, Fs, Hole, Seek, wait};
+use kestrel_data::store::MemoryStore;
+use kestrel_types::request::SetAttr;
 use proptest::prelude::*;
-
-const BLOCK: u32 = 64 * 1024;
-
-struct Ids(std::sync::atomic::AtomicU64);
-
-impl ObjectIds for Ids {
-    fn next(&self) -> kestrel_data::Result<u64> {
-        Ok(self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
-    }
-}
-
-fn file_system(store: Arc<dyn BlockStore>) -> Arc<Fs> {
-    let engine = Arc::new(MemoryEngine::default());
-    Node::format(&*engine, RootAttr { mode: 0o755, uid: 0, gid: 0 }, SECOND).unwrap();
-    let clock = Arc::new(ManualClock::new(2 * SECOND));
-    let node = Node::open(engine, clock.clone(), NodeConfig { workers: 2, ..NodeConfig::default() }).unwrap();
-    let packer =
-        Packer::new(store.clone(), Arc::new(Ids(1.into())), PackerConfig::new([0; 16])).unwrap();
-    let reader = Reader::new(store.clone(), ReaderConfig::default());
-    let pools =
-        IoPools { wanted: Pool::new("test", 2, 1024).unwrap(), ahead: Pool::new("test", 2, 64).unwrap() };
-    let config = FsConfig {
-        block_bytes: BLOCK,
-        inline_max: 4096,
-        dirty_bytes_max: 1 << 20,
-        readahead: ReadAheadConfig::default(),
-        flush_interval: i64::MAX / 4,
-        read_only: false,
-    };
-    Fs::new(node, store, packer, reader, pools, clock, config)
-}
-
-const READ_WRITE: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
-
-fn open(fs: &Arc<Fs>, name: &str) -> Arc<FileHandle> {
-    let name = Name::new(name.as_bytes()).unwrap();
-    wait(|done| fs.create(Caller::ROOT, ROOT, name, 0o644, READ_WRITE, false, done)).unwrap().handle
-}
 
 fn resize(fs: &Arc<Fs>, file: &Arc<FileHandle>, size: u64) {
     let set = SetAttr { size: Some(size), through_handle: true, ..SetAttr::default() };
@@ -116,7 +72,7 @@ fn put(model: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
 }
 
 fn run(steps: Vec<Step>, store: MemoryStore) {
-    let fs = file_system(Arc::new(store));
+    let (fs, _) = file_system(Arc::new(store));
     let names = ["a", "b"];
     let mut handles = names.map(|name| open(&fs, name));
     let mut models = [Vec::new(), Vec::new()];
@@ -134,7 +90,8 @@ fn run(steps: Vec<Step>, store: MemoryStore) {
             }
             Step::Fallocate { file, hole, offset, len, keep } => {
                 let hole = [Hole::Allocate, Hole::Punch, Hole::Zero][usize::from(hole)];
-                wait(|done| fs.fallocate(&handles[file], hole, offset, len, keep, false, done)).unwrap();
+                let what = Fallocate { hole, offset, len, keep_size: keep, kill_suid: false };
+                wait(|done| fs.fallocate(&handles[file], what, done)).unwrap();
                 let (model, end) = (&mut models[file], (offset + len) as usize);
                 if hole != Hole::Punch && !keep && model.len() < end {
                     model.resize(end, 0);
@@ -147,8 +104,8 @@ fn run(steps: Vec<Step>, store: MemoryStore) {
             Step::Copy { from, from_offset, to_offset, len } => {
                 let to = 1 - from;
                 let (source, target) = (handles[from].clone(), handles[to].clone());
-                let copied =
-                    wait(|done| fs.copy_range(source, from_offset, target, to_offset, len, done)).unwrap();
+                let copy = CopyRange { from: source, from_offset, to: target, to_offset, len };
+                let copied = wait(|done| fs.copy_range(copy, done)).unwrap();
                 let bytes: Vec<u8> =
                     models[from].iter().skip(from_offset as usize).take(copied as usize).copied().collect();
                 assert_eq!(bytes.len() as u64, copied);
@@ -214,7 +171,7 @@ proptest! {
 
 #[test]
 fn many_small_overwrites_are_compacted_and_stay_right() {
-    let fs = file_system(Arc::new(MemoryStore::new()));
+    let (fs, _) = file_system(Arc::new(MemoryStore::new()));
     let file = open(&fs, "a");
     let mut model = vec![7u8; 6 << 20];
     fs.write(&file, 0, &model, false).unwrap();
@@ -250,7 +207,7 @@ fn a_budget_far_smaller_than_what_is_written_does_not_stop_writers() {
 }
 
 fn small_budget(store: MemoryStore) {
-    let fs = file_system(Arc::new(store));
+    let (fs, _) = file_system(Arc::new(store));
     let files: Vec<_> = (0..20).map(|i| open(&fs, &format!("f{i}"))).collect();
     for round in 0..8u64 {
         for (i, file) in files.iter().enumerate() {

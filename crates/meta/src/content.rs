@@ -5,19 +5,22 @@
 
 use kestrel_types::error::FsError;
 use kestrel_types::extent::{CHUNK_BYTES, Extent, ExtentError, ExtentList, Released, Source};
+use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Data, FILE_SIZE_MAX, Inode, Kind, chunk_of};
 use kestrel_types::key::Table;
 use kestrel_types::range::Range;
 
 use crate::rows::{CellId, Value};
 use crate::tally::Tally;
-use crate::view::{Run, Stop, View, fail};
+use crate::view::{Chunks, Run, Stop, View, fail};
 
 /// Content to be, and what has to change for it.
 #[derive(Debug, Default)]
 pub struct Content {
     /// New `data` of the inode, if it changes.
     pub data: Option<Data>,
+    /// Of which file the rows from a chunk on go later, because they are too many for one batch.
+    pub sweep: Option<(InodeId, u64)>,
     /// Chunk rows that change; empty ones go.
     pub chunks: Vec<(CellId, ExtentList)>,
     /// References.
@@ -25,6 +28,17 @@ pub struct Content {
 }
 
 impl Content {
+    /// These rows go, with what they refer to.
+    pub fn drop_chunks(&mut self, view: &mut View<'_>, chunks: Chunks) -> Run<()> {
+        for (_, cell) in chunks {
+            for released in view.extents(cell)?.references() {
+                self.tally.release(released);
+            }
+            self.chunks.push((cell, ExtentList::new()));
+        }
+        Ok(())
+    }
+
     /// Asks for the shares of objects that change. Ends the reading half but for [`View::begin`].
     pub fn want(&mut self, view: &mut View<'_>, home: usize) -> Run<()> {
         view.want_objects(&mut self.tally, home)
@@ -37,6 +51,9 @@ impl Content {
             if !gone || view.rows.exists(cell) {
                 view.put(cell, if gone { Value::Absent } else { Value::Extents(list) });
             }
+        }
+        if let Some((ino, first)) = self.sweep {
+            view.set_sweep(ino, Some(first));
         }
         view.book(&self.tally, home)?;
         if let Some(data) = self.data {
@@ -66,11 +83,11 @@ pub fn replace(view: &mut View<'_>, inode: &Inode, data: Data) -> Run<Content> {
         Data::None | Data::Inline(_) => {}
         Data::Packed { range, .. } => content.tally.release(Released { range: *range, bytes: range.len }),
         Data::Chunked => {
-            for (_, cell) in view.chunks_from(inode.ino, 0)? {
-                for released in view.extents(cell)?.references() {
-                    content.tally.release(released);
-                }
-                content.chunks.push((cell, ExtentList::new()));
+            let (chunks, rest) = view.chunks_from(inode.ino, 0)?;
+            if rest.is_some() {
+                content.sweep = Some((inode.ino, 0));
+            } else {
+                content.drop_chunks(view, chunks)?;
             }
         }
     }
@@ -110,17 +127,21 @@ pub fn truncate(view: &mut View<'_>, inode: &Inode, size: u64) -> Run<Content> {
 /// Cuts the chunk rows of a chunked file at `size`, taking into account what `content` already changed.
 fn cut(view: &mut View<'_>, inode: &Inode, size: u64, content: &mut Content) -> Run<()> {
     let (last, within) = (chunk_of(size), (size % u64::from(CHUNK_BYTES)) as u32);
-    for (chunk, cell) in view.chunks_from(inode.ino, last)? {
-        if content.chunks.iter().any(|(changed, _)| *changed == cell) {
-            continue;
-        }
-        let mut list = view.extents(cell)?.clone();
-        let keep = if chunk == last { within } else { 0 };
-        for released in list.truncate(keep) {
-            content.tally.release(released);
-        }
-        content.chunks.push((cell, list));
+    let first_gone = size.div_ceil(u64::from(CHUNK_BYTES));
+    view.rows.want_all(Table::Chunk, inode.ino, first_gone);
+    if within > 0 {
+        // Cut below, with those that `content` has changed already.
+        chunk_cell(view, inode, last);
+        view.ready()?;
+        list_of(view, inode, last, content)?;
     }
+    let (mut chunks, rest) = view.chunks_from(inode.ino, first_gone)?;
+    if rest.is_some() {
+        content.sweep = Some((inode.ino, first_gone));
+        chunks.clear();
+    }
+    chunks.retain(|(_, cell)| content.chunks.iter().all(|(changed, _)| changed != cell));
+    content.drop_chunks(view, chunks)?;
     for (cell, list) in &mut content.chunks {
         let chunk = crate::rows::number_of(view.rows.suffix(*cell));
         let keep = match chunk.cmp(&last) {
@@ -197,7 +218,7 @@ pub fn patch(view: &mut View<'_>, inode: &Inode, patches: &[(u64, Extent)], size
         chunk_cell(view, inode, *chunk);
     }
     if chunked && size < inode.size {
-        view.rows.want_all(Table::Chunk, inode.ino, chunk_of(size));
+        view.rows.want_all(Table::Chunk, inode.ino, size.div_ceil(u64::from(CHUNK_BYTES)));
     }
     if chunked {
         view.ready()?;
@@ -355,6 +376,18 @@ pub fn graft(view: &mut View<'_>, to: &Inode, pieces: &[Piece]) -> Run<Content> 
     Ok(content)
 }
 
+/// Fails unless the file can have this size and form: rows that were cut off and not deleted yet must not come back.
+pub fn check_swept(view: &mut View<'_>, ino: InodeId, size: u64, data: &Data) -> Run<()> {
+    match view.sweep_of(ino) {
+        Some(first)
+            if matches!(data, Data::Chunked) && size > first.saturating_mul(u64::from(CHUNK_BYTES)) =>
+        {
+            Err(Stop::Unswept(ino, first))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// A range that a client says it stored.
 pub fn check_range(range: &Range) -> Run<()> {
     Extent::of_range(0, *range).check().map_err(extent_error)
@@ -395,6 +428,9 @@ impl Removal {
         }
         for (cell, _) in self.content.chunks {
             view.put(cell, Value::Absent);
+        }
+        if let Some((ino, first)) = self.content.sweep {
+            view.set_sweep(ino, Some(first));
         }
         view.book(&self.content.tally, self.home)
     }

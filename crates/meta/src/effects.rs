@@ -48,6 +48,8 @@ pub struct Effects {
     pub opens: Vec<OpenUndo>,
     /// Files that moved, and where to.
     pub moved: Vec<(InodeId, Option<NewPlace>)>,
+    /// Files with rows to be deleted from a chunk on, or none any more.
+    pub sweeps: Vec<(InodeId, Option<u64>)>,
     /// Directories whose record or place this batch changed: read them from the rows, not from the replica.
     pub dirs_changed: FxHashSet<InodeId>,
     /// Directories that this batch made, with their names.
@@ -61,6 +63,7 @@ pub struct Effects {
 pub struct Mark {
     opens: usize,
     moved: usize,
+    sweeps: usize,
     made: usize,
     usage: [i64; 3],
 }
@@ -72,6 +75,7 @@ impl Effects {
         Mark {
             opens: self.opens.len(),
             moved: self.moved.len(),
+            sweeps: self.sweeps.len(),
             made: self.dirs_made.len(),
             usage: self.usage,
         }
@@ -89,6 +93,7 @@ impl Effects {
             undo.undo(opens);
         }
         self.moved.truncate(mark.moved);
+        self.sweeps.truncate(mark.sweeps);
         self.dirs_made.truncate(mark.made);
         self.usage = mark.usage;
     }
@@ -97,6 +102,7 @@ impl Effects {
     pub fn clear(&mut self) {
         self.opens.clear();
         self.moved.clear();
+        self.sweeps.clear();
         self.dirs_changed.clear();
         self.dirs_made.clear();
         self.usage = [0; 3];

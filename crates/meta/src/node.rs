@@ -14,6 +14,7 @@ mod courier;
 mod dispatch;
 mod reap;
 mod start;
+mod sweep;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};

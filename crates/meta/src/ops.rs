@@ -16,6 +16,7 @@ pub mod readdir;
 pub mod rename;
 pub mod rmdir;
 pub mod setattr;
+pub mod sweep;
 pub mod symlink;
 pub mod tmpfile;
 pub mod unlink;
@@ -56,6 +57,7 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
             let window = clone::Window { from: *from_offset, to: *to_offset, len: *len };
             clone::run(view, creds, from, to, window)
         }
+        Op::Sweep(ino) => sweep::run(view, *ino),
         Op::GetXattr(inode, name) => xattr::get(view, creds, inode, name),
         Op::SetXattr(inode, name, value, flags) => xattr::set(view, creds, inode, name, value, *flags),
         Op::ListXattr(inode) => xattr::list(view, creds, inode),
@@ -119,7 +121,7 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
         Op::Parent(ino) | Op::Release(ino) | Op::TmpFile { dir: ino, .. } => {
             Lane::Worker(core.home_of_inode(*ino))
         }
-        Op::RmDir(_) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } => Lane::Exclusive,
+        Op::RmDir(_) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => Lane::Exclusive,
         Op::ReadDir { .. }
         | Op::Chunks { .. }
         | Op::AllocObjects(_)
@@ -132,7 +134,12 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
 /// Whether a request frees space, so that it may use the reserve of a full disk.
 pub fn is_freeing(op: &Op) -> bool {
     match op {
-        Op::Unlink(_) | Op::RmDir(_) | Op::Release(_) | Op::RemoveXattr(..) | Op::Compact { .. } => true,
+        Op::Unlink(_)
+        | Op::RmDir(_)
+        | Op::Release(_)
+        | Op::RemoveXattr(..)
+        | Op::Compact { .. }
+        | Op::Sweep(_) => true,
         Op::SetAttr(_, set) => set.size.is_some(),
         Op::Open(_, flags) => flags.truncate,
         _ => false,
@@ -140,7 +147,7 @@ pub fn is_freeing(op: &Op) -> bool {
 }
 
 /// Names of the kinds of requests, for counters. The index is [`kind`].
-pub const KINDS: [&str; 30] = [
+pub const KINDS: [&str; 31] = [
     "lookup",
     "parent",
     "getattr",
@@ -171,6 +178,7 @@ pub const KINDS: [&str; 30] = [
     "usage",
     "tree_usage",
     "sync",
+    "sweep",
 ];
 
 /// Kind of a request, an index of [`KINDS`].
@@ -206,5 +214,6 @@ pub fn kind(op: &Op) -> usize {
         Op::Usage => 27,
         Op::TreeUsage(_) => 28,
         Op::Sync => 29,
+        Op::Sweep(_) => 30,
     }
 }

@@ -13,7 +13,7 @@
 use kestrel_types::clock::Nanos;
 use kestrel_types::crash;
 use kestrel_types::error::FsError;
-use kestrel_types::ids::Position;
+use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::key::Table;
 use kestrel_types::request::{Outcome, Reply};
 
@@ -69,6 +69,8 @@ pub enum Verdict {
     Reply(Reply),
     /// It has to run elsewhere.
     Move(Lane, Route),
+    /// Rows of this file have to be deleted first, from this chunk on.
+    Sweep(InodeId, u64),
 }
 
 /// A request's end.
@@ -239,6 +241,7 @@ fn verdict_of(stop: Stop) -> Option<Verdict> {
         Stop::Need => None,
         Stop::Exclusive => Some(Verdict::Move(Lane::Exclusive, Route::AsAsked)),
         Stop::Forward(worker, route) => Some(Verdict::Move(Lane::Worker(worker), route)),
+        Stop::Unswept(ino, first) => Some(Verdict::Sweep(ino, first)),
         Stop::Fail(error) => Some(Verdict::Reply(Err(Outcome::Failed(error)))),
         Stop::Out(outcome) => Some(Verdict::Reply(Err(*outcome))),
     }
@@ -283,6 +286,9 @@ fn take_effect(core: &Core, effects: &mut Effects, position: Position) {
         if !effects.dirs_changed.contains(&dir.ino) {
             core.replica.insert(dir, &name, position);
         }
+    }
+    for (ino, first) in effects.sweeps.drain(..) {
+        core.sweeps.set(ino, first);
     }
     for (ino, place) in effects.moved.drain(..) {
         core.moved.set(ino, place, &core.opens);

@@ -81,12 +81,20 @@ pub struct Rows {
     groups: FxHashMap<(Table, u64), Vec<CellId>>,
     /// First suffix from which on all rows of `(table, id)` are here.
     scanned: FxHashMap<(Table, u64), u64>,
+    /// Of `(table, id)` only a part is here: all rows from the first suffix up to, but without, the second.
+    partial: FxHashMap<(Table, u64), (u64, u64)>,
     wanted_scans: Vec<(Table, u64, u64)>,
     dirty_cells: usize,
 }
 
 /// Most bytes that one batch may read. A batch above it runs again one by one; an operation that needs more alone fails.
 const READ_BYTES_MAX: usize = 1 << 30;
+
+/// Most rows of one file that a scan takes in: what needs more is done in several batches.
+pub const SCAN_ROWS_MAX: usize = 8192;
+
+/// Most bytes of rows that such a scan takes in, but always one row: their extents may all be in different objects.
+const SCAN_BYTES_MAX: usize = 4 << 20;
 
 /// Buffers above this are given back after a batch that needed them.
 const KEEP_BYTES: usize = 4 << 20;
@@ -103,7 +111,7 @@ pub fn share_suffix(worker: usize) -> [u8; 2] {
 impl Rows {
     /// Forgets everything.
     pub fn clear(&mut self) {
-        if self.cells.is_empty() && self.scanned.is_empty() {
+        if self.cells.is_empty() && self.scanned.is_empty() && self.partial.is_empty() {
             return;
         }
         if self.values.capacity() > KEEP_BYTES || self.cells.capacity() > 1 << 15 {
@@ -131,6 +139,7 @@ impl Rows {
         self.journal.clear();
         self.groups.clear();
         self.scanned.clear();
+        self.partial.clear();
         self.wanted_scans.clear();
         self.dirty_cells = 0;
     }
@@ -197,12 +206,19 @@ impl Rows {
         }
     }
 
-    /// Wants all rows of `(table, id)` whose suffix, read as a number, is at least `first`.
+    /// Wants the rows of `(table, id)` whose suffix, read as a number, is at least `first`: all of table `xattr`, of table
+    /// `chunk` as many as one batch may take.
     pub fn want_all(&mut self, table: Table, id: u64, first: u64) {
         debug_assert!(is_grouped(table));
-        if self.scanned.get(&(table, id)).is_none_or(|have| *have > first) {
+        let have = self.scanned.get(&(table, id)).is_some_and(|have| *have <= first);
+        if !have && self.left_out(table, id, first).is_none() {
             self.wanted_scans.push((table, id, first));
         }
+    }
+
+    /// After [`Rows::want_all`] from `first` on: the first row that was one too many, if there were too many.
+    pub fn left_out(&self, table: Table, id: u64, first: u64) -> Option<u64> {
+        self.partial.get(&(table, id)).filter(|(from, _)| *from == first).map(|(_, next)| *next)
     }
 
     /// Cells of `(table, id)` in the order of their suffixes, absent ones among them. Complete only from where
@@ -266,10 +282,16 @@ impl Rows {
     fn scan(&mut self, engine: &dyn Engine, table: Table, id: u64, first: u64) -> Result<(), EngineError> {
         let mut found: Vec<(Vec<u8>, u32, u32, Position)> = Vec::new();
         let after = first.checked_sub(1).map(u64::to_be_bytes);
-        let mut too_much = false;
+        let (mut too_much, mut left_out, mut bytes) = (false, None, 0);
         let values = &mut self.values;
         let deleted_at =
             engine.scan(table, id, after.as_ref().map(|a| &a[..]), &mut |suffix, value, changed_at| {
+                bytes += value.len();
+                let full = found.len() == SCAN_ROWS_MAX || bytes > SCAN_BYTES_MAX && !found.is_empty();
+                if full && table == Table::Chunk {
+                    left_out = Some(number_of(suffix));
+                    return ControlFlow::Break(());
+                }
                 if values.len() + value.len() > READ_BYTES_MAX {
                     too_much = true;
                     return ControlFlow::Break(());
@@ -289,6 +311,11 @@ impl Rows {
                 cell.value = Value::Raw(start, len);
                 cell.changed_at = changed_at.max(deleted_at);
             }
+        }
+        if let Some(next) = left_out {
+            self.partial.insert((table, id), (first, next));
+            self.wanted.retain(|number| matches!(self.cells[*number as usize].value, Value::Wanted));
+            return Ok(());
         }
         // Cells that were wanted one by one and did not turn up do not exist.
         let group = self.groups.get(&(table, id)).cloned().unwrap_or_default();

@@ -1,6 +1,8 @@
-//! What clients hold: open files, and where renamed files went. In memory only; a crash closes everything.
+//! What clients hold: open files, and where renamed files went. In memory only; a crash closes everything. Beside it what
+//! the node itself has begun: objects and rows on their way out.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::placement::{hash_inode, place_of};
@@ -147,6 +149,40 @@ impl MovedTable {
     /// Whether nothing is remembered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+/// Files with rows that were cut off and are being deleted: from which chunk on. As table `sweep` has them.
+#[derive(Default)]
+pub struct Sweeps {
+    /// How many, so that looking costs nothing while there is none.
+    count: AtomicUsize,
+    files: Mutex<BTreeMap<InodeId, u64>>,
+}
+
+impl Sweeps {
+    /// From which chunk on rows of `ino` are being deleted.
+    #[inline]
+    pub fn get(&self, ino: InodeId) -> Option<u64> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        self.files.lock().get(&ino).copied()
+    }
+
+    /// Rows go from a chunk on (`None`: all are gone).
+    pub fn set(&self, ino: InodeId, first: Option<u64>) {
+        let mut files = self.files.lock();
+        match first {
+            Some(first) => files.insert(ino, first),
+            None => files.remove(&ino),
+        };
+        self.count.store(files.len(), Ordering::Release);
+    }
+
+    /// A file with rows to delete.
+    pub fn any(&self) -> Option<InodeId> {
+        self.files.lock().keys().next().copied()
     }
 }
 

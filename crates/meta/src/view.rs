@@ -20,6 +20,7 @@ mod inodes;
 mod refs;
 
 pub use inodes::{At, Found, Spot, Use, guard_of};
+pub use refs::Chunks;
 
 use kestrel_types::clock::Nanos;
 use kestrel_types::codec::{DecodeError, Reader};
@@ -37,7 +38,7 @@ use crate::effects::Effects;
 use crate::ids::Block;
 use crate::replica::Replica;
 use crate::rows::{CellId, Rows, Value, share_suffix};
-use crate::session::{Condemned, MovedTable, OpenTable};
+use crate::session::{Condemned, MovedTable, OpenTable, Sweeps};
 
 /// Size that a directory shows.
 pub const DIR_SIZE: u64 = 4096;
@@ -55,6 +56,8 @@ pub struct Core {
     pub moved: MovedTable,
     /// Objects being deleted.
     pub condemned: Condemned,
+    /// Files with rows being deleted.
+    pub sweeps: Sweeps,
     /// Workers that run.
     pub workers: usize,
     /// Shares that rows may have: the most workers this volume ever had.
@@ -97,10 +100,25 @@ pub enum Stop {
     Exclusive,
     /// It belongs to another worker.
     Forward(usize, Route),
+    /// Rows of this file must be deleted first, from this chunk on: run it after that.
+    Unswept(InodeId, u64),
     /// It failed.
     Fail(FsError),
     /// It ended otherwise.
     Out(Box<Outcome>),
+}
+
+impl Stop {
+    /// How a request ends that asked for no row: the rest of the reasons to stop cannot come up then.
+    pub fn without_rows(self) -> Outcome {
+        match self {
+            Stop::Fail(error) => Outcome::Failed(error),
+            Stop::Out(outcome) => *outcome,
+            Stop::Need | Stop::Exclusive | Stop::Forward(..) | Stop::Unswept(..) => {
+                Outcome::Failed(FsError::new(libc::EIO, "metadata: a check stopped without a reason"))
+            }
+        }
+    }
 }
 
 /// Result of an operation or a part of one.

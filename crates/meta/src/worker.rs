@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Reply, Request};
 use parking_lot::{Condvar, Mutex};
 
@@ -107,6 +108,8 @@ pub struct Job {
     pub route: Route,
     /// How often it was sent on.
     pub hops: u8,
+    /// Rows of this file, from this chunk on, that it found in its way, and how often in a row they were no fewer.
+    pub unswept: Option<(InodeId, u64, u8)>,
     /// When it came.
     pub since: Instant,
     /// Who gets the reply.
@@ -116,7 +119,7 @@ pub struct Job {
 impl Job {
     /// A request that has just come.
     pub fn new(request: Request, sink: Sink) -> Self {
-        Self { request, route: Route::AsAsked, hops: 0, since: Instant::now(), sink }
+        Self { request, route: Route::AsAsked, hops: 0, unswept: None, since: Instant::now(), sink }
     }
 }
 

@@ -5,29 +5,12 @@
 mod common;
 
 use common::model::{NEED_GROUPS, SYMLINK};
-use common::{Fixture, at, config, errno, name, user};
+use common::rules::{WRITE, commit, create, fixture, lookup, mkdir, range, seen};
+use common::{at, errno, name, user};
 use kestrel_types::clock::SECOND;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::InodeRef;
-use kestrel_types::range::Range;
-use kestrel_types::request::{
-    Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Request, SetAttr, SetTime,
-};
-
-const WRITE: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
-
-fn fixture() -> Fixture {
-    Fixture::new(config(2))
-}
-
-fn create(path: &str) -> Op {
-    Op::Create { place: at(1, path), mode: 0o644, flags: WRITE, exclusive: true }
-}
-
-fn mkdir(path: &str) -> Op {
-    Op::MkDir(at(1, path), 0o755)
-}
+use kestrel_types::request::{Answer, Creds, NewData, Op, Outcome, RenameFlags, Request, SetAttr, SetTime};
 
 fn rename(from: &str, to: &str) -> Op {
     Op::Rename(at(1, from), at(1, to), RenameFlags::default())
@@ -37,24 +20,8 @@ fn exchange(from: &str, to: &str) -> Op {
     Op::Rename(at(1, from), at(1, to), RenameFlags { exchange: true, ..RenameFlags::default() })
 }
 
-fn lookup(path: &str) -> Op {
-    Op::Lookup(at(1, path))
-}
-
-fn seen(ino: u64, path: &str) -> InodeRef {
-    InodeRef { ino, seen: Some((1, name(path))) }
-}
-
 fn mode(ino: InodeRef, mode: u16) -> Op {
     Op::SetAttr(ino, SetAttr { mode: Some(mode), ..SetAttr::default() })
-}
-
-fn commit(ino: u64, path: &str, base: u64, data: NewData, size: u64) -> Op {
-    Op::Commit(Commit { inode: seen(ino, path), base, data, size: Some(size), mtime: 5, kill_suid: false })
-}
-
-fn range(object: u64, len: u32) -> Range {
-    Range { object, offset: 0, len }
 }
 
 #[test]
@@ -283,12 +250,9 @@ fn hard_links_count_and_are_found_by_every_name() {
     assert_eq!(f.inode(lookup("a")).nlink, 2);
     f.inode(Op::SetAttr(seen(ino, "a"), SetAttr { size: Some(10), ..SetAttr::default() }));
     assert_eq!(f.inode(lookup("d/b")).size, 10);
-    match f.call(Op::Unlink(at(1, "a"))) {
-        Ok(Answer::Removed { nlink: 1, .. }) => {}
-        other => panic!("{other:?}"),
-    }
+    assert_eq!(f.removed(Op::Unlink(at(1, "a"))).nlink, 1);
     assert_eq!(f.inode(Op::GetAttr(seen(ino, "a"))).nlink, 1, "a stale place leads to the file by number");
-    assert!(matches!(f.call(Op::Unlink(at(1, "d/b"))), Ok(Answer::Removed { nlink: 0, .. })));
+    assert_eq!(f.removed(Op::Unlink(at(1, "d/b"))).nlink, 0);
     assert_eq!(f.errno(Op::GetAttr(seen(ino, "a"))), libc::ESTALE);
     assert_eq!(f.errno(Op::Link(seen(ino, "a"), at(1, "x"))), libc::ESTALE);
     let found = f.check();

@@ -5,44 +5,13 @@
 mod common;
 
 use common::model::CONFLICT;
-use common::{Fixture, at, config, name, user};
+use common::rules::{WRITE, commit, create, fixture, lookup, mkdir, range, seen};
+use common::{Fixture, at, name, user};
 use kestrel_types::clock::SECOND;
 use kestrel_types::extent::{Extent, Source};
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
 use kestrel_types::name::InodeRef;
-use kestrel_types::range::Range;
-use kestrel_types::request::{Answer, Commit, NewData, Op, OpenFlags, SetAttr, XattrFlags};
-
-const WRITE: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
-
-fn fixture() -> Fixture {
-    Fixture::new(config(2))
-}
-
-fn create(path: &str) -> Op {
-    Op::Create { place: at(1, path), mode: 0o644, flags: WRITE, exclusive: true }
-}
-
-fn mkdir(path: &str) -> Op {
-    Op::MkDir(at(1, path), 0o755)
-}
-
-fn lookup(path: &str) -> Op {
-    Op::Lookup(at(1, path))
-}
-
-fn seen(ino: u64, path: &str) -> InodeRef {
-    InodeRef { ino, seen: Some((1, name(path))) }
-}
-
-fn commit(ino: u64, path: &str, base: u64, data: NewData, size: u64) -> Op {
-    Op::Commit(Commit { inode: seen(ino, path), base, data, size: Some(size), mtime: 5, kill_suid: false })
-}
-
-fn range(object: u64, len: u32) -> Range {
-    Range { object, offset: 0, len }
-}
+use kestrel_types::request::{Answer, NewData, Op, SetAttr, XattrFlags};
 
 #[test]
 fn commits_are_checked_against_the_content_they_were_made_on() {

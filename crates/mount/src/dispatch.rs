@@ -6,7 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_client::fs::{DirHandle, Done, FileHandle, Fs, Listed, Opened, Seek, Sink};
+use kestrel_client::fs::{
+    CopyRange, Creation, DirHandle, Done, Fallocate, FileHandle, Fs, Listed, NewNode, Opened, Seek, Sink,
+};
 use kestrel_fuse::{self as fuse, Dirents, FileKind, FileSystem, Operation, Reply, Request};
 use kestrel_types::error::FsResult;
 use kestrel_types::inode::{Inode, Kind};
@@ -83,7 +85,8 @@ impl FileSystem for Mounted {
             }),
             Operation::Mknod { name, mode, rdev, .. } => self.named(name, reply, |name, reply| {
                 let Some(kind) = Kind::from_mode(mode) else { return reply.error(libc::EINVAL) };
-                fs.mknod(caller, node, name, kind, permissions(mode), rdev, self.entry(reply));
+                let new = NewNode { kind, mode: permissions(mode), rdev };
+                fs.mknod(caller, node, name, new, self.entry(reply));
             }),
             Operation::Mkdir { name, mode, .. } => self.named(name, reply, |name, reply| {
                 fs.mkdir(caller, node, name, permissions(mode), self.entry(reply));
@@ -108,15 +111,11 @@ impl FileSystem for Mounted {
             }),
             Operation::Create { name, mode, flags, kill_suidgid, .. } => {
                 self.named(name, reply, |name, reply| {
-                    let exclusive = flags as i32 & libc::O_EXCL != 0;
-                    let flags = convert::open_flags(flags, kill_suidgid);
-                    fs.create(caller, node, name, permissions(mode), flags, exclusive, self.created(reply));
+                    fs.create(caller, node, name, creation(mode, flags, kill_suidgid), self.created(reply));
                 })
             }
             Operation::Tmpfile { mode, flags, .. } => {
-                let exclusive = flags as i32 & libc::O_EXCL != 0;
-                let flags = convert::open_flags(flags, false);
-                fs.tmpfile(caller, node, permissions(mode), flags, exclusive, self.created(reply));
+                fs.tmpfile(caller, node, creation(mode, flags, false), self.created(reply));
             }
             Operation::Open { flags, kill_suidgid } => {
                 fs.open(caller, node, convert::open_flags(flags, kill_suidgid), self.opened(reply));
@@ -151,9 +150,11 @@ impl FileSystem for Mounted {
             },
             Operation::Fallocate { fh, offset, length, mode } => {
                 self.file(fh, reply, |file, reply| match convert::hole(mode) {
-                    Some((hole, keep)) => {
+                    Some((hole, keep_size)) => {
+                        let kill_suid = caller.uid != 0;
+                        let what = Fallocate { hole, offset, len: length, keep_size, kill_suid };
                         let done = self.patient(request.pid, reply, |reply, ()| reply.empty());
-                        fs.fallocate(&file, hole, offset, length, keep, caller.uid != 0, done)
+                        fs.fallocate(&file, what, done)
                     }
                     None => reply.error(libc::EOPNOTSUPP),
                 })
@@ -169,8 +170,14 @@ impl FileSystem for Mounted {
             Operation::CopyFileRange { fh_in, offset_in, fh_out, offset_out, length, .. } => {
                 match (self.files.get(fh_in), self.files.get(fh_out)) {
                     (Some(from), Some(to)) => {
-                        let done = self.patient(request.pid, reply, Reply::copied);
-                        fs.copy_range(from, offset_in, to, offset_out, length, done);
+                        let copy = CopyRange {
+                            from,
+                            from_offset: offset_in,
+                            to,
+                            to_offset: offset_out,
+                            len: length,
+                        };
+                        fs.copy_range(copy, self.patient(request.pid, reply, Reply::copied));
                     }
                     _ => reply.error(libc::EBADF),
                 }
@@ -352,6 +359,14 @@ fn empty(reply: Reply) -> Done<()> {
 
 fn bytes<T: AsRef<[u8]> + 'static>(reply: Reply) -> Done<T> {
     with(reply, |reply, bytes: T| reply.data(bytes.as_ref()))
+}
+
+fn creation(mode: u32, flags: u32, kill_suid: bool) -> Creation {
+    Creation {
+        mode: permissions(mode),
+        flags: convert::open_flags(flags, kill_suid),
+        exclusive: flags as i32 & libc::O_EXCL != 0,
+    }
 }
 
 fn permissions(mode: u32) -> u16 {

@@ -255,7 +255,9 @@ fn finds_out_conditional_put(store: &S3Store) -> Result<bool, OpenError> {
                 _ => Err(failure),
             },
         };
-        if let Err(failure) = remove(store, &name).await {
+        if found.is_ok()
+            && let Err(failure) = remove(store, &name).await
+        {
             log::warn!("{name} stays behind in the store: {}", failure.text());
         }
         found

@@ -147,6 +147,28 @@ const HAS_RDEV: u8 = 32;
 const DATA_SHIFT: u32 = 6;
 
 impl Inode {
+    /// An empty one that was made at `now` by the commit `stamp`: root's, with one name and no permission.
+    pub fn new(ino: InodeId, kind: Kind, now: Nanos, stamp: u64) -> Self {
+        Self {
+            ino,
+            kind,
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            rdev: 0,
+            size: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            change: stamp,
+            data_change: stamp,
+            xattrs: false,
+            data: Data::None,
+        }
+    }
+
     /// `st_mode`: type and permission bits.
     pub fn st_mode(&self) -> u32 {
         self.kind.mode_bits() | u32::from(self.mode)

@@ -31,11 +31,13 @@ pub enum Table {
     Moved = 10,
     /// Prepared and decided transactions. Reserved for the cluster.
     Txn = 11,
+    /// `(inode, chunk u64)` → nothing: rows of table `chunk` from this one on were cut off and are being deleted.
+    Sweep = 12,
 }
 
 impl Table {
     /// All tables, in key order.
-    pub const ALL: [Table; 12] = [
+    pub const ALL: [Table; 13] = [
         Table::System,
         Table::Entry,
         Table::DirStat,
@@ -48,6 +50,7 @@ impl Table {
         Table::Reap,
         Table::Moved,
         Table::Txn,
+        Table::Sweep,
     ];
 
     /// The table with this number, if there is one.

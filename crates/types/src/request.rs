@@ -255,6 +255,8 @@ pub enum Op {
         /// Last chunk, at most 4096 after the first.
         last: u64,
     },
+    /// Deletes some of the rows that were cut off a file with very many chunks. The node asks itself. Answer: Done.
+    Sweep(InodeId),
     /// Value of an extended attribute. Answer: [`Answer::Bytes`].
     GetXattr(InodeRef, Box<[u8]>),
     /// Sets an extended attribute. Answer: Done.
@@ -318,19 +320,14 @@ pub enum Answer {
         /// It was created by this request.
         created: bool,
     },
-    /// What was removed: inode number, names left, and whether it stays alive because it is open.
-    Removed {
-        /// The inode whose name was removed.
-        ino: InodeId,
-        /// Names it still has.
-        nlink: u32,
-    },
+    /// The inode whose name was removed, as it is after that. With `nlink` 0 it is gone, or lives only while it is open.
+    Removed(Box<Inode>),
     /// What a rename moved, and what it removed or exchanged at the destination.
     Renamed {
         /// The inode that moved.
         moved: InodeId,
-        /// Inode that was replaced (or exchanged), with the names it still has.
-        other: Option<(InodeId, u32)>,
+        /// Inode that was replaced (then as in [`Answer::Removed`]) or exchanged.
+        other: Option<Box<Inode>>,
     },
     /// Bytes.
     Bytes(Box<[u8]>),

@@ -1,5 +1,7 @@
 //! The tables beside the tree: rows of things that do not exist, rows that cannot be decoded.
 
+use std::collections::HashMap;
+
 use kestrel_meta::engine::EngineError;
 use kestrel_types::codec::Reader;
 use kestrel_types::extent::{CHUNK_BYTES, ExtentList};
@@ -81,10 +83,37 @@ struct File {
     damaged: bool,
 }
 
+/// Table `sweep`: from which chunk on rows of a file were cut off and are on their way out.
+fn sweeps(check: &mut Check<'_>) -> Result<HashMap<InodeId, u64>, EngineError> {
+    let mut sweeps = HashMap::new();
+    for row in check.rows(Table::Sweep) {
+        let (key, _) = row?;
+        match <[u8; 8]>::try_from(&*key.suffix) {
+            // The lowest comes first.
+            Ok(first) => {
+                sweeps.entry(key.id).or_insert(u64::from_be_bytes(first));
+            }
+            Err(_) => {
+                let (path, what) = (format!("#{}", key.id), "its key names no chunk");
+                let finding = Finding::new(FindingKind::RowUnknown, path, what);
+                check.found(finding.with(Stage::Derived, "removed", Act::Rows(vec![delete(&key)])));
+            }
+        }
+    }
+    Ok(sweeps)
+}
+
 fn chunks(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
+    let sweeps = sweeps(check)?;
     let mut stray: Option<File> = None;
     for row in check.rows(Table::Chunk) {
         let row = row?;
+        let number = <[u8; 8]>::try_from(&*row.0.suffix).map(u64::from_be_bytes);
+        let swept = sweeps.get(&row.0.id).zip(number.ok()).is_some_and(|(first, number)| number >= *first);
+        if swept {
+            // The node goes on deleting them when the volume is mounted.
+            continue;
+        }
         if let Some(file) = stray.take_if(|file| file.ino != row.0.id) {
             dangling(check, world, &file);
         }

@@ -15,7 +15,7 @@ use crate::rows::{DirId, decode_ceiling, decode_xattr, encode_ceiling, encode_xa
 type Object = Map<String, Value>;
 
 /// Names of the tables, by number.
-const TABLES: [(&str, Table); 12] = [
+const TABLES: [(&str, Table); 13] = [
     ("system", Table::System),
     ("entry", Table::Entry),
     ("dirstat", Table::DirStat),
@@ -28,6 +28,7 @@ const TABLES: [(&str, Table); 12] = [
     ("reap", Table::Reap),
     ("moved", Table::Moved),
     ("txn", Table::Txn),
+    ("sweep", Table::Sweep),
 ];
 
 /// A row.
@@ -94,6 +95,7 @@ fn key_shape(table: Table) -> Option<(&'static str, Suffix)> {
         Table::Xattr => ("ino", Suffix::Text("name")),
         Table::ObjStat => ("object", Suffix::U16("worker")),
         Table::Reap => ("due", Suffix::U64("object")),
+        Table::Sweep => ("ino", Suffix::U64("chunk")),
         Table::Moved | Table::Txn => return None,
     })
 }
@@ -192,8 +194,8 @@ fn value_fields(table: Table, bytes: &[u8]) -> Option<Object> {
         Table::ObjStat => {
             object.insert("referenced".into(), ObjStat::decode(bytes).ok()?.referenced.into());
         }
-        Table::Subdir | Table::Reap if bytes.is_empty() => {}
-        Table::Subdir | Table::Reap | Table::Moved | Table::Txn => return None,
+        Table::Subdir | Table::Reap | Table::Sweep if bytes.is_empty() => {}
+        Table::Subdir | Table::Reap | Table::Sweep | Table::Moved | Table::Txn => return None,
     }
     Some(object)
 }
@@ -224,7 +226,7 @@ fn parse_value(table: Table, object: &Object) -> Option<Box<[u8]>> {
         Table::Chunk => parse_extents(object.get("extents")?)?,
         Table::Xattr => encode_xattr(&get_bytes(object, "value")?),
         Table::ObjStat => ObjStat { referenced: signed("referenced")? }.encode(),
-        Table::Subdir | Table::Reap => Box::new([]),
+        Table::Subdir | Table::Reap | Table::Sweep => Box::new([]),
         Table::Moved | Table::Txn => return None,
     })
 }

@@ -41,7 +41,7 @@ pub fn content(object: u64, len: usize) -> Vec<u8> {
     block.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&random.next().to_le_bytes()));
     let mut whole = Vec::with_capacity(len + 512);
     for place in 0..len.div_ceil(512) as u64 {
-        block[..8].copy_from_slice(&Random(object << 32 | place).next().to_le_bytes());
+        block[..8].copy_from_slice(&Random((object << 32) | place).next().to_le_bytes());
         whole.extend_from_slice(&block);
     }
     whole.truncate(len);

@@ -64,6 +64,8 @@ pub struct Step {
     pub dir: String,
     /// All threads work in one directory instead of one each.
     pub shared: bool,
+    /// Each thread works in its directory and names files relative to it.
+    pub relative: bool,
     /// Files (or directories, listings, blocks to read at random) a thread.
     pub count: u64,
     /// Bytes of a file.
@@ -181,10 +183,11 @@ impl Threads {
                 .map(|thread| {
                     let barrier = &barrier;
                     scope.spawn(move || {
+                        let entered = enter(step, thread.index);
                         let mut run = Run::prepare(step, thread);
                         barrier.wait();
                         run.start();
-                        if let Err(why) = run.perform() {
+                        if let Err(why) = entered.and_then(|()| run.perform()) {
                             FAILED.store(true, Ordering::SeqCst);
                             run.out.error = Some(why);
                         }
@@ -461,14 +464,27 @@ pub fn directory(step: &Step, thread: u64) -> String {
     if step.shared { format!("{}/shared", step.dir) } else { format!("{}/t{thread}", step.dir) }
 }
 
+/// Makes the directory of a thread that works with relative names its working directory, and that of no other thread.
+fn enter(step: &Step, thread: u64) -> Result<(), String> {
+    if !step.relative {
+        return Ok(());
+    }
+    // SAFETY: takes no pointers; gives this thread a working directory of its own.
+    if unsafe { libc::unshare(libc::CLONE_FS) } != 0 {
+        return Err(format!("a working directory for each thread: {}", io::Error::last_os_error()));
+    }
+    let dir = directory(step, thread);
+    std::env::set_current_dir(&dir).map_err(|why| format!("chdir {dir}: {why}"))
+}
+
 fn write_name(out: &mut String, step: &Step, thread: u64, i: u64, renamed: bool) {
     out.clear();
+    if !step.relative {
+        out.push_str(&step.dir);
+        let _ = if step.shared { write!(out, "/shared/") } else { write!(out, "/t{thread}/") };
+    }
     let mark = if renamed { "r" } else { "f" };
-    let _ = if step.shared {
-        write!(out, "{}/shared/t{thread}.{mark}{i}", step.dir)
-    } else {
-        write!(out, "{}/t{thread}/{mark}{i}", step.dir)
-    };
+    let _ = if step.shared { write!(out, "t{thread}.{mark}{i}") } else { write!(out, "{mark}{i}") };
 }
 
 fn create(path: &str) -> io::Result<File> {

@@ -9,6 +9,7 @@ use kestrel_admin::finding::{Finding, Fix, Severity};
 use kestrel_admin::repair::repair;
 use kestrel_admin::watched::Watched;
 use kestrel_client::descriptor::Descriptor;
+use kestrel_client::volume::scratch_reserve;
 use kestrel_data::reader::{Reader, ReaderConfig};
 use kestrel_meta::engine::Engine;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
@@ -135,7 +136,8 @@ pub fn check_in_use(volume: &InUse<'_>, data: bool, limit: usize, feed: &Feed<'_
     let now = SystemClock.now();
     let live = Watched::new(volume.engine, &go_on);
     let mut copied = |rows| feed.progress("copying metadata", rows);
-    let cut = Cut::take(&live, volume.dir, &mut copied).map_err(|why| why.to_string())?;
+    let cut = Cut::take(&live, volume.dir, scratch_reserve(volume.dir), &mut copied)
+        .map_err(|why| why.to_string())?;
     let engine = Watched::new(cut.engine(), &go_on);
     let reader = plain_reader(volume.store);
     let is_on = || listening.is_on();

@@ -74,6 +74,18 @@ impl Place {
         place
     }
 
+    /// With a volume that is mounted.
+    pub fn mounted() -> Self {
+        let place = Self::formatted();
+        place.mount(&[]).expect(0, "");
+        place
+    }
+
+    /// Expects a check of the volume, stored bytes included, to find nothing.
+    pub fn check_data(&self) {
+        run(&["fsck", "--data", &self.volume()]).expect(0, "clean");
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

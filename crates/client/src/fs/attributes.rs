@@ -13,12 +13,13 @@ impl Fs {
     pub fn getattr(self: &Arc<Self>, caller: Caller, ino: InodeId, done: Done<Inode>) {
         let fs = self.clone();
         self.ask(caller, Op::GetAttr(self.known.reference(ino)), move |answer| {
-            done(answer.and_then(into_inode).map(|mut inode| {
+            let inode = answer.and_then(into_inode).map(|mut inode| {
                 if inode.kind == Kind::File {
                     fs.files.overlay(&mut inode);
                 }
                 inode
-            }));
+            });
+            done(inode.or_else(|error| fs.removed_inode(ino, error)));
         });
     }
 
@@ -60,8 +61,10 @@ impl Fs {
 
     fn setattr_now(self: &Arc<Self>, caller: Caller, ino: InodeId, set: SetAttr, done: Done<Inode>) {
         let fs = self.clone();
+        let again = set.clone();
         self.ask(caller, Op::SetAttr(self.known.reference(ino), set), move |answer| {
-            done(answer.and_then(into_inode).map(|inode| fs.accept(inode)));
+            let inode = answer.and_then(into_inode).map(|inode| fs.accept(inode));
+            done(inode.or_else(|error| fs.set_removed(caller, ino, &again, error)));
         });
     }
 
@@ -69,10 +72,7 @@ impl Fs {
     pub(super) fn accept(&self, mut inode: Inode) -> Inode {
         if inode.kind == Kind::File {
             if let Some(file) = self.files.get(inode.ino) {
-                let mut state = file.lock();
-                if inode.change > state.inode.change {
-                    state.refresh(inode.clone());
-                }
+                file.lock().refresh(inode.clone());
             }
             self.known.cached_as(inode.ino, inode.data_change);
             self.files.overlay(&mut inode);
@@ -82,7 +82,10 @@ impl Fs {
 
     /// Checks permissions as access(2) does; `mask` of `R_OK | W_OK | X_OK`.
     pub fn access(self: &Arc<Self>, caller: Caller, ino: InodeId, mask: u32, done: Done<()>) {
-        self.ask(caller, Op::Access(self.known.reference(ino), mask), move |answer| done(answer.map(|_| ())));
+        let fs = self.clone();
+        self.ask(caller, Op::Access(self.known.reference(ino), mask), move |answer| {
+            done(answer.map(drop).or_else(|error| fs.access_removed(caller, ino, mask, error)));
+        });
     }
 
     /// Files, directories and bytes of the volume.

@@ -124,6 +124,12 @@ impl Fs {
         }
     }
 
+    /// Deletes what large files left behind that were truncated or removed, unless the file system ends.
+    fn sweep(&self, stop: &(Mutex<bool>, Condvar)) -> FsResult<()> {
+        while !*stop.0.lock() && self.node.sweep()? {}
+        Ok(())
+    }
+
     /// Deletes objects that nothing has referred to for the whole grace period (`data.md` §5).
     ///
     /// # Errors
@@ -202,6 +208,9 @@ fn run(fs: &Weak<Fs>, stop: &Stop) {
         }
         let Some(fs) = fs.upgrade() else { return };
         fs.flush_old();
+        if let Err(error) = fs.sweep(stop) {
+            log::warn!("deleting what was cut off files: {error}");
+        }
         if tick % REAP_TICKS == 0
             && let Err(error) = fs.reap()
         {

@@ -18,46 +18,43 @@ const COPY_BYTES_MAX: u64 = 1024 * 1024;
 /// Most bytes one call copies by reference.
 const REFERENCE_BYTES_MAX: u64 = 64 * 1024 * 1024 * 1024;
 
-/// A copy in progress.
-struct Copy {
-    from: Arc<FileHandle>,
-    from_offset: u64,
-    to: Arc<FileHandle>,
-    to_offset: u64,
-    len: u64,
-    done: Done<u64>,
+/// What copy_file_range(2) shall copy.
+#[derive(Debug)]
+pub struct CopyRange {
+    /// Source.
+    pub from: Arc<FileHandle>,
+    /// First byte in the source.
+    pub from_offset: u64,
+    /// Destination; may be the source.
+    pub to: Arc<FileHandle>,
+    /// First byte in the destination.
+    pub to_offset: u64,
+    /// Most bytes.
+    pub len: u64,
 }
 
 impl Fs {
-    /// Copies up to `len` bytes between files; the answer is how many, fewer at the source's end.
-    pub fn copy_range(
-        self: &Arc<Self>,
-        from: Arc<FileHandle>,
-        from_offset: u64,
-        to: Arc<FileHandle>,
-        to_offset: u64,
-        len: u64,
-        done: Done<u64>,
-    ) {
+    /// Copies bytes between files; the answer is how many, fewer at the source's end.
+    pub fn copy_range(self: &Arc<Self>, mut copy: CopyRange, done: Done<u64>) {
+        let CopyRange { from, from_offset, to, to_offset, len } = &mut copy;
         if !from.read || !to.write {
             return done(Err(bad_handle()));
         }
-        let left = from.file.lock().size.saturating_sub(from_offset);
-        let len = len.min(left).min(REFERENCE_BYTES_MAX);
-        if len == 0 {
+        let left = from.file.lock().size.saturating_sub(*from_offset);
+        *len = left.min(*len).min(REFERENCE_BYTES_MAX);
+        if *len == 0 {
             return done(Ok(0));
         }
-        if to_offset.checked_add(len).is_none_or(|end| end > FILE_SIZE_MAX) {
+        if to_offset.checked_add(*len).is_none_or(|end| end > FILE_SIZE_MAX) {
             return done(Err(FsError::new(libc::EFBIG, "the file would become larger than 8 EiB")));
         }
         let overlap =
-            from.ino() == to.ino() && from_offset < to_offset + len && to_offset < from_offset + len;
+            from.ino() == to.ino() && *from_offset < *to_offset + *len && *to_offset < *from_offset + *len;
         if overlap {
             return done(Err(FsError::new(libc::EINVAL, "source and destination overlap")));
         }
-        let copy = Copy { from, from_offset, to, to_offset, len, done };
-        if len < REFERENCE_BYTES_MIN {
-            return self.copy_bytes(copy);
+        if *len < REFERENCE_BYTES_MIN {
+            return self.copy_bytes(copy, done);
         }
         let fs = self.clone();
         let (source, target) = (copy.from.file.clone(), copy.to.file.clone());
@@ -65,21 +62,21 @@ impl Fs {
             &source,
             Box::new(move |flushed| {
                 if let Err(error) = flushed {
-                    return (copy.done)(Err(error));
+                    return done(Err(error));
                 }
                 let again = fs.clone();
                 fs.flush_file(
                     &target,
                     Box::new(move |flushed| match flushed {
-                        Ok(()) => again.copy_references(copy),
-                        Err(error) => (copy.done)(Err(error)),
+                        Ok(()) => again.copy_references(copy, done),
+                        Err(error) => done(Err(error)),
                     }),
                 );
             }),
         );
     }
 
-    fn copy_references(self: &Arc<Self>, copy: Copy) {
+    fn copy_references(self: &Arc<Self>, copy: CopyRange, done: Done<u64>) {
         let op = Op::Clone {
             from: self.known.reference(copy.from.ino()),
             from_offset: copy.from_offset,
@@ -91,14 +88,14 @@ impl Fs {
         self.ask(Caller::ROOT, op, move |answer| match answer.and_then(into_inode) {
             Ok(inode) => {
                 fs.accept(inode);
-                (copy.done)(Ok(copy.len));
+                done(Ok(copy.len));
             }
-            Err(error) if error.errno == libc::EOPNOTSUPP => fs.copy_bytes(copy),
-            Err(error) => (copy.done)(Err(error)),
+            Err(error) if error.errno == libc::EOPNOTSUPP => fs.copy_bytes(copy, done),
+            Err(error) => done(Err(error)),
         });
     }
 
-    fn copy_bytes(self: &Arc<Self>, copy: Copy) {
+    fn copy_bytes(self: &Arc<Self>, copy: CopyRange, done: Done<u64>) {
         let fs = self.clone();
         let len = copy.len.min(COPY_BYTES_MAX) as usize;
         let from = copy.from.clone();
@@ -109,9 +106,9 @@ impl Fs {
             Box::new(move |bytes| match bytes {
                 Ok(bytes) => {
                     let written = fs.write(&copy.to, copy.to_offset, &bytes, false);
-                    (copy.done)(written.map(|()| bytes.len() as u64));
+                    done(written.map(|()| bytes.len() as u64));
                 }
-                Err(error) => (copy.done)(Err(error)),
+                Err(error) => done(Err(error)),
             }),
         );
     }

@@ -411,7 +411,9 @@ impl Fs {
             .count();
         state.patches_since_compaction += small as u32;
         state.inflight.drain(..flush.upto);
-        if state.inflight.is_empty() && state.buffer.is_empty() {
+        let later =
+            state.mtime.is_some_and(|mtime| mtime != flush.mtime) || state.kill_suid != flush.kill_suid;
+        if state.inflight.is_empty() && state.buffer.is_empty() && !later {
             (state.mtime, state.kill_suid) = (None, false);
         }
         state.refresh(inode);

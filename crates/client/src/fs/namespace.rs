@@ -13,6 +13,28 @@ use kestrel_types::request::{Answer, Op, OpenFlags, RenameFlags};
 
 use super::{Caller, Done, FileHandle, Fs, Opened, into_bytes, unexpected};
 
+/// What mknod(2) makes.
+#[derive(Debug, Clone, Copy)]
+pub struct NewNode {
+    /// Type; not a directory or symbolic link.
+    pub kind: Kind,
+    /// Permission bits, after the umask.
+    pub mode: u16,
+    /// Device number, of devices.
+    pub rdev: u32,
+}
+
+/// How open(2) with `O_CREAT` or `O_TMPFILE` creates and opens.
+#[derive(Debug, Clone, Copy)]
+pub struct Creation {
+    /// Permission bits of a new file, after the umask.
+    pub mode: u16,
+    /// What the file is opened for.
+    pub flags: OpenFlags,
+    /// `O_EXCL`: the file must be new; one without a name never gets one.
+    pub exclusive: bool,
+}
+
 impl Fs {
     /// Finds an entry; the kernel will know its inode.
     pub fn lookup(self: &Arc<Self>, caller: Caller, dir: InodeId, name: Name, done: Done<Inode>) {
@@ -29,17 +51,15 @@ impl Fs {
     }
 
     /// Creates a special file, or a regular one without opening it.
-    #[allow(clippy::too_many_arguments, reason = "mknod(2) has them")]
     pub fn mknod(
         self: &Arc<Self>,
         caller: Caller,
         dir: InodeId,
         name: Name,
-        kind: Kind,
-        mode: u16,
-        rdev: u32,
+        node: NewNode,
         done: Done<Inode>,
     ) {
+        let NewNode { kind, mode, rdev } = node;
         let op = Op::MkNod { place: Place::new(dir, name.clone()), kind, mode, rdev };
         self.ask_entry(caller, dir, name, op, done);
     }
@@ -65,8 +85,9 @@ impl Fs {
 
     /// Target of a symbolic link.
     pub fn readlink(self: &Arc<Self>, caller: Caller, ino: InodeId, done: Done<Box<[u8]>>) {
+        let fs = self.clone();
         self.ask(caller, Op::ReadLink(self.known.reference(ino)), move |answer| {
-            done(answer.and_then(into_bytes))
+            done(answer.and_then(into_bytes).or_else(|error| fs.removed_link(ino, error)))
         });
     }
 
@@ -78,12 +99,14 @@ impl Fs {
 
     /// Removes a name of something that is not a directory. Open files live on until their last handle is closed.
     pub fn unlink(self: &Arc<Self>, caller: Caller, dir: InodeId, name: Name, done: Done<()>) {
-        self.ask(caller, Op::Unlink(Place::new(dir, name)), move |answer| done(removed(answer)));
+        let fs = self.clone();
+        self.ask(caller, Op::Unlink(Place::new(dir, name)), move |answer| done(fs.removed(answer)));
     }
 
     /// Removes an empty directory.
     pub fn rmdir(self: &Arc<Self>, caller: Caller, dir: InodeId, name: Name, done: Done<()>) {
-        self.ask(caller, Op::RmDir(Place::new(dir, name)), move |answer| done(removed(answer)));
+        let fs = self.clone();
+        self.ask(caller, Op::RmDir(Place::new(dir, name)), move |answer| done(fs.removed(answer)));
     }
 
     /// Renames or exchanges.
@@ -101,8 +124,10 @@ impl Fs {
             done(answer.and_then(|answer| match answer {
                 Answer::Renamed { moved, other } => {
                     fs.known.moved(moved, to.0, &to.1);
-                    if let (true, Some((other, _))) = (flags.exchange, other) {
-                        fs.known.moved(other, from.0, &from.1);
+                    match other {
+                        Some(other) if flags.exchange => fs.known.moved(other.ino, from.0, &from.1),
+                        Some(other) => fs.known.removed(other),
+                        None => {}
                     }
                     Ok(())
                 }
@@ -112,17 +137,15 @@ impl Fs {
     }
 
     /// Opens a file, creating it if need be; the kernel will know its inode.
-    #[allow(clippy::too_many_arguments, reason = "open(2) with O_CREAT has them")]
     pub fn create(
         self: &Arc<Self>,
         caller: Caller,
         dir: InodeId,
         name: Name,
-        mode: u16,
-        flags: OpenFlags,
-        exclusive: bool,
+        how: Creation,
         done: Done<Opened>,
     ) {
+        let Creation { mode, flags, exclusive } = how;
         let op = Op::Create { place: Place::new(dir, name.clone()), mode, flags, exclusive };
         let fs = self.clone();
         self.ask(caller, op, move |answer| {
@@ -131,15 +154,8 @@ impl Fs {
     }
 
     /// Creates and opens a file without a name; the kernel will know its inode.
-    pub fn tmpfile(
-        self: &Arc<Self>,
-        caller: Caller,
-        dir: InodeId,
-        mode: u16,
-        flags: OpenFlags,
-        exclusive: bool,
-        done: Done<Opened>,
-    ) {
+    pub fn tmpfile(self: &Arc<Self>, caller: Caller, dir: InodeId, how: Creation, done: Done<Opened>) {
+        let Creation { mode, flags, exclusive } = how;
         let fs = self.clone();
         self.ask(caller, Op::TmpFile { dir, mode, exclusive }, move |answer| {
             done(answer.and_then(|answer| fs.opened(answer, flags, None, true)));
@@ -205,19 +221,14 @@ impl Fs {
             if let Err(error) = &result {
                 log::error!("inode {ino}: written bytes could not be stored: {error}");
             }
-            fs.files.detach(&handle.file);
+            if fs.files.detach(&handle.file) {
+                fs.known.closed(&handle.file.lock().inode);
+            }
             fs.ask(Caller::ROOT, Op::Release(ino), move |answer| done(answer.map(|_| ()).and(result)));
         };
         match self.files.get(ino).is_some_and(|file| file.lock().is_dirty()) {
             true => self.flush_ino(ino, Box::new(finish)),
             false => finish(Ok(())),
         }
-    }
-}
-
-fn removed(answer: FsResult<Answer>) -> FsResult<()> {
-    match answer? {
-        Answer::Removed { .. } => Ok(()),
-        other => Err(unexpected(&other)),
     }
 }

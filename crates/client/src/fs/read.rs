@@ -135,28 +135,18 @@ impl Fs {
                 Self::count(&self.counters.read_bytes, out.len() as u64);
                 (read.done)(Ok(out));
             }
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt) => {
-                Self::count(&self.counters.bad_reads, 1);
-                if read.retried {
-                    log::error!(
-                        "inode {}: reading {} bytes at {}: {error}",
-                        read.file.ino,
-                        read.len,
-                        read.offset
-                    );
-                    return (read.done)(Err(data_error(&error)));
-                }
-                // Compaction or another client may have replaced what we knew; look again before giving up.
-                read.retried = true;
-                self.relearn(read, data_change);
-            }
             Err(error) => {
-                log::error!(
-                    "inode {}: reading {} bytes at {}: {error}",
-                    read.file.ino,
-                    read.len,
-                    read.offset
-                );
+                let bad = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt);
+                if bad {
+                    Self::count(&self.counters.bad_reads, 1);
+                }
+                if bad && !read.retried {
+                    // Compaction or another client may have replaced what we knew; look again before giving up.
+                    read.retried = true;
+                    return self.relearn(read, data_change);
+                }
+                let (ino, len, offset) = (read.file.ino, read.len, read.offset);
+                log::error!("inode {ino}: reading {len} bytes at {offset}: {error}");
                 (read.done)(Err(data_error(&error)));
             }
         }
@@ -173,9 +163,7 @@ impl Fs {
                 if state.inode.data_change == data_change {
                     state.chunks.clear();
                 }
-                if inode.change >= state.inode.change {
-                    state.refresh(inode);
-                }
+                state.refresh(inode);
                 drop(state);
                 fs.serve(read);
             }

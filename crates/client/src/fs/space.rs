@@ -21,6 +21,21 @@ pub enum Hole {
     Zero,
 }
 
+/// What fallocate(2) shall do.
+#[derive(Debug, Clone, Copy)]
+pub struct Fallocate {
+    /// With the window.
+    pub hole: Hole,
+    /// First byte of the window.
+    pub offset: u64,
+    /// Its length, bytes.
+    pub len: u64,
+    /// The size of the file stays.
+    pub keep_size: bool,
+    /// The caller is unprivileged, so set-id bits go, as with a write.
+    pub kill_suid: bool,
+}
+
 /// What `lseek` looks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seek {
@@ -34,31 +49,21 @@ pub enum Seek {
 const ZERO_BYTES_MAX: u64 = 256 * 1024;
 
 impl Fs {
-    /// fallocate(2). `kill_suid`: the caller is unprivileged, so set-id bits go, as with a write.
+    /// fallocate(2).
     ///
     /// # Errors
     /// `EBADF`, `EINVAL`, `EFBIG`, and those of a write.
-    #[allow(clippy::too_many_arguments, reason = "fallocate(2) has them")]
-    pub fn fallocate(
-        self: &Arc<Self>,
-        handle: &Arc<FileHandle>,
-        hole: Hole,
-        offset: u64,
-        len: u64,
-        keep_size: bool,
-        kill_suid: bool,
-        done: Done<()>,
-    ) {
+    pub fn fallocate(self: &Arc<Self>, handle: &Arc<FileHandle>, what: Fallocate, done: Done<()>) {
         if !handle.write {
             return done(Err(bad_handle()));
         }
-        if len == 0 {
+        if what.len == 0 {
             return done(Err(FsError::new(libc::EINVAL, "fallocate needs a length above zero")));
         }
-        let Some(end) = offset.checked_add(len).filter(|end| *end <= FILE_SIZE_MAX) else {
+        if what.offset.checked_add(what.len).is_none_or(|end| end > FILE_SIZE_MAX) {
             return done(Err(FsError::new(libc::EFBIG, "the file would become larger than 8 EiB")));
-        };
-        if kill_suid {
+        }
+        if what.kill_suid {
             // As a write does: the flush that comes first commits it, also if nothing else changes.
             let now = self.clock.now();
             let mut state = handle.file.lock();
@@ -70,21 +75,15 @@ impl Fs {
         self.flush_file(
             &handle.file.clone(),
             Box::new(move |flushed| match flushed {
-                Ok(()) => fs.fallocate_flushed(&handle, hole, offset, end, keep_size, done),
+                Ok(()) => fs.fallocate_flushed(&handle, what, done),
                 Err(error) => done(Err(error)),
             }),
         );
     }
 
-    fn fallocate_flushed(
-        self: &Arc<Self>,
-        handle: &Arc<FileHandle>,
-        hole: Hole,
-        offset: u64,
-        end: u64,
-        keep_size: bool,
-        done: Done<()>,
-    ) {
+    fn fallocate_flushed(self: &Arc<Self>, handle: &Arc<FileHandle>, what: Fallocate, done: Done<()>) {
+        let Fallocate { hole, offset, len, keep_size, .. } = what;
+        let end = offset + len;
         let (size, inline) = {
             let state = handle.file.lock();
             (state.size, matches!(state.inode.data, Data::Inline(_)))

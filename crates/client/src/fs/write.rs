@@ -58,8 +58,9 @@ impl Fs {
             }
         };
         let file = &handle.file;
-        let now = self.clock.now();
         let mut state = file.lock();
+        // Under the lock, so that of two writers the later one's time stays.
+        let now = self.clock.now();
         state.buffer.write(offset, data);
         state.grants.push(grant);
         state.size = state.size.max(end);

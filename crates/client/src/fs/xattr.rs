@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Op, XattrFlags};
 
@@ -11,13 +12,20 @@ impl Fs {
     /// Value of an attribute.
     pub fn getxattr(self: &Arc<Self>, caller: Caller, ino: InodeId, name: &[u8], done: Done<Box<[u8]>>) {
         let op = Op::GetXattr(self.known.reference(ino), name.into());
-        self.ask(caller, op, move |answer| done(answer.and_then(into_bytes)));
+        let fs = self.clone();
+        self.ask(caller, op, move |answer| {
+            let value = answer.and_then(into_bytes);
+            let none = FsError::new(libc::ENODATA, "no such attribute");
+            done(value.or_else(|error| fs.removed_without_xattrs(ino, error).and(Err(none))));
+        });
     }
 
     /// Names of all attributes, each followed by NUL.
     pub fn listxattr(self: &Arc<Self>, caller: Caller, ino: InodeId, done: Done<Box<[u8]>>) {
+        let fs = self.clone();
         self.ask(caller, Op::ListXattr(self.known.reference(ino)), move |answer| {
-            done(answer.and_then(into_bytes))
+            let names = answer.and_then(into_bytes);
+            done(names.or_else(|error| fs.removed_without_xattrs(ino, error).map(|()| Box::default())));
         });
     }
 

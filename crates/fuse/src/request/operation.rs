@@ -12,41 +12,36 @@ use crate::attr::Timestamp;
 /// flags as the kernel keeps them (`libc::O_*`). Names are one component, never empty, without `/` or NUL.
 #[derive(Debug)]
 #[non_exhaustive]
+#[allow(
+    missing_docs,
+    reason = "fields that need no more words have the names of the system calls' arguments"
+)]
 pub enum Operation<'a> {
     /// Find `name` in a directory; a success counts as one reference to the answered node ("lookup count")
     /// until [`Operation::Forget`] \[entry, or negative\].
-    #[allow(missing_docs)]
     Lookup { name: &'a OsStr },
     /// The kernel dropped references to nodes (FORGET and BATCH_FORGET) \[no answer\].
     Forget(Forgets<'a>),
     /// Attributes of a node, through an open file if it has one \[attr\].
-    #[allow(missing_docs)]
     Getattr { fh: Option<u64> },
     /// Change attributes \[attr\].
     Setattr(Setattr),
     /// Target of a symbolic link \[data\].
     Readlink,
     /// Create a symbolic link \[entry\].
-    #[allow(missing_docs)]
     Symlink { name: &'a OsStr, target: &'a OsStr },
     /// Create a node of any type but directory and symbolic link \[entry\]. `mode` includes the type; the umask has
     /// been applied.
-    #[allow(missing_docs)]
     Mknod { name: &'a OsStr, mode: u32, rdev: u32, umask: u32 },
     /// Create a directory \[entry\]. `mode` is without type bits.
-    #[allow(missing_docs)]
     Mkdir { name: &'a OsStr, mode: u32, umask: u32 },
     /// Remove an entry that is no directory \[empty\].
-    #[allow(missing_docs)]
     Unlink { name: &'a OsStr },
     /// Remove an empty directory \[empty\].
-    #[allow(missing_docs)]
     Rmdir { name: &'a OsStr },
     /// Rename (RENAME and RENAME2); `flags` are `libc::RENAME_*` \[empty\].
-    #[allow(missing_docs)]
     Rename { name: &'a OsStr, new_parent: u64, new_name: &'a OsStr, flags: u32 },
     /// Give the node `target` a further name in the directory `nodeid` \[entry\].
-    #[allow(missing_docs)]
     Link { target: u64, new_name: &'a OsStr },
     /// Open a file \[open\].
     Open {
@@ -83,7 +78,6 @@ pub enum Operation<'a> {
         flock_owner: Option<u64>,
     },
     /// Make a file durable \[empty\].
-    #[allow(missing_docs)]
     Fsync { fh: u64, datasync: bool },
     /// Set an extended attribute; `flags` are `libc::XATTR_*` \[empty\].
     Setxattr {
@@ -98,39 +92,28 @@ pub enum Operation<'a> {
     },
     /// Read an extended attribute: with `size` 0 its length \[xattr_size\], else the value \[data\], or ERANGE when it is
     /// longer than `size`. [`Reply::xattr`](crate::Reply::xattr) does all three.
-    #[allow(missing_docs)]
     Getxattr { name: &'a OsStr, size: u32 },
     /// Names of extended attributes, each followed by NUL; `size` as for Getxattr \[xattr\].
-    #[allow(missing_docs)]
     Listxattr { size: u32 },
     /// Remove an extended attribute \[empty\].
-    #[allow(missing_docs)]
     Removexattr { name: &'a OsStr },
     /// `close(2)` of one of the descriptors of an open file; an error is the result of close \[empty\].
-    #[allow(missing_docs)]
     Flush { fh: u64, lock_owner: u64 },
     /// Open a directory for reading \[open\].
-    #[allow(missing_docs)]
     Opendir { flags: u32 },
     /// Entries after the cookie `offset` (0 is the start), in at most `size` bytes \[dirents\].
-    #[allow(missing_docs)]
     Readdir { fh: u64, offset: u64, size: u32 },
     /// As Readdir; every entry but `.` and `..` also counts as a lookup \[dirents\].
-    #[allow(missing_docs)]
     Readdirplus { fh: u64, offset: u64, size: u32 },
     /// An open directory is gone \[empty\].
-    #[allow(missing_docs)]
     Releasedir { fh: u64, flags: u32 },
     /// Make a directory durable \[empty\].
-    #[allow(missing_docs)]
     Fsyncdir { fh: u64, datasync: bool },
     /// Test for a lock that conflicts \[lock\].
     Getlk(Lock),
     /// Set or drop a lock; with `wait`, when it is free \[empty\].
-    #[allow(missing_docs)]
     Setlk { lock: Lock, wait: bool },
     /// `access(2)` and `chdir(2)`: may the caller do this? `mask` of `libc::{R,W,X}_OK` \[empty\].
-    #[allow(missing_docs)]
     Access { mask: u32 },
     /// Create a file and open it \[create\].
     Create {
@@ -146,24 +129,19 @@ pub enum Operation<'a> {
         kill_suidgid: bool,
     },
     /// Create a file without a name in a directory and open it (O_TMPFILE) \[create\].
-    #[allow(missing_docs)]
     Tmpfile { mode: u32, umask: u32, flags: u32 },
     /// The caller of the request `unique` got a signal: answer that request soon, with EINTR if it has had no effect
     /// \[no answer\]. It may come after the answer was sent.
-    #[allow(missing_docs)]
     Interrupt { unique: u64 },
     /// The file system is going away (not sent for ordinary mounts) \[empty\].
     Destroy,
     /// `ioctl(2)` \[ioctl\].
     Ioctl(Ioctl<'a>),
     /// `poll(2)` \[poll\]. `kh` names the waiter, should a notification be wanted.
-    #[allow(missing_docs)]
     Poll { fh: u64, kh: u64, flags: u32, events: u32 },
     /// Allocate or free space; `mode` of `libc::FALLOC_FL_*` \[empty\].
-    #[allow(missing_docs)]
     Fallocate { fh: u64, offset: u64, length: u64, mode: u32 },
     /// SEEK_DATA and SEEK_HOLE only \[lseek\].
-    #[allow(missing_docs)]
     Lseek { fh: u64, offset: u64, whence: u32 },
     /// Copy between two open files of this mount \[copied\].
     CopyFileRange {
@@ -186,7 +164,6 @@ pub enum Operation<'a> {
     Syncfs,
     /// `statx(2)` that asks for more than Getattr gives, as the time of birth \[statx\]. ENOSYS once, and the kernel
     /// uses Getattr from then on.
-    #[allow(missing_docs)]
     Statx { fh: Option<u64>, flags: u32, mask: u32 },
 }
 

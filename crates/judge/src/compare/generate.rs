@@ -252,8 +252,9 @@ impl Generator {
             [&out[..], path].concat()
         };
         let draw = self.rng.below(200);
-        // "." and "..", as above.
-        if who >= ROOTS && matches!(draw, 1 | 2 | 6 | 7) {
+        // "." and "..", as above; before nothing but slashes "./" is one too.
+        let bare = loc.path.iter().all(|&b| b == b'/');
+        if who >= ROOTS && (matches!(draw, 1 | 2 | 6 | 7) || bare && matches!(draw, 3 | 9..=12)) {
             return loc;
         }
         match draw {

@@ -3,7 +3,9 @@
 //! Invariants:
 //! - Positions of batches are consecutive. A batch is in the log file (so it survives the death of the process) before
 //!   anybody sees its rows.
-//! - A record is written at the end of the last valid one, in one write. If that fails, the place is cleared, so that the
+//! - A record is written at the end of the last valid one, in one write, which goes on with zeros to the end of the page: a
+//!   page that is overwritten only in part would have to be read from the disk first (segments are recycled, so it is seldom
+//!   in memory). If that fails, the place is cleared, so that the
 //!   next record goes there and nothing half-written is ever followed by something valid.
 //! - After a failed sync nothing is appended any more: the kernel may have dropped the pages it could not write, so a later
 //!   sync that succeeds would prove nothing.
@@ -28,6 +30,8 @@ use super::{BeforeSync, EngineError};
 use format::{ALIGN, Kind, PAYLOAD_MAX, RECORD_HEADER, SEGMENT_HEADER, seal};
 use segments::{FREE_IDLE, Segment, Segments};
 
+/// Unit in which the kernel caches files, bytes. Only speed depends on it.
+const PAGE: u64 = 4096;
 /// Longest wait for a new segment.
 const SEGMENT_WAIT: Duration = Duration::from_secs(30);
 /// How often free space is looked at.
@@ -182,6 +186,7 @@ impl Log {
             Kind::Batch,
             (tail.segment.generation, position, tail.durable),
         );
+        let record_bytes = record.len() as u64;
         Self::write(&mut tail, record)?;
         tail.position = position;
         {
@@ -191,19 +196,24 @@ impl Log {
         }
         in_order();
         drop(tail);
-        self.appended_bytes.fetch_add(record.len() as u64, Ordering::Relaxed);
+        self.appended_bytes.fetch_add(record_bytes, Ordering::Relaxed);
         crash::point("engine.log.appended");
         Ok(position)
     }
 
-    fn write(tail: &mut Tail, record: &[u8]) -> Result<(), EngineError> {
+    /// Writes a record at the end of the log; `record` is longer afterwards, by zeros.
+    fn write(tail: &mut Tail, record: &mut Vec<u8>) -> Result<(), EngineError> {
+        let end = tail.offset + record.len() as u64;
+        let padded = end.next_multiple_of(PAGE).min(tail.segment.bytes) - tail.offset;
+        record.resize(padded as usize, 0);
         let Err(why) = tail.segment.file.write_at(record, tail.offset) else {
-            tail.offset += record.len() as u64;
+            tail.offset = end;
             return Ok(());
         };
         let error = failed("appending", &why);
         // Part of it may be there. It must not be taken for a record, now or after something shorter was written over it.
-        let cleared = tail.segment.file.write_at(&vec![0; record.len()], tail.offset).is_ok();
+        record.fill(0);
+        let cleared = tail.segment.file.write_at(record, tail.offset).is_ok();
         if !cleared || error != EngineError::NoSpace {
             tail.poison = Some(error.clone());
         }
@@ -309,12 +319,12 @@ impl Log {
         tail.durable = target;
         // The next batch will say it too; the marker is for when there is none.
         if tail.position == target && tail.poison.is_none() {
-            let mut marker = [0; RECORD_HEADER];
+            let mut marker = vec![0; RECORD_HEADER];
             let crc = crc32c::crc32c(&[]);
             seal(&mut marker, 0, crc, Kind::Marker, (tail.segment.generation, target, target));
             if tail.offset + marker.len() as u64 <= tail.segment.bytes {
                 // If it cannot be written, recovery verifies a few batches more; a poisoned log tells the next commit.
-                let _ = Self::write(&mut tail, &marker);
+                let _ = Self::write(&mut tail, &mut marker);
             }
         }
         Ok(target)

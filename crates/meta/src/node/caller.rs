@@ -83,7 +83,7 @@ impl Node {
     fn opened_dir(&self, creds: &Creds, dir: InodeId, check: bool) -> Result<InodeId, Outcome> {
         if let Some((dentry, _)) = self.core.replica.get(dir) {
             if check {
-                perm::check(creds, dentry.guard, READ).map_err(outcome)?;
+                perm::check(creds, dentry.guard, READ).map_err(Stop::without_rows)?;
             }
             return Ok(dentry.parent);
         }
@@ -117,14 +117,4 @@ impl Node {
 
 fn removed() -> FsError {
     FsError::new(libc::ENOENT, "the directory has been removed")
-}
-
-fn outcome(stop: Stop) -> Outcome {
-    match stop {
-        Stop::Fail(error) => Outcome::Failed(error),
-        Stop::Out(outcome) => *outcome,
-        Stop::Need | Stop::Exclusive | Stop::Forward(..) => {
-            Outcome::Failed(FsError::new(libc::EIO, "metadata: a check stopped without a reason"))
-        }
-    }
 }

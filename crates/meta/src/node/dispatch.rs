@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use kestrel_types::error::FsError;
 use kestrel_types::ids::Position;
-use kestrel_types::request::Reply;
+use kestrel_types::request::{Creds, Op, Reply, Request};
 use parking_lot::MutexGuard;
 
 use super::courier::Parcel;
@@ -21,6 +22,9 @@ const ROUNDS_MAX: usize = 8;
 
 /// Times a request is sent on before it runs with every role held, where it can go nowhere else.
 const HOPS_MAX: u8 = 6;
+
+/// Batches in which nothing was deleted of what is in a request's way before it fails.
+const STALLED_MAX: u8 = 16;
 
 thread_local! {
     /// The slot this thread waits in, kept for the next time.
@@ -209,14 +213,40 @@ impl Node {
                         Lane::Worker(worker) if job.hops <= HOPS_MAX => worker,
                         _ => self.core.workers,
                     };
-                    match job.sink {
-                        Sink::Caller => after.own = Some(Own::Moved(to, job)),
-                        _ => {
-                            self.lanes[to].push(job);
-                            after.pending |= 1 << to;
-                        }
-                    }
+                    self.send_on(to, job, after);
                 }
+                Verdict::Sweep(ino, first) => {
+                    let stalled = match job.unswept {
+                        Some((before, at, stalled)) if (before, at) == (ino, first) => stalled + 1,
+                        _ => 0,
+                    };
+                    if stalled == STALLED_MAX {
+                        counters.reply(kind, true, end.saturating_duration_since(job.since));
+                        let error =
+                            FsError::new(libc::EIO, "metadata: what was cut off the file cannot be deleted");
+                        match job.sink {
+                            Sink::Caller => after.own = Some(Own::Reply(Err(error.into()))),
+                            sink => after.replies.push((sink, Err(error.into()))),
+                        }
+                        continue;
+                    }
+                    // One step of it comes before the job, in the same lane, and the job asks again.
+                    job.unswept = Some((ino, first, stalled));
+                    let sweep = Request { creds: Creds::root(), op: Op::Sweep(ino) };
+                    self.lanes[self.core.workers].push(Job::new(sweep, Sink::Callback(Box::new(|_| ()))));
+                    self.send_on(self.core.workers, job, after);
+                }
+            }
+        }
+    }
+
+    /// Sends a job to another lane.
+    fn send_on(&self, to: usize, job: Job, after: &mut Aftermath) {
+        match job.sink {
+            Sink::Caller => after.own = Some(Own::Moved(to, job)),
+            _ => {
+                self.lanes[to].push(job);
+                after.pending |= 1 << to;
             }
         }
     }

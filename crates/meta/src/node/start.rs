@@ -9,7 +9,7 @@ use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ROOT};
-use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::request::{Creds, Op, Request};
 use parking_lot::Mutex;
@@ -21,7 +21,8 @@ use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key}
 use crate::ops::usage;
 use crate::pipeline::engine_error;
 use crate::replica::Replica;
-use crate::session::{Condemned, MovedTable, OpenState, OpenTable};
+use crate::rows::number_of;
+use crate::session::{Condemned, MovedTable, OpenState, OpenTable, Sweeps};
 use crate::stats::LaneCounters;
 use crate::view::{Core, encode_dir_id};
 use crate::worker::Worker;
@@ -62,6 +63,20 @@ fn counter(engine: &dyn Engine, name: &'static str) -> FsResult<u64> {
         .map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record {name:?}: {why}")))
 }
 
+/// Files whose rows were being deleted when the volume was last open.
+fn sweeps(engine: &dyn Engine) -> FsResult<Sweeps> {
+    let sweeps = Sweeps::default();
+    let visited = engine.scan_table(Table::Sweep, None, &mut |key, _| {
+        // Of several rows of a file, which only damage can leave, the lowest counts; it comes first.
+        if sweeps.get(key.id).is_none() {
+            sweeps.set(key.id, Some(number_of(key.suffix)));
+        }
+        ControlFlow::Continue(())
+    });
+    visited.map_err(engine_error)?;
+    Ok(sweeps)
+}
+
 impl Node {
     /// Writes the root directory and the counters of a new volume, and syncs.
     ///
@@ -71,24 +86,8 @@ impl Node {
         if read(engine, system_key("inodes"))?.is_some() {
             return Err(FsError::new(libc::EEXIST, "metadata: the engine holds a volume already"));
         }
-        let inode = Inode {
-            ino: ROOT,
-            kind: Kind::Dir,
-            mode: root.mode & 0o7777,
-            uid: root.uid,
-            gid: root.gid,
-            nlink: 1,
-            rdev: 0,
-            size: 0,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-            change: 1,
-            data_change: 1,
-            xattrs: false,
-            data: Data::None,
-        };
+        let (mode, uid, gid) = (root.mode & 0o7777, root.uid, root.gid);
+        let inode = Inode { mode, uid, gid, ..Inode::new(ROOT, Kind::Dir, now, 1) };
         let rows = vec![
             counter_row("clock", 2),
             counter_row("inodes", FIRST_INODE),
@@ -145,6 +144,7 @@ impl Node {
             opens: OpenTable::new(),
             moved: MovedTable::default(),
             condemned: Condemned::default(),
+            sweeps: sweeps(&*engine)?,
             workers: config.workers,
             shares,
             grace: config.grace,

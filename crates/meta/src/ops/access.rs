@@ -2,12 +2,12 @@
 //!
 //! The superuser may do all but execute a file without any execute bit. Changes nothing; one fetch.
 
-use kestrel_types::inode::{Data, Kind};
+use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::name::InodeRef;
-use kestrel_types::request::{Answer, Creds};
+use kestrel_types::request::{Answer, Creds, Outcome};
 
 use crate::perm;
-use crate::view::{Run, Use, View, fail};
+use crate::view::{Run, Stop, Use, View, fail, guard_of};
 
 /// Runs Access.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, mask: u32) -> Run<Answer> {
@@ -23,12 +23,15 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, mask: u32) -> R
     Ok(Answer::Done)
 }
 
+/// As Access, of something that has been removed and that only the client knows.
+pub fn of_removed(creds: &Creds, inode: &Inode, mask: u32) -> Result<(), Outcome> {
+    perm::check(creds, guard_of(inode), mask & 7).map_err(Stop::without_rows)
+}
+
 /// Runs ReadLink. `EINVAL` for anything but a symbolic link.
 pub fn readlink(view: &mut View<'_>, inode: &InodeRef) -> Run<Answer> {
     match view.find(inode, Use::Read)?.inode {
-        kestrel_types::inode::Inode { kind: Kind::Symlink, data: Data::Inline(target), .. } => {
-            Ok(Answer::Bytes(target))
-        }
+        Inode { kind: Kind::Symlink, data: Data::Inline(target), .. } => Ok(Answer::Bytes(target)),
         _ => Err(fail(libc::EINVAL, "not a symbolic link")),
     }
 }

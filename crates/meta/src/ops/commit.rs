@@ -30,6 +30,7 @@ pub fn run(view: &mut View<'_>, commit: &Commit) -> Run<Answer> {
     content::check_size(size)?;
     let home = found.at.home();
     let mut content = new_content(view, &found, &commit.data, size)?;
+    content::check_swept(view, found.inode.ino, size, content.data.as_ref().unwrap_or(&found.inode.data))?;
     content.want(view, home)?;
     let share = if size != found.inode.size { view.bytes_share(&found.at) } else { None };
     view.begin()?;

@@ -43,25 +43,9 @@ pub fn inode(view: &mut View<'_>, creds: &Creds, dir: Guard, new: New) -> Run<In
         Data::Inline(target) => target.len() as u64,
         _ => 0,
     };
-    let now = view.now;
-    Ok(Inode {
-        ino: view.new_ino()?,
-        kind: new.kind,
-        mode,
-        uid: creds.uid,
-        gid,
-        nlink: 1,
-        rdev: new.rdev,
-        size,
-        atime: now,
-        mtime: now,
-        ctime: now,
-        btime: now,
-        change: view.stamp,
-        data_change: view.stamp,
-        xattrs: false,
-        data: new.data,
-    })
+    let ino = view.new_ino()?;
+    let bare = Inode::new(ino, new.kind, view.now, view.stamp);
+    Ok(Inode { mode, uid: creds.uid, gid, rdev: new.rdev, size, data: new.data, ..bare })
 }
 
 /// Gives a new inode that is no directory its name.

@@ -12,6 +12,7 @@
 
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::Inode;
 use kestrel_types::key::Table;
 use kestrel_types::name::Place;
 use kestrel_types::request::{Answer, Creds, RenameFlags};
@@ -45,14 +46,12 @@ pub fn run(view: &mut View<'_>, creds: &Creds, from: &Place, to: &Place, flags: 
     check_permissions(creds, &a, &b, &source, target.as_ref(), flags)?;
     let (from_name, to_name) = (from.name.as_bytes(), to.name.as_bytes());
     if let (true, Some(target)) = (flags.exchange, &target) {
-        let other = target.inode.ino;
         view.begin()?;
         leave(view, &a, &source)?;
         leave(view, &b, target)?;
-        let nlink = if target.is_dir() { 2 } else { target.inode.nlink };
         arrive(view, &b, to_name, source)?;
         arrive(view, &a, from_name, target.clone())?;
-        return Ok(Answer::Renamed { moved, other: Some((other, nlink)) });
+        return Ok(Answer::Renamed { moved, other: Some(Box::new(target.inode.clone())) });
     }
     let replaced = match target {
         Some(target) => Some(Replaced::prepare(view, target)?),
@@ -63,7 +62,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, from: &Place, to: &Place, flags: 
     let other = replaced.map(|replaced| replaced.apply(view, &b)).transpose()?;
     view.put(a.entry, Value::Absent);
     arrive(view, &b, to_name, source)?;
-    Ok(Answer::Renamed { moved, other })
+    Ok(Answer::Renamed { moved, other: other.map(Box::new) })
 }
 
 fn check_cycles(
@@ -140,31 +139,29 @@ fn check_permissions(
 }
 
 /// What a rename replaces.
-#[expect(clippy::large_enum_variant, reason = "one lives on the stack for a moment")]
 enum Replaced {
     File(Detach),
-    Dir(DirRemoval, InodeId),
+    Dir(DirRemoval),
 }
 
 impl Replaced {
     fn prepare(view: &mut View<'_>, target: Found) -> Run<Self> {
         if target.is_dir() {
-            return Ok(Self::Dir(DirRemoval::prepare(view, &target.inode)?, target.inode.ino));
+            return Ok(Self::Dir(DirRemoval::prepare(view, &target.inode)?));
         }
         Ok(Self::File(Detach::prepare(view, target)?))
     }
 
     /// Removes it from everywhere but the entry, which the source is going to take.
-    fn apply(self, view: &mut View<'_>, spot: &Spot) -> Run<(InodeId, u32)> {
+    fn apply(self, view: &mut View<'_>, spot: &Spot) -> Run<Inode> {
         match self {
             Self::File(detach) => {
                 view.change_dir(spot.share, -1, 0, -detach.bytes_here(), true)?;
                 detach.apply(view)
             }
-            Self::Dir(removal, ino) => {
+            Self::Dir(removal) => {
                 view.change_dir(spot.share, -1, -1, 0, true)?;
-                removal.apply(view, spot.dir.ino);
-                Ok((ino, 0))
+                Ok(removal.apply(view, spot.dir.ino))
             }
         }
     }

@@ -28,13 +28,13 @@ pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place) -> Run<Answer> {
     view.begin()?;
     view.put(spot.entry, Value::Absent);
     view.change_dir(spot.share, -1, -1, 0, true)?;
-    removal.apply(view, spot.dir.ino);
-    Ok(Answer::Removed { ino: found.inode.ino, nlink: 0 })
+    Ok(Answer::Removed(Box::new(removal.apply(view, spot.dir.ino))))
 }
 
 /// A directory that goes. Its entry is the caller's to remove or replace.
 pub struct DirRemoval {
-    ino: u64,
+    /// As it is shown.
+    inode: Inode,
     xattrs: Vec<CellId>,
 }
 
@@ -45,20 +45,24 @@ impl DirRemoval {
             return Err(fail(libc::ENOTEMPTY, "the directory is not empty"));
         }
         let xattrs = if inode.xattrs { view.xattrs(inode.ino)? } else { Vec::new() };
-        Ok(Self { ino: inode.ino, xattrs })
+        let inode = view.shown_dir(inode.clone())?;
+        Ok(Self { inode, xattrs })
     }
 
-    /// Deletes everything of it.
-    pub fn apply(self, view: &mut View<'_>, parent: u64) {
-        let dir_id = view.rows.cell(Table::DirId, self.ino, b"");
-        let subdir = view.rows.cell(Table::Subdir, parent, &self.ino.to_be_bytes());
-        for cell in self.xattrs.into_iter().chain([dir_id, subdir]) {
+    /// Deletes everything of it; what it was, without names.
+    pub fn apply(self, view: &mut View<'_>, parent: u64) -> Inode {
+        let Self { mut inode, xattrs } = self;
+        let dir_id = view.rows.cell(Table::DirId, inode.ino, b"");
+        let subdir = view.rows.cell(Table::Subdir, parent, &inode.ino.to_be_bytes());
+        for cell in xattrs.into_iter().chain([dir_id, subdir]) {
             view.put(cell, Value::Absent);
         }
         for home in 0..view.core.shares {
-            let cell = view.share_cell(self.ino, home);
+            let cell = view.share_cell(inode.ino, home);
             view.put(cell, Value::Absent);
         }
-        view.effects.dirs_changed.insert(self.ino);
+        view.effects.dirs_changed.insert(inode.ino);
+        (inode.nlink, inode.ctime, inode.change) = (0, view.now, view.stamp);
+        inode
     }
 }

@@ -11,19 +11,20 @@
 //! A directory's dentry is in the replica of every worker, and its times are spread over its shares: exclusive. All
 //! checks come before any change, so it happens wholly or not at all.
 
-use kestrel_types::inode::Kind;
+use kestrel_types::clock::Nanos;
+use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::InodeRef;
-use kestrel_types::request::{Answer, Creds, SetAttr, SetTime};
+use kestrel_types::request::{Answer, Creds, Outcome, SetAttr, SetTime};
 
 use crate::content::{self, Content};
 use crate::perm::{self, SET_GID, WRITE};
 use crate::rows::Value;
-use crate::view::{At, Found, Run, Use, View, fail};
+use crate::view::{At, Found, Run, Stop, Use, View, fail, guard_of};
 
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) -> Run<Answer> {
     let found = view.find(inode, Use::Write)?;
-    let mode = check(creds, &found, set)?;
+    let mode = check(creds, &found.inode, set)?;
     let home = found.at.home();
     let mut content = Content::default();
     let mut share = None;
@@ -31,6 +32,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) 
         && size != found.inode.size
     {
         share = view.bytes_share(&found.at);
+        content::check_swept(view, found.inode.ino, size, &found.inode.data)?;
         content = content::truncate(view, &found.inode, size)?;
         content.want(view, home)?;
     }
@@ -43,9 +45,6 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) 
     let Found { mut inode, at } = found;
     let old_size = inode.size;
     content.apply(view, &mut inode, home)?;
-    inode.mode = mode;
-    inode.uid = set.uid.unwrap_or(inode.uid);
-    inode.gid = set.gid.unwrap_or(inode.gid);
     if let Some(size) = set.size {
         if size != old_size {
             inode.size = size;
@@ -53,13 +52,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) 
         }
         inode.mtime = view.now;
     }
-    let time = |set: SetTime| match set {
-        SetTime::Now => view.now,
-        SetTime::At(time) => time,
-    };
-    inode.atime = set.atime.map_or(inode.atime, time);
-    inode.mtime = set.mtime.map_or(inode.mtime, time);
-    inode.ctime = view.now;
+    assign(&mut inode, set, mode, view.now);
     inode.change = view.stamp;
     if is_dir && set.mtime.is_some() {
         forget_times(view, inode.ino)?;
@@ -67,6 +60,30 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) 
     view.put_inode(&at, inode.clone(), old_size, share)?;
     let inode = if is_dir { view.shown_dir(inode)? } else { inode };
     Ok(Answer::Inode(Box::new(inode)))
+}
+
+/// As SetAttr, on something that has been removed and that only the client knows. It has no size to set any more: `ESTALE`.
+pub fn of_removed(creds: &Creds, inode: &mut Inode, set: &SetAttr, now: Nanos) -> Result<(), Outcome> {
+    if set.size.is_some() {
+        return Err(fail(libc::ESTALE, "the file's content does not exist any more").without_rows());
+    }
+    let mode = check(creds, inode, set).map_err(Stop::without_rows)?;
+    assign(inode, set, mode, now);
+    Ok(())
+}
+
+/// Puts everything but the size into `inode`.
+fn assign(inode: &mut Inode, set: &SetAttr, mode: u16, now: Nanos) {
+    let time = |set: SetTime| match set {
+        SetTime::Now => now,
+        SetTime::At(time) => time,
+    };
+    inode.mode = mode;
+    inode.uid = set.uid.unwrap_or(inode.uid);
+    inode.gid = set.gid.unwrap_or(inode.gid);
+    inode.atime = set.atime.map_or(inode.atime, time);
+    inode.mtime = set.mtime.map_or(inode.mtime, time);
+    inode.ctime = now;
 }
 
 /// Takes the times out of all shares of a directory, because one set explicitly counts from now on.
@@ -84,8 +101,7 @@ fn forget_times(view: &mut View<'_>, dir: u64) -> Run<()> {
 }
 
 /// Checks everything; the mode that the inode will have.
-fn check(creds: &Creds, found: &Found, set: &SetAttr) -> Run<u16> {
-    let inode = &found.inode;
+fn check(creds: &Creds, inode: &Inode, set: &SetAttr) -> Run<u16> {
     if let Some(size) = set.size {
         match inode.kind {
             Kind::File => content::check_size(size)?,
@@ -93,7 +109,7 @@ fn check(creds: &Creds, found: &Found, set: &SetAttr) -> Run<u16> {
             _ => return Err(fail(libc::EINVAL, "only regular files have a size to set")),
         }
         if !set.through_handle {
-            perm::check(creds, found.guard(), WRITE)?;
+            perm::check(creds, guard_of(inode), WRITE)?;
         }
     }
     let owns = perm::owns(creds, inode.uid);
@@ -123,13 +139,13 @@ fn check(creds: &Creds, found: &Found, set: &SetAttr) -> Run<u16> {
         }
     }
     if !owns && (set.atime.is_some() || set.mtime.is_some()) {
-        check_times(creds, found, set)?;
+        check_times(creds, inode, set)?;
     }
     Ok(mode)
 }
 
 /// Whether somebody who does not own the file may set these times.
-fn check_times(creds: &Creds, found: &Found, set: &SetAttr) -> Run<()> {
+fn check_times(creds: &Creds, inode: &Inode, set: &SetAttr) -> Run<()> {
     let explicit = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
     if explicit(set.atime) || explicit(set.mtime) {
         return Err(fail(libc::EPERM, "only the owner sets a time"));
@@ -140,5 +156,5 @@ fn check_times(creds: &Creds, found: &Found, set: &SetAttr) -> Run<()> {
     if set.atime.is_none() || set.mtime.is_none() {
         return Err(fail(libc::EPERM, "only the owner sets one time alone"));
     }
-    perm::check(creds, found.guard(), WRITE)
+    perm::check(creds, guard_of(inode), WRITE)
 }

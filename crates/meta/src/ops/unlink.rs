@@ -7,6 +7,7 @@
 //! batch. A file that is open moves to table `link` with no names until its last release; one with several names counts down
 //! there. Both touch a row of another worker, so they are exclusive.
 
+use kestrel_types::inode::Inode;
 use kestrel_types::name::Place;
 use kestrel_types::request::{Answer, Creds};
 
@@ -29,8 +30,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place) -> Run<Answer> {
     view.begin()?;
     view.put(spot.entry, Value::Absent);
     view.change_dir(spot.share, -1, 0, -detach.bytes_here(), true)?;
-    let (ino, nlink) = detach.apply(view)?;
-    Ok(Answer::Removed { ino, nlink })
+    Ok(Answer::Removed(Box::new(detach.apply(view)?)))
 }
 
 /// Fails unless the caller may take this entry out of its directory.
@@ -72,10 +72,13 @@ impl Detach {
         }
     }
 
-    /// Does it; the inode and the names it has left.
-    pub fn apply(self, view: &mut View<'_>) -> Run<(u64, u32)> {
+    /// Does it; the inode with the names it has left.
+    pub fn apply(self, view: &mut View<'_>) -> Run<Inode> {
         let Found { mut inode, at } = self.found;
         let (ino, size) = (inode.ino, inode.size.cast_signed());
+        inode.nlink = if matches!(at, At::Link { .. }) { inode.nlink.saturating_sub(1) } else { 0 };
+        inode.ctime = view.now;
+        inode.change = view.stamp;
         if let Some(removal) = self.removal {
             removal.apply(view)?;
             if let At::Link { cell, .. } = at {
@@ -83,13 +86,9 @@ impl Detach {
                 view.effects.usage[2] -= size;
             }
             view.effects.moved.push((ino, None));
-            return Ok((ino, 0));
+            return Ok(inode);
         }
-        inode.nlink = if matches!(at, At::Link { .. }) { inode.nlink.saturating_sub(1) } else { 0 };
-        inode.ctime = view.now;
-        inode.change = view.stamp;
-        let nlink = inode.nlink;
-        if nlink == 0 {
+        if inode.nlink == 0 {
             view.set_open(ino, OpenState { orphan: true, linkable: false, ..self.open });
             view.effects.moved.push((ino, None));
         }
@@ -100,7 +99,7 @@ impl Detach {
                 view.link_cell(ino)
             }
         };
-        view.put(cell, Value::Inode(inode));
-        Ok((ino, nlink))
+        view.put(cell, Value::Inode(inode.clone()));
+        Ok(inode)
     }
 }

@@ -11,6 +11,9 @@ use crate::rows::{CellId, Value, number_of, share_suffix};
 use crate::session::OpenState;
 use crate::tally::Tally;
 
+/// Rows of a file's chunks, by chunk.
+pub type Chunks = Vec<(u64, CellId)>;
+
 impl View<'_> {
     /// How a file is open.
     pub fn open_state(&self, ino: InodeId) -> OpenState {
@@ -86,18 +89,50 @@ impl View<'_> {
         Ok(())
     }
 
-    /// Cells of the chunks of a file that exist, from chunk `first` on, in order.
-    pub fn chunks_from(&mut self, ino: InodeId, first: u64) -> Run<Vec<(u64, CellId)>> {
+    /// Cells of the chunks of a file that exist, from chunk `first` on, in order: as many as one batch may take, and if that
+    /// is not all, the chunk that the rest begins at.
+    pub fn chunks_from(&mut self, ino: InodeId, first: u64) -> Run<(Chunks, Option<u64>)> {
         self.rows.want_all(Table::Chunk, ino, first);
         self.ready()?;
+        let rest = self.rows.left_out(Table::Chunk, ino, first);
         let mut chunks = Vec::new();
         for cell in self.rows.group(Table::Chunk, ino) {
             let number = number_of(self.rows.suffix(cell));
-            if number >= first && self.rows.exists(cell) {
+            let here = number >= first && rest.is_none_or(|rest| number < rest);
+            if here && self.rows.exists(cell) {
                 chunks.push((number, cell));
             }
         }
-        Ok(chunks)
+        Ok((chunks, rest))
+    }
+
+    /// The chunk from which on a file's rows were cut off and are still being deleted, if some are.
+    pub fn sweep_of(&mut self, ino: InodeId) -> Option<u64> {
+        match self.effects.sweeps.iter().rev().find(|(swept, _)| *swept == ino) {
+            Some((_, first)) => {
+                self.depends = true;
+                *first
+            }
+            None => self.core.sweeps.get(ino),
+        }
+    }
+
+    /// Has a file's rows deleted from chunk `first` on (`None`: they are all gone). Until then the file must not have
+    /// chunks there.
+    pub fn set_sweep(&mut self, ino: InodeId, first: Option<u64>) {
+        let before = self.sweep_of(ino);
+        if before == first {
+            return;
+        }
+        if let Some(before) = before {
+            let cell = self.rows.cell(Table::Sweep, ino, &before.to_be_bytes());
+            self.put(cell, Value::Absent);
+        }
+        if let Some(first) = first {
+            let cell = self.rows.cell(Table::Sweep, ino, &first.to_be_bytes());
+            self.put(cell, Value::Bytes(Box::default()));
+        }
+        self.effects.sweeps.push((ino, first));
     }
 
     /// Cells of the extended attributes of an inode, in the order of their names.

@@ -21,6 +21,8 @@ pub struct Found {
     pub dirs: i64,
     pub bytes: i64,
     pub orphans: usize,
+    /// Rows of chunks that were cut off and are still there.
+    pub swept: usize,
     pub objects: BTreeMap<u64, i64>,
 }
 
@@ -157,7 +159,16 @@ fn check_content(engine: &dyn Engine, inodes: &BTreeMap<u64, Inode>, found: &mut
             Data::None | Data::Chunked => {}
         }
     }
+    let sweeps: BTreeMap<u64, u64> =
+        table(engine, Table::Sweep).into_keys().map(|(ino, first)| (ino, number(&first))).collect();
     for ((ino, chunk), row) in table(engine, Table::Chunk) {
+        if sweeps.get(&ino).is_some_and(|first| number(&chunk) >= *first) {
+            found.swept += 1;
+            for item in ExtentList::decode(&mut Reader::new(&row)).unwrap().references() {
+                *objects.entry(item.range.object).or_default() += i64::from(item.bytes);
+            }
+            continue;
+        }
         let inode = inodes.get(&ino).unwrap_or_else(|| panic!("chunk of {ino}, which does not exist"));
         assert_eq!(inode.data, Data::Chunked, "chunk of {inode:?}");
         let list = ExtentList::decode(&mut Reader::new(&row)).unwrap();

@@ -4,6 +4,7 @@
 
 pub mod check;
 pub mod model;
+pub mod rules;
 pub mod steps;
 pub mod stress;
 
@@ -72,6 +73,14 @@ impl Fixture {
     pub fn inode_as(&self, creds: &Creds, op: Op) -> Inode {
         match self.call_as(creds, op.clone()) {
             Ok(Answer::Inode(inode) | Answer::Opened { inode, .. }) => *inode,
+            other => panic!("{op:?}: {other:?}"),
+        }
+    }
+
+    /// What an operation removed, as it was after that.
+    pub fn removed(&self, op: Op) -> Inode {
+        match self.call(op.clone()) {
+            Ok(Answer::Removed(inode) | Answer::Renamed { other: Some(inode), .. }) => *inode,
             other => panic!("{op:?}: {other:?}"),
         }
     }

@@ -322,7 +322,7 @@ impl Model {
         match (shown, answer) {
             (Shown::Inode(ino), Answer::Inode(inode) | Answer::Opened { inode, .. }) => self.same(ino, inode),
             (Shown::Bytes(bytes), Answer::Bytes(real)) if **real == bytes => Ok(()),
-            (Shown::Removed(ino), Answer::Removed { ino: real, .. }) if *real == ino => Ok(()),
+            (Shown::Removed(ino), Answer::Removed(real)) if real.ino == ino => Ok(()),
             (Shown::Nothing, _) => Ok(()),
             (Shown::Names(names), Answer::Entries { entries, end: true, .. }) => {
                 let real: Vec<_> =

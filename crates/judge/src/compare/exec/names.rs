@@ -192,6 +192,11 @@ impl World {
             Ok(st) => {
                 let kind = u32::from(st.stx_mode) & libc::S_IFMT;
                 out.field("basic stats", st.stx_mask & libc::STATX_BASIC_STATS == libc::STATX_BASIC_STATS);
+                out.field("kind", format!("{kind:o}"));
+                if flags & libc::AT_STATX_DONT_SYNC != 0 {
+                    // What the kernel remembers, however old: only a local file system has no such thing.
+                    return out;
+                }
                 out.field("mode", format!("{:o}", st.stx_mode));
                 out.field("owner", format!("{}:{}", st.stx_uid, st.stx_gid));
                 out.field("nlink", st.stx_nlink);

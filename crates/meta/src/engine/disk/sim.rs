@@ -266,8 +266,14 @@ impl DiskFile for SimFile {
             for sector in from / SECTOR..(from + bytes.len()).div_ceil(SECTOR) {
                 let at = sector * SECTOR;
                 let end = (at + SECTOR).min(file.now.len());
-                let content = file.now[at..end].to_vec();
-                file.pending.push((at, content));
+                let content = &file.now[at..end];
+                let last =
+                    file.pending.iter().rfind(|(other, _)| *other == at).map(|(_, content)| &content[..]);
+                // What changes nothing adds no outcome, only combinations to try.
+                if last.unwrap_or(&file.durable[at..end]) != content {
+                    let content = content.to_vec();
+                    file.pending.push((at, content));
+                }
             }
         }
         if failed { Err(io::Error::from_raw_os_error(libc::EIO)) } else { Ok(()) }

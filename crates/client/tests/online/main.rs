@@ -116,7 +116,7 @@ fn collect(volume: &Volume, grace: i64) -> gc::Totals {
 fn errors(volume: &Volume, scratch: &std::path::Path) -> Vec<String> {
     let is_open = |object| volume.fs.is_open_object(object);
     let engine: &dyn Engine = &*volume.engine;
-    let cut = Cut::take(engine, scratch, &mut |_| {}).unwrap();
+    let cut = Cut::take(engine, scratch, 0, &mut |_| {}).unwrap();
     let reader =
         Reader::new(volume.store.clone(), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
     let mut verify = |range| reader.verify(range);
