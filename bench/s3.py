@@ -128,12 +128,13 @@ def smallfiles(verb, directory, files, *options):
     )
 
 
-def objbench(store, size, threads, count):
-    """{operation: (per second, MB/s)} of the store itself."""
-    found = json.loads(
-        run(KESTREL, "objbench", store.url("objbench"), "--json", "--sizes", size, "--threads", threads, "--objects", count)
-    )
-    return {line["op"]: (line["per_second"], line["megabytes_per_second"]) for line in found["results"]}
+def objbench(store, size, threads):
+    """{operation: (requests per second, MB/s)} of the store itself."""
+    command = [KESTREL, "objbench", store.url("objbench"), "--only", "measure", "--json", "--seconds", "10"]
+    found = json.loads(run(*command, "--sizes", size, "--threads", threads))
+    return {
+        line["operation"]: (line["requests_per_second"], line["bytes_per_second"] / 1e6) for line in found["measurements"]
+    }
 
 
 class Report:
@@ -177,7 +178,7 @@ def small(options, store, scratch, report):
         report.tell(f"{at}: memory at most after writing", volume.memory_mib_max(), "MiB")
         single = {}
         for threads in sorted({in_flight, THREADS}):
-            single[threads] = objbench(store, SMALL, threads, min(options.files, 40 * threads + 200))["put"][0]
+            single[threads] = objbench(store, SMALL, threads)["put"][0]
             report.tell(f"{at}: files/s with one PUT per file, {threads} in flight", single[threads])
         for threads, rate in single.items():
             ratio = wrote["files_per_second"] / rate
@@ -245,7 +246,7 @@ def large(options, store, scratch, report):
         at = f"{ms} ms"
         volume = Volume(store, scratch, f"large-{ms}")
         store.latency(ms)
-        own = objbench(store, 4 * MIB, 16, max(64, size // 16 // MIB))
+        own = objbench(store, 4 * MIB, 32)
         volume.mount()
         begin = volume.cpu_seconds()
         wrote = stream(f"{volume.mnt}/file", size, True)

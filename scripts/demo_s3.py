@@ -50,10 +50,10 @@ class Demo:
         for name, files, size, seconds, before, after in self.rows:
 
             def grown(figure):
-                return after.get(figure, 0) - before.get(figure, 0)
+                return after[figure] - before[figure]
 
-            puts, gets = grown("store_put_requests"), grown("store_get_requests")
-            hits, misses = grown("cache_disk_hits"), grown("cache_disk_misses")
+            puts, gets = grown("store_put_requests_total"), grown("store_get_requests_total")
+            hits, misses = grown("cache_disk_hits_total"), grown("cache_disk_misses_total")
             rate = f"{100 * hits / (hits + misses):.1f} %" if hits + misses else "-"
             per_request = f"{files / (puts + gets):.1f}" if puts + gets else "-"
             print(

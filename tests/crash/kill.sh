@@ -94,7 +94,7 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
     fi
     if pid=$(volume_pid "$volume") && mkdir "$mnt/c$cycle" 2>/dev/null; then
         length=$(random 50 700)
-        patient=
+        patient= worker=
         if [ -n "$point" ] && [ -z "${hit[$point]:-}" ]; then
             patient=1 length=6500
             background_work "$mnt/work$cycle" 2>/dev/null &
@@ -130,6 +130,8 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
         if [ -z "$clean" ] || grep -q " $mnt " /proc/self/mountinfo; then
             kill_mount "$volume" "$mnt" "$pid"
         fi
+        # It must be gone before the next mount, or it would go on there.
+        [ -z "$worker" ] || wait "$worker" || true
         if [ -n "$load" ]; then
             wait "$remover" || true
             wait "$load" || load_status=$?

@@ -23,7 +23,7 @@ refuses "an unknown parameter" 'endpont' format "s3://$S3_BUCKET/p?endpont=$S3_E
 refuses "no bucket" 'bucket' format "s3:///p?endpoint=$S3_ENDPOINT"
 refuses "a scheme of others" 'gs://|storage|scheme' format "gs://bucket/p"
 refuses "a missing bucket" 'no-such-bucket' format "s3://no-such-bucket/p?endpoint=$S3_ENDPOINT&region=us-east-1&path-style=true"
-refuses "nobody listens there" '127\.0\.0\.1:9' timeout 100 "$KESTREL" format "$WORK/none" --storage "s3://b/p?endpoint=http://127.0.0.1:9&region=us-east-1&path-style=true"
+refuses "nobody listens there" '127\.0\.0\.1:9' timeout 100 "$KESTREL" format "$WORK/none" --storage "s3://bucket/p?endpoint=http://127.0.0.1:9&region=us-east-1&path-style=true"
 check "no volume came of it" not test -e "$WORK/none/kestrel.json"
 
 echo "== credentials and clocks"
@@ -69,7 +69,6 @@ check "and everything is there" "$TREE" check "$mnt/a" $count $sizes
 umount_volume "$mnt"
 
 echo "== objects changed behind our back"
-cp -a "$root/vol" "$WORK/good"
 # damage WHAT: does it to every fifth object, as versitygw's own files.
 damage() {
     python3 - "$root/vol/objects" "$1" <<'PY'
@@ -93,6 +92,8 @@ for path in found[::5]:
 PY
 }
 for what in deleted shortened flipped lengthened; do
+    rm -rf "$WORK/good"
+    cp -a "$root/vol" "$WORK/good"
     damage "$what"
     left=$(objects vol | wc -l)
     refused=some

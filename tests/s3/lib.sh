@@ -29,11 +29,12 @@ remount() {
     mount_volume "$@"
 }
 
-# stat_of DIR FIGURE: a figure of kestrel stats; 0 if there is none.
+# stat_of DIR FIGURE: a figure of kestrel stats; counters may be named without their _total.
 stat_of() {
     "$KESTREL" stats "$1" --once --json | python3 -c '
 import json, sys
-print(json.load(sys.stdin).get(sys.argv[1], 0))' "$2"
+found, name = json.load(sys.stdin), sys.argv[1]
+print(found[name] if name in found else found[name + "_total"])' "$2"
 }
 
 # is_more A B: a is more than b (numbers); for check.

@@ -33,7 +33,7 @@ collect_fails() {
     no_faults
 }
 collect_fails "a page of the listing fails" status:code=403,kind=list,skip=1
-collect_fails "the listing repeats a page" list-repeat:kind=list,skip=1
+collect_fails "the listing repeats a page" list-repeat:skip=1
 # Flipped bytes in the sorted runs and the log: some rows cannot be read.
 cp -a "$volume" "$WORK/good"
 python3 - "$volume/meta" <<'PY'
@@ -63,7 +63,7 @@ no_faults
 mount_volume "$volume" "$mnt"
 check "every file is there" "$TREE" check "$mnt/live" $files 5000
 check "gc --delete with a complete listing, while mounted" "$KESTREL" gc "$volume" --delete --grace 0s
-check "it deleted about what was leaked" is_more $((all - files + 100)) "$(($(objects vol | wc -l) + files / 2))"
+check "it deleted about what was leaked" is_more $((all - files + 100)) "$(objects vol | wc -l)"
 remount "$volume" "$mnt"
 check "every file is there after gc" "$TREE" check "$mnt/live" $files 5000
 rm -rf "$mnt/live"
@@ -119,16 +119,21 @@ check "nor did they get into the cache" "$TREE" check "$mnt/read" 60 5000,100000
 
 echo "== an upload error swallowed by close"
 faults status:code=403,kind=put+part+multipart
-if python3 "$ROOT/tests/s3/uploads.py" fail "$mnt"; then ok "close and fsync say that the upload failed"; else fail "uploads.py fail"; fi
+check "fsync says that the upload failed, and close does" python3 "$ROOT/tests/s3/uploads.py" fail "$mnt"
 
 echo "== eviction of what is not yet durable"
-# The cache is asked for room while these uploads cannot be done.
+mkdir "$WORK/flags"
+python3 "$ROOT/tests/s3/uploads.py" hold "$mnt" "$WORK/flags" &
+holder=$!
+check "fsync says that nothing was stored" wait_until 90 test -e "$WORK/flags/told"
+# The cache and the memory are asked for room meanwhile.
 "$KESTREL" warmup "$mnt/read" --evict >/dev/null || true
-"$TREE" check "$mnt/read" 60 5000,100000,3000000 --refused any >/dev/null || fail "reads while uploads fail"
+check "reads meanwhile" "$TREE" check "$mnt/read" 60 5000,100000,3000000
 no_faults
-if python3 "$ROOT/tests/s3/uploads.py" retry "$mnt"; then ok "what was not stored is still there, and is stored now"; else fail "uploads.py retry"; fi
+touch "$WORK/flags/go"
+check "it is still there, and the next fsync stores it" wait $holder
 remount "$volume" "$mnt" --cache-dir "$cache" --data-cache 1M
-if python3 "$ROOT/tests/s3/uploads.py" verify "$mnt"; then ok "it is there after a remount"; else fail "uploads.py verify"; fi
+check "it is there after a remount" python3 "$ROOT/tests/s3/uploads.py" verify "$mnt"
 
 echo "== a dead store and unkillable processes"
 remount "$volume" "$mnt" --cache-dir "$cache" --data-cache 1M

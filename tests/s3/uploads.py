@@ -1,9 +1,14 @@
-"""Files whose upload fails: uploads.py fail|retry|verify DIR. `fail` must be told; `retry` stores them; `verify` reads them."""
+"""Files whose upload fails: uploads.py fail DIR, uploads.py hold DIR FLAGS, uploads.py verify DIR.
+
+`fail`: fsync says it, and so does a close without one. `hold`: after fsync has said it the files stay open; FLAGS/told appears;
+when FLAGS/go does, the store is back: fsync stores what it could not before. `verify` reads what `hold` wrote.
+"""
 
 import errno
 import os
 import random
 import sys
+import time
 
 MODE, DIR = sys.argv[1:3]
 SIZES = {"small": 20_000, "packed": 700_000, "blocks": 9_000_000}
@@ -13,57 +18,53 @@ def content(name):
     return random.Random(name).randbytes(SIZES[name])
 
 
-def write(name):
-    """The errors that write, fsync and close gave."""
-    told = []
-    handle = os.open(f"{DIR}/upload-{name}", os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o644)
-    view = memoryview(content(name))
+def failing(what, action, *arguments):
     try:
-        while view:
-            view = view[os.write(handle, view[: 1 << 20]) :]
+        action(*arguments)
     except OSError as error:
-        told.append(("write", error))
-    for what, action in (("fsync", os.fsync), ("close", os.close)):
-        try:
-            action(handle)
-        except OSError as error:
-            told.append((what, error))
-    return told
+        if error.errno not in (errno.EIO, errno.EACCES, errno.ETIMEDOUT):
+            sys.exit(f"{what}: an odd error: {error}")
+        return
+    sys.exit(f"{what} kept the failure of its upload for itself")
 
 
-def main():
+def create(name, suffix):
+    handle = os.open(f"{DIR}/{suffix}-{name}", os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o644)
+    view = memoryview(content(name))
+    while view:
+        view = view[os.write(handle, view[: 1 << 20]) :]
+    return handle
+
+
+def fail():
+    for name in SIZES:
+        handle = create(name, "synced")
+        failing(f"fsync of {name}", os.fsync, handle)
+        failing(f"close of {name} after fsync", os.close, handle)
+        failing(f"close of {name}", os.close, create(name, "closed"))
+
+
+def hold(flags):
+    handles = {name: create(name, "held") for name in SIZES}
+    for name, handle in handles.items():
+        failing(f"fsync of {name}", os.fsync, handle)
+    open(f"{flags}/told", "w", encoding="ascii").close()
+    while not os.path.exists(f"{flags}/go"):
+        time.sleep(0.05)
+    for name, handle in handles.items():
+        found = os.pread(handle, SIZES[name], 0)
+        if found != content(name):
+            sys.exit(f"{name}: {len(found)} bytes of {SIZES[name]} while it is dirty, {found.count(0)} of them zero")
+        os.fsync(handle)
+        os.close(handle)
+
+
+def verify():
     for name, size in SIZES.items():
-        path = f"{DIR}/upload-{name}"
-        if MODE == "fail":
-            told = write(name)
-            print(f"{name}: {told}")
-            if not any(what in ("fsync", "close") for what, _ in told):
-                sys.exit(f"{path}: neither fsync nor close told that nothing was stored")
-            if any(error.errno not in (errno.EIO, errno.EACCES, errno.ETIMEDOUT) for _, error in told):
-                sys.exit(f"{path}: an odd error: {told}")
-            # A close without fsync has to say it as well.
-            try:
-                with open(f"{DIR}/upload-close", "wb", buffering=0) as file:
-                    file.write(content(name)[:20_000])
-                sys.exit("close without fsync kept the failure of its upload for itself")
-            except OSError:
-                pass
-        elif MODE == "retry":
-            handle = os.open(path, os.O_RDWR)
-            os.fsync(handle)
-            found = b"".join(iter(lambda: os.read(handle, 1 << 20), b""))
-            os.close(handle)
-            if found and found != content(name):
-                sys.exit(f"{path}: {len(found)} bytes, not those that were written")
-            if len(found) != size:
-                print(f"{path}: {len(found)} of {size} bytes kept after the failure; written again")
-                if told := write(name):
-                    sys.exit(f"{path}: {told} though the store is back")
-        else:
-            with open(path, "rb") as file:
-                found = file.read()
-            if found != content(name):
-                sys.exit(f"{path}: {len(found)} bytes of {size}, zeros: {found.count(0)}")
+        with open(f"{DIR}/held-{name}", "rb") as file:
+            found = file.read()
+        if found != content(name):
+            sys.exit(f"{name}: {len(found)} bytes of {size}, {found.count(0)} of them zero")
 
 
-main()
+{"fail": fail, "hold": hold, "verify": verify}[MODE](*sys.argv[3:])

@@ -30,7 +30,6 @@ use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::range::Range;
 
 use crate::finding::{Finding, FindingKind, Severity};
 use crate::idset::IdSet;
@@ -42,15 +41,21 @@ const PATH_DEPTH_MAX: usize = 2048;
 /// Inodes whose records are looked for by a second walk, at most: findings beyond wait for the next check.
 const LOCATE_MAX: usize = 100_000;
 
-/// Reads a stored range whole and verifies its checksums.
-pub type Verify<'a> = &'a mut dyn FnMut(Range) -> kestrel_data::Result<()>;
+/// How to read every stored byte.
+#[derive(Clone, Copy)]
+pub struct ReadData<'a> {
+    /// Threads that wait for the store.
+    pub threads: usize,
+    /// Asked often: false ends the reading, with nothing said about what was not read.
+    pub go_on: &'a (dyn Fn() -> bool + Sync),
+}
 
 /// What to check beyond the metadata, and how.
 pub struct Options<'a> {
     /// The block store: objects must be there and long enough. Without it, objects are not looked at.
     pub store: Option<&'a dyn BlockStore>,
-    /// Read every referenced byte with this.
-    pub verify: Option<Verify<'a>>,
+    /// Read every referenced byte of the store.
+    pub data: Option<ReadData<'a>>,
     /// Objects looked at in one pass; 20 bytes of memory each.
     pub window_objects: usize,
     /// The volume that the metadata is a cut of, if it is in use.
@@ -72,7 +77,7 @@ pub struct Live<'a> {
 
 impl Default for Options<'_> {
     fn default() -> Self {
-        Self { store: None, verify: None, window_objects: 4 << 20, live: None }
+        Self { store: None, data: None, window_objects: 4 << 20, live: None }
     }
 }
 
@@ -172,8 +177,8 @@ pub fn check(
     side::check(&mut check, &world)?;
     drop(world);
     objects::check(&mut check, options.store, options.window_objects)?;
-    if let Some(verify) = &mut options.verify {
-        data::check(&mut check, verify)?;
+    if let (Some(how), Some(store)) = (options.data, options.store) {
+        data::check(&mut check, store, how)?;
     }
     Ok(check.totals)
 }

@@ -28,6 +28,9 @@ use crate::references::{Seen, TABLES, for_each, of_row};
 use crate::rows::{Rows, readable};
 use crate::sparse::is_sparse;
 
+/// Deletions under way at a time where each costs a round trip: what is asked before a deletion is asked before so many.
+const DELETED_AT_A_TIME: usize = 64;
+
 /// What to collect.
 pub struct Options<'a> {
     /// Present time.
@@ -38,7 +41,7 @@ pub struct Options<'a> {
     pub delete: bool,
     /// Whether somebody in this process still appends to an object or has yet to commit what refers to it.
     pub is_open: &'a dyn Fn(ObjectId) -> bool,
-    /// Asked before each deletion: whether to go on.
+    /// Asked before each deletion (of a remote store: before each few): whether to go on.
     pub go_on: &'a dyn Fn() -> bool,
 }
 
@@ -222,20 +225,22 @@ pub fn collect(
     if options.delete && !objects.is_empty() {
         // That nothing refers to them must be durable before they go, or a power cut could bring a reference back.
         engine.sync()?;
-        for object in &objects {
+        let at_a_time = if store.is_remote() { DELETED_AT_A_TIME } else { 1 };
+        for some in objects.chunks(at_a_time) {
             if !(options.go_on)() {
                 break;
             }
             marks.check()?;
-            if in_use(object) {
-                continue;
-            }
+            let numbers: Vec<ObjectId> =
+                some.iter().filter(|object| !in_use(object)).map(|object| object.number).collect();
             kestrel_types::crash::point("gc.before-delete");
-            match store.delete(object.number) {
-                Ok(deleted) => totals.deleted += u64::from(deleted),
-                Err(error) => {
-                    totals.failed += 1;
-                    report(Event::Failed(object.number, &error));
+            for (&number, deleted) in numbers.iter().zip(store.delete_each(&numbers)) {
+                match deleted {
+                    Ok(()) => totals.deleted += 1,
+                    Err(error) => {
+                        totals.failed += 1;
+                        report(Event::Failed(number, &error));
+                    }
                 }
             }
             kestrel_types::crash::point("gc.deleted");

@@ -90,7 +90,7 @@ pub fn repair(
 ) -> Result<(Totals, u64), RepairError> {
     let mut done = 0;
     // Reading all data takes long and no repair depends on it: the last round alone does it.
-    let mut verify = options.verify.take();
+    let mut data = options.data.take();
     for _ in 0..ROUNDS_MAX {
         let mut fixes: Vec<Finding> = Vec::new();
         let mut stage = Stage::Sums;
@@ -111,8 +111,8 @@ pub fn repair(
         };
         let totals = check::check(engine, options, &mut collect, progress)?;
         if fixes.is_empty() {
-            if verify.is_some() {
-                options.verify = verify.take();
+            if data.is_some() {
+                options.data = data.take();
                 continue;
             }
             kept.into_iter().for_each(left);

@@ -5,9 +5,11 @@
 mod common;
 
 use common::*;
-use kestrel_admin::check::Options;
+use kestrel_admin::check::{Options, ReadData};
 use kestrel_admin::finding::{FindingKind as K, Severity};
+use kestrel_admin::references::{Reference, Seen, for_each};
 use kestrel_admin::rows::{DirId, INODES, encode_ceiling, encode_xattr, put};
+use kestrel_data::object::placed_check;
 use kestrel_data::store::BlockStore;
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::Extent;
@@ -367,20 +369,47 @@ fn objects_in_the_store() {
 #[test]
 fn data_is_verified_when_asked() {
     let volume = Volume::new();
-    let mut seen = Vec::new();
-    let mut verify = |range: kestrel_types::range::Range| {
-        seen.push(range);
-        if range.object == 2 {
-            return Err(kestrel_data::Error::Corrupt { object: 2, offset: 0, what: "checksum" });
-        }
-        Ok(())
+    write_frames(&volume);
+    let read = ReadData { threads: 3, go_on: &|| true };
+    let check = || {
+        volume.check_with(&mut Options { store: Some(&volume.store), data: Some(read), ..Options::default() })
     };
-    let mut options = Options { store: Some(&volume.store), verify: Some(&mut verify), ..Options::default() };
-    let (findings, totals) = volume.check_with(&mut options);
+    let (findings, totals) = check();
+    assert_eq!((findings.len(), totals.verified_bytes), (0, 90 + 50 + 30 + 100_000));
+    // One byte of a range of several frames, and one of two ranges that are read together.
+    volume.store.tamper(2, |bytes| bytes[70_000] ^= 1);
+    let (findings, totals) = check();
     assert_eq!(findings.len(), 1);
     assert_eq!((findings[0].kind, findings[0].path.as_str()), (K::DataCorrupt, "#22 chunk 0"));
     assert_eq!(totals.verified_bytes, 90 + 50 + 30);
-    assert_eq!(seen.len(), 4);
+    volume.store.tamper(1, |bytes| bytes[5] ^= 1);
+    let (findings, totals) = check();
+    assert_eq!((findings.len(), totals.verified_bytes), (2, 50 + 30));
+    assert_eq!(findings[0].path, "/a/packed");
+    // What nobody waits for is not read.
+    let none = ReadData { threads: 3, go_on: &|| false };
+    let mut options = Options { store: Some(&volume.store), data: Some(none), ..Options::default() };
+    assert_eq!(volume.check_with(&mut options).1.verified_bytes, 0);
+}
+
+/// Gives the fixture's objects the frames that its files refer to.
+fn write_frames(volume: &Volume) {
+    let frame_bytes = kestrel_types::range::FRAME_BYTES as usize;
+    let write = for_each(&volume.engine, &mut |seen| {
+        let Seen::Reference(Reference { range, .. }) = seen else { return };
+        let data = vec![7; range.len as usize];
+        let mut at = range.offset as usize;
+        for (frame, part) in data.chunks(frame_bytes).enumerate() {
+            let check = placed_check(crc32c::crc32c(part), range.object, range.offset, frame as u32);
+            volume.store.tamper(range.object, |bytes| {
+                bytes.resize(bytes.len().max(at + part.len() + 4), 0);
+                bytes[at..at + part.len()].copy_from_slice(part);
+                bytes[at + part.len()..at + part.len() + 4].copy_from_slice(&check.to_be_bytes());
+            });
+            at += part.len() + 4;
+        }
+    });
+    write.unwrap();
 }
 
 #[test]

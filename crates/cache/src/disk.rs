@@ -37,12 +37,15 @@ pub(crate) mod sweep;
 const READ_THREADS: usize = 16;
 const READS_WAITING_MAX: usize = 1024;
 
-/// Threads for writes: few, they only copy to the page cache.
-const WRITE_THREADS: usize = 2;
+/// Threads for writes. They mostly copy to the page cache; more than one or two keep up with many readers on a busy machine.
+const WRITE_THREADS: usize = 4;
 const WRITES_WAITING_MAX: usize = 4096;
 
 /// What is written must not take longer than this on average, or the disk is too slow to be of use.
 const SLOW_WRITE: Duration = Duration::from_secs(2);
+
+/// Tries to make a file whose directories vanish as soon as they are made.
+const CREATE_TRIES: u32 = 4;
 
 /// Reading or writing: each has its own record, because a full or read-only disk still serves reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,7 +215,7 @@ impl Disk {
 
     /// Path of an object's cache file below the directory.
     fn name(&self, object: ObjectId) -> CString {
-        c_string(format!("{}/{:02x}/{object:016x}", self.volume, key::prefix(object)))
+        c_string(sweep::name(&self.volume, object))
     }
 
     fn root(&self) -> Arc<File> {
@@ -232,15 +235,26 @@ impl Disk {
     /// Opens an object's cache file for writing, and makes it and its directories where they are missing.
     pub fn create_file(&self, object: ObjectId) -> io::Result<File> {
         let (root, name) = (self.root(), self.name(object));
-        match sys::create_at(root.as_fd(), &name) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                sys::mkdir_at(root.as_fd(), &c_string(self.volume.clone()))?;
-                let prefix = format!("{}/{:02x}", self.volume, key::prefix(object));
-                sys::mkdir_at(root.as_fd(), &c_string(prefix))?;
-                sys::create_at(root.as_fd(), &name)
+        for _ in 0..CREATE_TRIES {
+            match sys::create_at(root.as_fd(), &name) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.make_dirs(&root, object)?,
+                other => return other,
             }
-            other => other,
         }
+        sys::create_at(root.as_fd(), &name)
+    }
+
+    /// Makes the directories of an object's cache file. A sweep may remove them again while they are empty.
+    fn make_dirs(&self, root: &File, object: ObjectId) -> io::Result<()> {
+        let prefix = format!("{}/{:02x}", self.volume, key::prefix(object));
+        for dir in [self.volume.clone(), prefix] {
+            match sys::mkdir_at(root.as_fd(), &c_string(dir)) {
+                // The one above is gone again; if the whole directory is, creating the file tells.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            }
+        }
+        Ok(())
     }
 
     /// Makes a page of a cache file a hole.

@@ -12,6 +12,8 @@ pub enum DiskOp {
     Read,
     /// Pages are written.
     Write,
+    /// Pages have been written and are about to be known as being there.
+    Written,
     /// Files are looked for and removed.
     Evict,
     /// The disk is tried out while it is out of service for reads (`ProbeRead`) or for writes.

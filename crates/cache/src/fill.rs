@@ -54,7 +54,7 @@ impl Core {
         let (target, pages) = ((Arc::clone(object), Arc::clone(flight)), Arc::clone(fetched));
         let job = move || {
             let (object, flight) = target;
-            let written = of.is_in_service(Side::Write) && {
+            let written = of.is_in_service(Side::Write) && !flight.is_stale() && {
                 let begun = Instant::now();
                 let written = core.write(&object, &of, &pages);
                 of.note(Side::Write, begun, &written);
@@ -127,6 +127,7 @@ impl Core {
             }
             sys::write_all_at(&file, &slots, page::slot_at(from))?;
         }
+        disk.before(DiskOp::Written)?;
         crash::point("cache.fill.written");
         self.figures.fill_bytes.add(pages.len() as u64 * PAGE_BYTES);
         disk.note_written(bytes);

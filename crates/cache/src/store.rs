@@ -238,6 +238,12 @@ impl BlockStore for CachedStore {
         Ok(was_there)
     }
 
+    fn delete_each(&self, objects: &[ObjectId]) -> Vec<Result<()>> {
+        let deleted = self.core.store.delete_each(objects);
+        objects.iter().for_each(|&object| self.core.forget(object));
+        deleted
+    }
+
     fn sync(&self) -> Result<()> {
         self.core.store.sync()
     }

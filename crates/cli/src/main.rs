@@ -21,7 +21,10 @@ use clap::{Parser, Subcommand};
 use log::LevelFilter;
 
 use failure::{Failure, Verdict};
-use verbs::{compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs, objbench, stats, status, umount, warmup};
+use verbs::{
+    compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs, objbench, stats, status,
+    umount, warmup,
+};
 
 /// A file system for many small, versioned files.
 #[derive(Debug, Parser)]

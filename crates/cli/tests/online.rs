@@ -293,8 +293,7 @@ fn dying_at_any_step_of_compaction_and_collection_loses_nothing() {
         let mut mount = kestrel(&["mount", &place.volume(), &place.mnt()]);
         let mounted = mount.env("KESTREL_CRASH_AT", point).stdout(Stdio::null()).status().unwrap();
         assert!(mounted.success(), "{point}");
-        let args: &[&str] =
-            if verb == "gc" { &["gc", "--delete", "--grace", "0"] } else { &["compact"] };
+        let args: &[&str] = if verb == "gc" { &["gc", "--delete", "--grace", "0"] } else { &["compact"] };
         run(&[args, &[&place.volume()]].concat()).expect(1, "ended before it had answered");
         run(&["umount", "--force", &place.mnt()]).expect(0, "");
         run(&["fsck", &place.volume(), "--data"]).expect(0, "clean");

@@ -178,9 +178,8 @@ impl Descriptor {
             Some(version) if version == u64::from(FORMAT_VERSION) => {}
             _ => return Err(corrupt("its format version is missing or invalid")),
         }
-        let descriptor: Self = serde_json::from_value(loose).map_err(|error| {
-            corrupt(&format!("{error}; if a newer kestrel wrote it, use that one"))
-        })?;
+        let descriptor: Self = serde_json::from_value(loose)
+            .map_err(|error| corrupt(&format!("{error}; if a newer kestrel wrote it, use that one")))?;
         let hex =
             descriptor.uuid.len() == 32 && descriptor.uuid.bytes().all(|digit| digit.is_ascii_hexdigit());
         if descriptor.checksum != descriptor.expected_checksum()? || !hex {

@@ -70,7 +70,9 @@ impl Recovery {
     pub fn finish(self, dir: &Path) -> Result<(), VolumeError> {
         self.failed.map_or(Ok(()), |error| {
             let dir = dir.display();
-            Err(VolumeError::Io(format!("{dir}: what was written last cannot be checked: {error}; try again")))
+            Err(VolumeError::Io(format!(
+                "{dir}: what was written last cannot be checked: {error}; try again"
+            )))
         })
     }
 }

@@ -8,7 +8,6 @@ use std::fs;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use kestrel_cache::{CacheOptions, CachedStore};
 use kestrel_data::store::coded::CodedStore;
@@ -24,9 +23,6 @@ use crate::volume::{data_reserve, disk_bytes};
 
 /// Directory of the block store within the volume's, unless the settings name another place.
 pub const OBJECTS_DIR: &str = "objects";
-
-/// How long a closing cache may take to write what waits.
-const CACHE_FLUSH_LIMIT: Duration = Duration::from_secs(2);
 
 /// How a process reaches a volume's objects. Nothing of this is kept in the volume.
 #[derive(Debug, Clone)]
@@ -155,7 +151,6 @@ pub struct Storage {
     /// What everybody uses.
     pub store: Arc<dyn BlockStore>,
     base: Base,
-    cache: Option<Arc<CachedStore>>,
 }
 
 impl Storage {
@@ -181,21 +176,18 @@ impl Storage {
                     (Base::Dir(objects), Arc::new(local))
                 }
             };
-        let mut cache = None;
         if !options.cache_dirs.is_empty() {
             let mut config = CacheOptions::new(options.cache_dirs.clone());
             config.bytes = options.cache_bytes.unwrap_or(config.bytes);
             config.free_space_ratio = options.free_space_ratio.unwrap_or(config.free_space_ratio);
             let cached = CachedStore::open(store, volume, config)
                 .map_err(|error| VolumeError::Io(error.to_string()))?;
-            let cached = Arc::new(cached);
-            store = cached.clone();
-            cache = Some(cached);
+            store = Arc::new(cached);
         }
         if let Some(coding) = coding {
             store = Arc::new(CodedStore::new(store, volume, coding));
         }
-        Ok(Self { store, base, cache })
+        Ok(Self { store, base })
     }
 
     /// Where an object lies, for people and other programs: a path or a URL.
@@ -203,15 +195,6 @@ impl Storage {
         match &self.base {
             Base::S3(s3) => s3.place(object),
             Base::Dir(dir) => dir.join(key::key(object)).to_string_lossy().into_owned(),
-        }
-    }
-
-    /// Gives the disk cache a moment to write what waits; the rest is dropped and read from the store again.
-    pub fn settle(&self) {
-        if let Some(cache) = &self.cache
-            && !cache.flush(CACHE_FLUSH_LIMIT)
-        {
-            log::info!("the disk cache is slow: what was not written to it yet is dropped");
         }
     }
 }

@@ -11,8 +11,8 @@ use kestrel_data::packer::{Packer, PackerConfig};
 use kestrel_data::reader::{Reader, ReaderConfig};
 use kestrel_data::store::BlockStore;
 use kestrel_data::{Pool, ReadAheadConfig};
-use kestrel_meta::engine::EngineError;
 use kestrel_meta::engine::BeforeSync;
+use kestrel_meta::engine::EngineError;
 use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::node::{self, Node, NodeConfig};
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
@@ -30,8 +30,9 @@ mod sizes;
 
 pub use format::{NewVolume, format};
 pub use lock::VolumeLock;
-pub(crate) use sizes::{data_reserve, disk_bytes};
 use sizes::fitting_options;
+pub use sizes::scratch_reserve;
+pub(crate) use sizes::{data_reserve, disk_bytes};
 
 /// Directory of the metadata engine.
 const META_DIR: &str = "meta";

@@ -224,7 +224,7 @@ fn small_budget(store: MemoryStore) {
 /// With a store across a network bytes stay in memory until they are committed, and count.
 #[test]
 fn a_large_file_goes_to_a_remote_store_within_the_write_buffer() {
-    let fs = file_system(Arc::new(MemoryStore::put_only()));
+    let (fs, _) = file_system(Arc::new(MemoryStore::put_only()));
     let file = open(&fs, "large");
     let block = |step: u64| -> Vec<u8> { (0..BLOCK).map(|i| (i / 7) as u8 ^ step as u8).collect() };
     for step in 0..256 {

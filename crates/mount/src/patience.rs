@@ -160,7 +160,10 @@ mod tests {
     #[test]
     fn killed_and_exiting_threads_are_dying_others_are_not() {
         assert!(!says_dying(&stat(0x400000, 0)));
-        assert!(!says_dying(&stat(0x400000, 1 << (libc::SIGALRM - 1))), "an alarm kills nobody who handles it");
+        assert!(
+            !says_dying(&stat(0x400000, 1 << (libc::SIGALRM - 1))),
+            "an alarm kills nobody who handles it"
+        );
         assert!(says_dying(&stat(0x400000, 1 << (libc::SIGKILL - 1))));
         assert!(says_dying(&stat(0x400004, 0)));
         assert!(!says_dying("") && !says_dying("1 (x"));

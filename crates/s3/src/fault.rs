@@ -185,13 +185,6 @@ impl Failure {
         let advice = match (self.fault.cause, object) {
             (Cause::Missing, Some(object)) => return Error::NotFound { object },
             (Cause::Present, Some(object)) => return Error::Exists { object },
-            (Cause::Short, Some(object)) => {
-                return Error::Corrupt {
-                    object,
-                    offset: 0,
-                    what: "the object is shorter than what was stored",
-                };
-            }
             (Cause::Late, _) => return Error::Deadline { during },
             (Cause::Full, _) => {
                 let source = Arc::new(io::Error::new(io::ErrorKind::StorageFull, self.text()));

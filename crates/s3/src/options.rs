@@ -164,11 +164,6 @@ impl S3Options {
         &self.url
     }
 
-    /// The bucket's name.
-    pub fn bucket(&self) -> &str {
-        &self.bucket
-    }
-
     /// Takes credentials from a file like `~/.aws/credentials` and from nowhere else.
     pub fn credentials_file(mut self, file: Option<PathBuf>) -> Self {
         self.credentials_file = file;

@@ -35,14 +35,23 @@ fn fault(request: &Request, dice: u64) -> Fault {
     let internal = "<Error><Code>InternalError</Code><Message>x</Message></Error>";
     match dice {
         0 => Fault::Answer("500 Internal Server Error", Vec::new(), internal.to_string()),
-        1 => Fault::Answer("503 Service Unavailable", Vec::new(), "<Error><Code>SlowDown</Code></Error>".to_string()),
+        1 => Fault::Answer(
+            "503 Service Unavailable",
+            Vec::new(),
+            "<Error><Code>SlowDown</Code></Error>".to_string(),
+        ),
         2 => Fault::Reset,
         3 => Fault::LostAnswer,
         4 => Fault::Replaced("500 Internal Server Error", internal.to_string()),
         5 if request.method == "GET" => Fault::Truncated(request.target.len() * 7),
         6 if request.is_list() => Fault::Edited("<KeyCount>", "<KeyCount>1"),
-        7 if request.is_list() => {
-            Fault::Answer("200 OK", Vec::new(), "<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>".to_string())
+        // Not also where the store is asked again: that a store says twice that there is nothing, nobody can find out.
+        7 if request.is_list() && !request.target.split(['?', '&']).any(|pair| pair == "max-keys=1") => {
+            Fault::Answer(
+                "200 OK",
+                Vec::new(),
+                "<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>".to_string(),
+            )
         }
         _ => Fault::None,
     }

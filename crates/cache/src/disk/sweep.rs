@@ -8,7 +8,7 @@ use std::fs::Metadata;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use kestrel_data::store::key;
@@ -28,15 +28,15 @@ const LOCK: &str = "evict.lock";
 /// When the bound is reached, this share of it is freed, so that sweeps are few: one in so many.
 const SLACK_SHARE: u64 = 32;
 
-/// A file older than this without a trailer's worth of data is an empty leftover.
+/// Empty files and directories that were not touched for so long are leftovers.
 const EMPTY_AGE: Nanos = 600 * SECOND;
 
-/// What was found in a directory.
+/// What was found in a directory: 40 bytes a file, so 100 MiB for 10 TiB of blocks, while a sweep lasts.
 #[derive(Default)]
 struct Found {
     files: Vec<CacheFile>,
-    /// Of each file, its path below the directory.
-    names: Vec<PathBuf>,
+    /// Of each file, its object.
+    objects: Vec<ObjectId>,
     volumes: Vec<String>,
 }
 
@@ -68,13 +68,14 @@ impl Disk {
         let mut swept = Swept::default();
         for index in evict::plan(&found.files, self.needed(used)?, now) {
             self.before(DiskOp::Evict)?;
-            let name = &found.names[index];
-            cut(&self.path.join(name))?;
-            let bytes = found.files[index].bytes;
+            let (file, object) = (found.files[index], found.objects[index]);
+            let volume = &found.volumes[file.volume];
+            cut(&self.path.join(name(volume, object)))?;
+            let bytes = file.bytes;
             self.figures.evicted_bytes.add(bytes);
             (swept.bytes, used) = (swept.bytes + bytes, used - bytes);
-            if found.volumes[found.files[index].volume] == self.volume {
-                swept.removed.extend(object_of(name));
+            if *volume == self.volume {
+                swept.removed.push(object);
             }
         }
         self.used.store(used, Ordering::Relaxed);
@@ -138,25 +139,29 @@ fn look_through(path: &Path, now: Nanos) -> io::Result<Found> {
             let before = found.files.len();
             let below = Path::new(&volume).join(&prefix);
             look_at(path, &below, found.volumes.len(), now, &mut found)?;
-            // Empty ones go with the last file of the volume.
-            is_empty &= found.files.len() == before && std::fs::remove_dir(path.join(&below)).is_ok();
+            // Empty ones go, unless somebody has just made them to put something there.
+            is_empty &= found.files.len() == before && remove_old_dir(&path.join(&below), now);
         }
         if is_empty {
-            // Fails, and should, if another process has just put something there.
-            let _ = std::fs::remove_dir(path.join(&volume));
+            remove_old_dir(&path.join(&volume), now);
         }
         found.volumes.push(volume);
     }
     Ok(found)
 }
 
+/// Removes a directory if it is empty and has been for a while; whether it did.
+fn remove_old_dir(path: &Path, now: Nanos) -> bool {
+    let is_old = std::fs::symlink_metadata(path)
+        .is_ok_and(|found| now.saturating_sub(found.mtime().saturating_mul(SECOND)) > EMPTY_AGE);
+    is_old && std::fs::remove_dir(path).is_ok()
+}
+
 /// The cache files of one prefix directory.
 fn look_at(path: &Path, below: &Path, volume: usize, now: Nanos, found: &mut Found) -> io::Result<()> {
     for name in names(&path.join(below))? {
         let name = below.join(name);
-        if object_of(&name).is_none() {
-            continue;
-        }
+        let Some(object) = object_of(&name) else { continue };
         let stat = match std::fs::symlink_metadata(path.join(&name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other?,
@@ -172,7 +177,7 @@ fn look_at(path: &Path, below: &Path, volume: usize, now: Nanos, found: &mut Fou
         }
         let is_reused = stat.mode() & REUSED_BIT != 0;
         found.files.push(CacheFile { volume, bytes, touched, is_reused });
-        found.names.push(name);
+        found.objects.push(object);
     }
     Ok(())
 }
@@ -191,6 +196,11 @@ fn names(path: &Path) -> io::Result<Vec<String>> {
 
 fn is_hex(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// The path of a cache file below the directory.
+pub(super) fn name(volume: &str, object: ObjectId) -> String {
+    format!("{volume}/{:02x}/{object:016x}", key::prefix(object))
 }
 
 /// The object that a cache file is of, if it is exactly where that belongs.

@@ -120,7 +120,7 @@ impl Serving {
         let _alone = self.alone()?;
         let is_open = |object| self.fs.is_open_object(object);
         let volume =
-            fsck::InUse { dir: &self.dir, engine: &*self.engine, store: &self.store, is_open: &is_open };
+            fsck::InUse { dir: &self.dir, engine: &*self.engine, store: &*self.store, is_open: &is_open };
         let limit = question["limit"].as_u64().unwrap_or(0);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         fsck::check_in_use(&volume, question["data"] == true, limit, feed)
@@ -133,9 +133,26 @@ impl Serving {
         }
         let _alone = self.alone()?;
         let grace_seconds = question["grace_seconds"].as_u64().unwrap_or(gc::GRACE_SECONDS_DEFAULT);
+        let reaped = if delete { self.reap(feed)? } else { 0 };
         let is_open = |object| self.fs.is_open_object(object);
         let options = gc::options(grace_seconds, delete, &is_open);
-        gc::collect(&*self.engine, &*self.store, &options, feed).map_err(|why| why.to_string())
+        let mut done =
+            gc::collect(&*self.engine, &*self.store, &options, feed).map_err(|why| why.to_string())?;
+        done["reaped_objects"] = reaped.into();
+        Ok(done)
+    }
+
+    /// Deletes what the schedule holds and whose time has come, which the mount would do by itself within seconds.
+    fn reap(&self, feed: &Feed<'_>) -> Result<usize, String> {
+        let mut reaped = 0;
+        loop {
+            let more = self.fs.reap().map_err(|why| format!("deleting scheduled objects: {why}"))?;
+            reaped += more;
+            feed.progress("deleting scheduled objects", reaped as u64);
+            if more == 0 || !feed.listening().is_on() {
+                return Ok(reaped);
+            }
+        }
     }
 
     fn compact(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {

@@ -12,8 +12,8 @@ use kestrel_meta::engine::Engine;
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
-use super::{ask, locate, open, print_json};
 use super::store_args::StoreArgs;
+use super::{ask, locate, open, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::progress::Progress;
 use crate::units::{bytes, count};

@@ -90,7 +90,8 @@ pub fn run(args: &FormatArgs) -> Result<Verdict, Failure> {
     let encrypt_with = match (args.encrypt, keys::key_file(args.store.key_file.as_deref())) {
         (false, _) => None,
         (true, None) => {
-            let why = "--encrypt needs a key: create one with `kestrel key create FILE` and give --key-file FILE";
+            let why =
+                "--encrypt needs a key: create one with `kestrel key create FILE` and give --key-file FILE";
             return Err(Failure::usage(format!("format: {why}")));
         }
         (true, file) => file,

@@ -3,18 +3,17 @@
 use std::path::Path;
 
 use clap::Args;
-use kestrel_admin::check::{Live, Options, Totals, check};
+use kestrel_admin::check::{Live, Options, ReadData, Totals, check};
 use kestrel_admin::cut::Cut;
 use kestrel_admin::finding::{Finding, Fix, Severity};
 use kestrel_admin::repair::repair;
 use kestrel_admin::watched::Watched;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::volume::scratch_reserve;
-use kestrel_data::reader::{Reader, ReaderConfig};
+use kestrel_data::store::BlockStore;
 use kestrel_meta::engine::Engine;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use kestrel_types::ids::ObjectId;
-use kestrel_types::range::Range;
 use serde_json::{Value, json};
 
 use super::gc::GRACE_SECONDS_DEFAULT;
@@ -24,6 +23,10 @@ use crate::failure::{Failure, Verdict};
 use crate::feed::{Feed, shown};
 use crate::progress::Progress;
 use crate::units::{bytes, count};
+
+/// Reads of data at a time, from a local disk and from a store over a network.
+const READERS_LOCAL: usize = 4;
+const READERS_REMOTE: usize = 32;
 
 /// Check a volume, mounted or not, and repair it if asked.
 #[derive(Debug, Args)]
@@ -100,16 +103,9 @@ fn repair_event(finding: &Finding, fix: &Fix) -> Value {
     } })
 }
 
-/// Reads stored ranges whole, past all caches, and verifies them; as long as somebody wants to know.
-fn verifier<'a>(
-    reader: &'a Reader,
-    is_on: &'a dyn Fn() -> bool,
-) -> impl FnMut(Range) -> kestrel_data::Result<()> + 'a {
-    move |range| if is_on() { reader.verify(range) } else { Ok(()) }
-}
-
-fn plain_reader(store: &std::sync::Arc<dyn kestrel_data::BlockStore>) -> Reader {
-    Reader::new(store.clone(), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() })
+/// Threads that read data: on a remote store what takes long is the way.
+fn readers(store: &dyn BlockStore) -> usize {
+    if store.is_remote() { READERS_REMOTE } else { READERS_LOCAL }
 }
 
 /// A volume in use, as the process that serves it knows it.
@@ -119,7 +115,7 @@ pub struct InUse<'a> {
     /// Its metadata.
     pub engine: &'a dyn Engine,
     /// Its data.
-    pub store: &'a std::sync::Arc<dyn kestrel_data::BlockStore>,
+    pub store: &'a dyn BlockStore,
     /// Whether an object is still being written.
     pub is_open: &'a dyn Fn(ObjectId) -> bool,
 }
@@ -139,17 +135,15 @@ pub fn check_in_use(volume: &InUse<'_>, data: bool, limit: usize, feed: &Feed<'_
     let cut = Cut::take(&live, volume.dir, scratch_reserve(volume.dir), &mut copied)
         .map_err(|why| why.to_string())?;
     let engine = Watched::new(cut.engine(), &go_on);
-    let reader = plain_reader(volume.store);
     let is_on = || listening.is_on();
-    let mut verify = verifier(&reader, &is_on);
     let grace = i64::try_from(GRACE_SECONDS_DEFAULT).unwrap_or(i64::MAX).saturating_mul(SECOND);
     let mut options = Options {
-        store: Some(&**volume.store),
+        store: Some(volume.store),
         live: Some(Live { engine: volume.engine, now, grace, is_open: volume.is_open }),
         ..Options::default()
     };
     if data {
-        options.verify = Some(&mut verify);
+        options.data = Some(ReadData { threads: readers(volume.store), go_on: &is_on });
     }
     let mut told = 0;
     let mut report = |finding: Finding| {
@@ -208,11 +202,9 @@ fn at_rest(
     fail: &dyn Fn(&dyn std::fmt::Display) -> Failure,
 ) -> Result<Value, Failure> {
     let volume = open("fsck", &args.volume, &args.store)?;
-    let reader = plain_reader(&volume.store);
-    let mut verify = verifier(&reader, &|| true);
     let mut options = Options { store: Some(&*volume.store), ..Options::default() };
     if args.data {
-        options.verify = Some(&mut verify);
+        options.data = Some(ReadData { threads: readers(&*volume.store), go_on: &|| true });
     }
     let mut tick = |what: &'static str, done: u64| feed.progress(what, done);
     if !args.repair {

@@ -210,6 +210,9 @@ fn show(args: &GcArgs, done: &Value) {
     );
     if args.delete {
         println!("{} deleted", count(number("deleted_objects")));
+        if number("reaped_objects") > 0 {
+            println!("{} more whose grace period was over", count(number("reaped_objects")));
+        }
     } else if number("leaked_objects") > 0 {
         println!("nothing was deleted; --delete deletes what is leaked");
     }

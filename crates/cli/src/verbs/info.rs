@@ -11,8 +11,8 @@ use kestrel_data::frame::stored_window;
 use kestrel_types::range::Range;
 use serde_json::{Value, json};
 
-use super::{ask, locate, mount_above, open, print_json, volume_of};
 use super::store_args::StoreArgs;
+use super::{ask, locate, mount_above, open, print_json, volume_of};
 use crate::failure::{Failure, Verdict};
 use crate::units::{bytes, count};
 

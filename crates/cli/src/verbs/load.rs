@@ -13,15 +13,15 @@ use kestrel_admin::finding::FindingKind;
 use kestrel_admin::references::{Seen, for_each};
 use kestrel_client::descriptor::{CodingSettings, Descriptor, Settings};
 use kestrel_client::keys;
+use kestrel_client::storage::Storage;
 use kestrel_client::volume::{self, NewVolume, Volume};
+use kestrel_data::store::BlockStore;
 use kestrel_data::store::coded::Compression;
-use kestrel_data::store::local::LocalConfig;
-use kestrel_data::store::{BlockStore, CodedStore, LocalStore};
 use kestrel_types::ids::ObjectId;
 use serde_json::json;
 
-use super::{locate, open, print_json};
 use super::store_args::StoreArgs;
+use super::{locate, open, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::progress::Progress;
 use crate::units::{bytes, count};
@@ -34,6 +34,7 @@ const OBJECT_BYTES_MAX: u64 = 256 << 20;
 #[command(after_help = "Examples:
   kestrel load /backup/vol.dump /data/restored --objects /data/vol/objects
   kestrel load /backup/vol.dump /data/restored --name restored
+  kestrel load /backup/vol.dump /data/restored --objects 's3://bucket/prefix?endpoint=https://s3.example.org'
 
 The dump is verified as a whole before anything is created. It holds no file data beyond small files: --objects copies
 the objects that it refers to from the block store of the volume that was dumped.")]
@@ -42,9 +43,10 @@ pub struct LoadArgs {
     pub file: PathBuf,
     /// Volume to create: a path or file:///path; missing or empty, or a volume that holds no files
     pub volume: String,
-    /// Block store to copy objects from: the directory `objects` of the volume that was dumped, or a copy of it
-    #[arg(long, value_name = "DIR")]
-    pub objects: Option<PathBuf>,
+    /// Block store to copy objects from: that of the volume that was dumped (its directory `objects`, or its s3://… URL),
+    /// or a copy of it
+    #[arg(long, value_name = "DIR|URL")]
+    pub objects: Option<String>,
     /// Name of the new volume; that of the dumped one by default
     #[arg(long)]
     pub name: Option<String>,
@@ -64,7 +66,7 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
     let (header, counts) = read_dump(args)?;
     let dumped: Descriptor = serde_json::from_value(header.volume)
         .map_err(|why| fail(&format!("{}: it describes no volume: {why}", args.file.display())))?;
-    let from = args.objects.as_deref().map(|dir| open_objects(args, dir, &dumped)).transpose()?;
+    let from = args.objects.as_deref().map(|place| open_objects(args, place, &dumped)).transpose()?;
     let dir = locate("load", &args.volume)?;
     // A volume that is there keeps its settings and its objects; the load refuses it if it holds files.
     let existing = Descriptor::read(&dir).ok();
@@ -85,7 +87,8 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
             volume::format(&args.volume, new, &args.store.options("load")?).map_err(|why| fail(&why))?
         }
     };
-    let filled = open("load", &args.volume, &args.store).and_then(|volume| fill(args, &volume, from.as_deref()));
+    let filled =
+        open("load", &args.volume, &args.store).and_then(|volume| fill(args, &volume, from.as_deref()));
     let missing = match filled {
         Ok(missing) => missing,
         Err(failure) => {
@@ -115,14 +118,20 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
 }
 
 /// The dumped volume's objects, with the keys that the dump holds, wrapped.
-fn open_objects(args: &LoadArgs, dir: &Path, dumped: &Descriptor) -> Result<Arc<dyn BlockStore>, Failure> {
-    let coding = keys::coding(dumped, args.store.key_file.as_deref()).map_err(|why| Failure::new("load", why))?;
-    let local = LocalStore::open(dir, LocalConfig::default())
-        .map_err(|why| Failure::new("load", format!("{}: {why}", dir.display())))?;
-    Ok(match coding {
-        Some(coding) => Arc::new(CodedStore::new(Arc::new(local), dumped.uuid_bytes(), coding)),
-        None => Arc::new(local),
-    })
+fn open_objects(args: &LoadArgs, place: &str, dumped: &Descriptor) -> Result<Arc<dyn BlockStore>, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("load", format!("--objects {place}: {why}"));
+    let url = match place.contains("://") {
+        true => place.to_string(),
+        false => {
+            let dir = std::fs::canonicalize(place).map_err(|why| fail(&why))?;
+            format!("file://{}", dir.to_str().ok_or_else(|| fail(&"its name must be UTF-8"))?)
+        }
+    };
+    let settings = Settings { storage: Some(url), ..dumped.settings.clone() };
+    settings.check().map_err(|why| fail(&why))?;
+    let there = Descriptor { settings, ..dumped.clone() };
+    let options = args.store.options("load")?;
+    Storage::open(Path::new(""), &there, &options).map(|open| open.store).map_err(|why| fail(&why))
 }
 
 /// How the new volume codes objects: as the dumped one did, with the same volume key and a data key of its own.
@@ -130,7 +139,9 @@ fn coding_like(
     args: &LoadArgs,
     dumped: Option<&CodingSettings>,
 ) -> Result<(Compression, Option<PathBuf>), Failure> {
-    let Some(CodingSettings { compression, encryption }) = dumped else { return Ok((Compression::None, None)) };
+    let Some(CodingSettings { compression, encryption }) = dumped else {
+        return Ok((Compression::None, None));
+    };
     if !encryption.as_ref().is_some_and(|encryption| encryption.active) {
         return Ok((*compression, None));
     }

@@ -25,6 +25,8 @@ use crate::units::{duration_arg, size_arg};
 const METADATA_MEMORY_MIN: u64 = 16 << 20;
 /// Most FUSE threads.
 const WORKERS_MAX: usize = 256;
+/// Further FUSE threads, for writers that wait for a store across a network. They cost nothing until then.
+const REMOTE_SPARE_WORKERS: usize = 128;
 /// Name of the log file within the volume's directory.
 const LOG_NAME: &str = "mount.log";
 
@@ -220,15 +222,23 @@ fn attend(
 ) -> Result<Verdict, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let answering = serving.clone();
-    let control = ControlSocket::serve(&serving.dir, Arc::new(move |question, teller| answering.answer(question, teller)))
-        .map_err(|why| fail(&why))?;
+    let control = ControlSocket::serve(
+        &serving.dir,
+        Arc::new(move |question, teller| answering.answer(question, teller)),
+    )
+    .map_err(|why| fail(&why))?;
     let figures = serving.clone();
     let page = move || crate::metrics::prometheus(&figures.snapshot());
     let metrics = args.metrics.map(|address| MetricsPort::serve(address, Arc::new(page))).transpose();
     let metrics = metrics.map_err(|why| fail(&why))?;
+    // Writers that are faster than a store across a network wait for it on threads of their own.
+    let spare_workers = match serving.store.is_remote() {
+        true => REMOTE_SPARE_WORKERS,
+        false => Config::default().spare_workers,
+    };
     let config = MountConfig {
         options,
-        session: Config { workers: args.workers, ..Config::default() },
+        session: Config { workers: args.workers, spare_workers, ..Config::default() },
         attr_ttl: args.attr_timeout,
         entry_ttl: args.entry_timeout,
     };

@@ -114,7 +114,7 @@ impl ObjbenchArgs {
 /// A place of our own in the store that is looked at.
 enum Scratch {
     S3(Box<S3Store>),
-    Dir(LocalStore, PathBuf),
+    Dir(Box<LocalStore>, PathBuf),
 }
 
 impl Scratch {
@@ -144,13 +144,13 @@ impl Scratch {
         let dir = path.join(format!("kestrel-objbench-{}", std::process::id()));
         let store = LocalStore::create(&dir, LocalConfig::default())
             .map_err(|error| failed(format!("{}: {error}", dir.display())))?;
-        Ok(Self::Dir(store, dir))
+        Ok(Self::Dir(Box::new(store), dir))
     }
 
     fn store(&self) -> &dyn BlockStore {
         match self {
             Self::S3(store) => &**store,
-            Self::Dir(store, _) => store,
+            Self::Dir(store, _) => &**store,
         }
     }
 

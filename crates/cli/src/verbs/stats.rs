@@ -156,9 +156,15 @@ fn print_data(now: &Value, before: &Value, seconds: f64) {
     let rate = |name: &str| format!("{}/s", bytes(per_second(name) as u64));
     let share = |part: &str, whole: &[&str]| {
         let all: u64 = whole.iter().map(|name| grown(now, before, name)).sum();
-        if all == 0 { "-".into() } else { format!("{:.0} %", 100.0 * grown(now, before, part) as f64 / all as f64) }
+        if all == 0 {
+            "-".into()
+        } else {
+            format!("{:.0} %", 100.0 * grown(now, before, part) as f64 / all as f64)
+        }
     };
-    if sum("store_get_requests_total") + sum("store_put_requests_total") + sum("store_head_requests_total") == 0 {
+    if sum("store_get_requests_total") + sum("store_put_requests_total") + sum("store_head_requests_total")
+        == 0
+    {
         return;
     }
     println!(
@@ -177,6 +183,7 @@ fn print_data(now: &Value, before: &Value, seconds: f64) {
         bytes(sum("cache_memory_bytes")),
         share("cache_disk_hit_bytes_total", &["cache_disk_hit_bytes_total", "cache_disk_miss_bytes_total"]),
         bytes(sum("cache_disk_bytes")),
-        grown(now, before, "pack_members_total") as f64 / grown(now, before, "pack_rounds_total").max(1) as f64
+        grown(now, before, "pack_members_total") as f64
+            / grown(now, before, "pack_rounds_total").max(1) as f64
     );
 }

@@ -10,8 +10,8 @@ use kestrel_meta::engine::Engine;
 use kestrel_types::ids::ROOT;
 use serde_json::{Value, json};
 
-use super::{ask, locate, open, print_json};
 use super::store_args::StoreArgs;
+use super::{ask, locate, open, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::units::{bytes, count};
 

@@ -17,8 +17,11 @@ use crate::file::data_error;
 /// How often the thread looks for work.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Ticks between looks for objects to delete.
-const REAP_TICKS: u32 = 20;
+/// Time between looks for objects to delete.
+const REAP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Objects whose deletion is asked for at a time.
+const REAP_AT_ONCE: usize = 64;
 
 /// Objects deleted in one look.
 const REAP_BATCH: usize = 1024;
@@ -67,7 +70,9 @@ impl Fs {
         if self.config.read_only {
             return;
         }
-        let threads: [(&str, Work); 2] = [("kestrel-flush", run), ("kestrel-repack", repack)];
+        // Apart, because a store that does not answer keeps who deletes or rewrites objects waiting, and flushes must go on.
+        let threads: [(&str, Work); 3] =
+            [("kestrel-flush", run), ("kestrel-reap", reap), ("kestrel-repack", repack)];
         for (name, work) in threads {
             let (weak, stop) = (Arc::downgrade(self), self.background.stop.clone());
             match std::thread::Builder::new().name(name.into()).spawn(move || work(&weak, &stop)) {
@@ -142,16 +147,27 @@ impl Fs {
         }
         // That nothing refers to them must be durable before they go, or a power cut could bring a reference back.
         super::wait(|done| self.sync(done))?;
-        let mut deleted = 0;
-        for object in due {
+        let mut reaped = 0;
+        for some in due.chunks(REAP_AT_ONCE) {
             kestrel_types::crash::point("reap.before-delete");
-            self.store.delete(object).map_err(|error| data_error(&error))?;
+            let deleted = self.store.delete_each(some);
             kestrel_types::crash::point("reap.deleted");
-            self.node.forget_object(object)?;
-            deleted += 1;
+            let mut failed = None;
+            for (object, deleted) in some.iter().zip(deleted) {
+                match deleted {
+                    Ok(()) => {
+                        self.node.forget_object(*object)?;
+                        Self::count(&self.counters.reaped_objects, 1);
+                        reaped += 1;
+                    }
+                    Err(error) => failed = Some(error),
+                }
+            }
+            if let Some(error) = failed {
+                return Err(data_error(&error));
+            }
         }
-        Self::count(&self.counters.reaped_objects, deleted as u64);
-        Ok(deleted)
+        Ok(reaped)
     }
 }
 
@@ -202,18 +218,19 @@ fn repack(fs: &Weak<Fs>, stop: &Stop) {
 }
 
 fn run(fs: &Weak<Fs>, stop: &Stop) {
-    for tick in 1u32.. {
-        if stopped_after(stop, TICK) {
-            return;
-        }
+    while !stopped_after(stop, TICK) {
         let Some(fs) = fs.upgrade() else { return };
         fs.flush_old();
         if let Err(error) = fs.sweep(stop) {
             log::warn!("deleting what was cut off files: {error}");
         }
-        if tick % REAP_TICKS == 0
-            && let Err(error) = fs.reap()
-        {
+    }
+}
+
+fn reap(fs: &Weak<Fs>, stop: &Stop) {
+    while !stopped_after(stop, REAP_INTERVAL) {
+        let Some(fs) = fs.upgrade() else { return };
+        if let Err(error) = fs.reap() {
             log::warn!("deleting unreferenced objects: {error}");
         }
     }

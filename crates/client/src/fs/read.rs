@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kestrel_data::{ErrorKind, Turn};
+use kestrel_data::{ErrorKind, Turn, Window};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, ExtentList, Source, chunk_parts};
 use kestrel_types::ids::InodeId;
@@ -219,9 +219,26 @@ impl Fs {
         let size = state.size;
         drop(state);
         let Some(window) = handle.readahead.lock().on_read(offset, len as u64, size) else { return };
-        let state = handle.file.lock();
-        let Plan::Ready { stored, .. } = plan_stored(&state, window.pos, window.len as usize) else { return };
+        self.fetch_ahead(&handle.file, window, false);
+    }
+
+    fn fetch_ahead(self: &Arc<Self>, file: &Arc<OpenFile>, window: Window, retried: bool) {
+        let state = file.lock();
+        let plan = plan_stored(&state, window.pos, window.len as usize);
         drop(state);
+        let stored = match plan {
+            Plan::Ready { stored, .. } => stored,
+            // The window reaches into a chunk that nobody has read from yet.
+            Plan::Chunks(first, last) if !retried => {
+                let (fs, again) = (self.clone(), file.clone());
+                return self.load_chunks(file, first, last, move |loaded| {
+                    if loaded.is_ok() {
+                        fs.fetch_ahead(&again, window, true);
+                    }
+                });
+            }
+            Plan::Chunks(..) => return,
+        };
         for part in stored {
             let fs = self.clone();
             let fetch = move |turn| {

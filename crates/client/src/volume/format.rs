@@ -10,6 +10,7 @@ use kestrel_meta::engine::{BeforeSync, Engine};
 use kestrel_meta::node::{Node, RootAttr};
 use kestrel_types::clock::{Clock, SystemClock};
 
+use super::lock::LOCK_FILE;
 use super::sizes::fitting_options;
 use super::{META_DIR, VolumeLock};
 use crate::descriptor::{Descriptor, FILE_NAME, Settings, volume_dir};
@@ -55,6 +56,12 @@ pub fn format(url: &str, new: NewVolume, options: &StoreOptions) -> Result<Descr
     if made.is_err() {
         // Nobody will ever open it; if its marker stays, a later format names it and says what to do.
         let _ = storage::erase(&dir, &descriptor, options);
+        if !occupied {
+            // All that is there is ours; a second try must find the place as the first one did.
+            let _ = fs::remove_dir_all(dir.join(META_DIR));
+            let _ = fs::remove_dir_all(dir.join(OBJECTS_DIR));
+            let _ = fs::remove_file(dir.join(LOCK_FILE));
+        }
     }
     drop(lock);
     made.map(|()| descriptor)

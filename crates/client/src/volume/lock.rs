@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::error::VolumeError;
 
 /// File that the process using a volume holds a lock on; it names the process.
-const LOCK_FILE: &str = "lock";
+pub(super) const LOCK_FILE: &str = "lock";
 
 /// Keeps other processes out of a volume while it lives.
 #[derive(Debug)]

@@ -26,6 +26,11 @@ pub fn data_reserve(disk_bytes: u64) -> u64 {
     (disk_bytes / 32).min(DATA_RESERVE_MAX)
 }
 
+/// Bytes of its disk that work besides serving (the copies an online check makes) leaves free in a volume's directory.
+pub fn scratch_reserve(dir: &Path) -> u64 {
+    disk_bytes(dir).map_or(0, data_reserve)
+}
+
 /// Size of the file system that a directory lies on, bytes.
 pub fn disk_bytes(dir: &Path) -> Option<u64> {
     let path = std::ffi::CString::new(dir.as_os_str().as_encoded_bytes()).ok()?;

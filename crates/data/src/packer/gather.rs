@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 /// Smallest pause between two arrivals that ends a gathering, as a part of an upload: threads that return together are
 /// scheduled one after the other.
-const PAUSE_PART: u32 = 8;
+const PAUSE_PART: u32 = 6;
 
 /// Longest such pause.
-const PAUSE_MAX: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_millis(25);
 
 /// Longest gathering.
-const GATHER_MAX: Duration = Duration::from_millis(50);
+const GATHER_MAX: Duration = Duration::from_millis(100);
 
 /// Vain waits in a row after which waiting stops for a while.
 const VAIN_MAX: u32 = 3;
@@ -166,7 +166,7 @@ mod tests {
             gather.arrived(now);
         }
         let Due::At(until) = gather.due(now, 63, 100) else { panic!("waits for the last one") };
-        assert!(until - now <= 3 * MS, "{:?}", until - now);
+        assert!(until - now <= 4 * MS, "{:?}", until - now);
         assert_eq!(gather.due(until, 63, 100), Due::Now);
     }
 

@@ -14,13 +14,22 @@ pub struct ReadAheadConfig {
     pub window_max: u64,
     /// Streams followed at once.
     pub streams: usize,
+    /// A read counts for a stream if it begins at most this many bytes before or behind its position, or within what was
+    /// read ahead of it: the kernel sends neighbouring reads of one reader in parallel, and they arrive in any order.
+    pub tolerance: u64,
     /// The next window is asked for when no more than so many quarters of it are left ahead of the reader.
     pub lead_quarters: u64,
 }
 
 impl Default for ReadAheadConfig {
     fn default() -> Self {
-        Self { window_min: 256 * 1024, window_max: 8 * 1024 * 1024, streams: 8, lead_quarters: 1 }
+        Self {
+            window_min: 256 * 1024,
+            window_max: 8 * 1024 * 1024,
+            streams: 8,
+            tolerance: 256 * 1024,
+            lead_quarters: 1,
+        }
     }
 }
 
@@ -28,13 +37,10 @@ impl ReadAheadConfig {
     /// For a store across a network: what is under way has to cover its latency times its bandwidth, and the next window
     /// is asked for early, so that there is always a good deal of it.
     pub fn remote(window_max: u64) -> Self {
-        Self { window_min: 512 * 1024, window_max, lead_quarters: 3, ..Self::default() }
+        let tolerance = 1024 * 1024;
+        Self { window_min: 512 * 1024, window_max, tolerance, lead_quarters: 3, ..Self::default() }
     }
 }
-
-/// A read counts for a stream if it begins at most this many bytes before or behind its position: the kernel sends
-/// neighbouring reads of one reader in parallel, and they arrive in any order.
-const TOLERANCE: u64 = 256 * 1024;
 
 /// Bytes to read ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +88,10 @@ impl ReadAhead {
         }
         self.reads += 1;
         let end = pos.saturating_add(len);
-        let found = self.streams.iter().position(|stream| pos.abs_diff(stream.next) <= TOLERANCE);
+        let near = self.config.tolerance;
+        let found = self.streams.iter().position(|stream| {
+            pos.abs_diff(stream.next) <= near || (stream.next..stream.ahead).contains(&pos)
+        });
         let Some(index) = found else {
             self.begin(end);
             return None;
@@ -216,6 +225,24 @@ mod tests {
         }
         assert!(asked > 12 * MIB);
         assert_eq!(state.streams.len(), 1);
+    }
+
+    /// What the kernel makes of one reader with a large window: some requests under way, answered in any order.
+    #[test]
+    fn a_shuffled_stream_of_a_remote_store_is_read_ahead_as_a_whole() {
+        let mut state = ReadAhead::new(ReadAheadConfig::remote(32 * MIB));
+        let (mut ahead, mut asked) = (0, 0);
+        for group in 0..FILE / 4 / MIB {
+            for part in [2, 0, 3, 1] {
+                let pos = group * MIB + part * 256 * KIB;
+                if let Some(window) = state.on_read(pos, 256 * KIB, FILE) {
+                    assert!(ahead == 0 || window.pos == ahead, "no gap, nothing twice");
+                    ahead = window.pos + window.len;
+                    asked += window.len;
+                }
+            }
+        }
+        assert!(asked > FILE / 4 - 4 * MIB, "{asked}");
     }
 
     #[test]

@@ -24,6 +24,7 @@ use super::{AppendStore, BlockStore, NearCache, Page, Usage, total_len};
 use crate::error::{Error, Result};
 use crate::object::VolumeId;
 
+mod buffers;
 mod compression;
 mod decode;
 mod encode;
@@ -32,24 +33,24 @@ mod head;
 mod heads;
 mod keys;
 mod near;
+mod read;
 
 pub use compression::Compression;
 pub use keys::{DATA_KEY_BYTES, DataKey, Keys};
 
-use decode::{Scratch, Sink};
+use buffers::Buffers;
+use decode::Sink;
 use encode::Encoder;
 use flights::{Boarding, Flights};
 use head::{CHUNK_BYTES, FIRST_CHUNK_BYTES, HEADER_BYTES, Head, Header, MAGIC};
 use heads::{HEADS_BYTES_MAX, Heads, Known};
+use read::Read;
 
 /// Bytes read for an object's head: enough for objects of up to 31 MiB.
 const START_BYTES: u64 = 4096;
 
 /// Reads that end before this many plain bytes come with the head, in one request, if a request is what costs.
 const FIRST_READ_BYTES_MAX: u64 = 384 << 10;
-
-/// Bytes fetched and decoded at a time from stores where a request costs nothing: what fits the processor's cache.
-const LOCAL_PIECE_BYTES: u64 = 256 << 10;
 
 /// Bytes of the magic that must be right for an object to be taken for a damaged coded one. The magic of plain objects has
 /// four in common with it.
@@ -89,6 +90,7 @@ pub struct CodedStore {
     coding: Coding,
     heads: Heads,
     flights: Flights,
+    buffers: Buffers,
     figures: Figures,
 }
 
@@ -112,8 +114,9 @@ struct Found {
 impl CodedStore {
     /// Codes the objects of `volume` in `inner`.
     pub fn new(inner: Arc<dyn BlockStore>, volume: VolumeId, coding: Coding) -> Self {
-        let (heads, flights, figures) = (Heads::new(HEADS_BYTES_MAX), Flights::default(), Figures::default());
-        Self { inner, volume, coding, heads, flights, figures }
+        let (heads, flights) = (Heads::new(HEADS_BYTES_MAX), Flights::default());
+        let (buffers, figures) = (Buffers::default(), Figures::default());
+        Self { inner, volume, coding, heads, flights, buffers, figures }
     }
 
     /// What an object is, from memory or from the store; `until` is the plain byte that the caller will read up to.
@@ -236,7 +239,10 @@ impl CodedStore {
             _ => self.known(object, Some(until), how)?,
         };
         match &found.known {
-            Known::Coded(head) => self.read_coded(head, &found.start, offset..until, parts, how),
+            Known::Coded(head) => {
+                let start = &found.start;
+                self.read_coded(&Read { head, start, wanted: offset..until, how }, parts)
+            }
             Known::Plain => {
                 let start = usize::try_from(offset).ok().zip(usize::try_from(until).ok());
                 if let Some(bytes) = start.and_then(|(from, until)| found.start.get(from..until)) {
@@ -251,49 +257,6 @@ impl CodedStore {
             }
         }
     }
-
-    /// Reads plain bytes `wanted` of a coded object. `start` are its first stored bytes, as many as are there.
-    fn read_coded(
-        &self,
-        head: &Head,
-        start: &[u8],
-        wanted: std::ops::Range<u64>,
-        parts: &mut [IoSliceMut<'_>],
-        how: How,
-    ) -> Result<bool> {
-        let object = head.header.object;
-        if wanted.end > head.header.plain_len {
-            let what = "the object is shorter than what was stored";
-            return Err(Error::Corrupt { object, offset: wanted.start, what });
-        }
-        if wanted.is_empty() {
-            return Ok(true);
-        }
-        let (mut next, last) = (head.header.chunk_of(wanted.start), head.header.chunk_of(wanted.end - 1));
-        let piece_bytes = if self.inner.is_remote() { u64::MAX } else { LOCAL_PIECE_BYTES };
-        self.figures.chunks_read.fetch_add(u64::from(last - next + 1), Ordering::Relaxed);
-        let mut sink = Sink::new(parts);
-        Scratch::with(|scratch| {
-            while next <= last {
-                let from = head.stored_of(next).start;
-                let fits = |chunk: &u32| head.stored_of(*chunk).end - from <= piece_bytes;
-                let end = (next + 1..=last).take_while(fits).last().unwrap_or(next);
-                let place = from as usize..head.stored_of(end).end as usize;
-                scratch.stored.clear();
-                if let Some(bytes) = start.get(place.clone()) {
-                    scratch.stored.extend_from_slice(bytes);
-                } else {
-                    scratch.stored.resize(place.len(), 0);
-                    if !self.fetch(object, from, &mut scratch.stored, how)? {
-                        return Ok(false);
-                    }
-                }
-                decode::decode(head, next..=end, &wanted, scratch, &mut sink)?;
-                next = end + 1;
-            }
-            Ok(true)
-        })
-    }
 }
 
 impl BlockStore for CodedStore {
@@ -302,11 +265,14 @@ impl BlockStore for CodedStore {
             return self.inner.put(object, parts);
         }
         let (volume, compression, keys) = (self.volume, self.coding.compression, self.coding.cipher.as_ref());
-        let coded = Encoder { volume, compression, keys }.encode(object, parts)?;
-        self.inner.put(object, &[IoSlice::new(&coded)])?;
+        let coded = Encoder { volume, compression, keys }.encode(object, parts, &self.buffers)?;
+        let stored_bytes = coded.len() as u64;
+        let done = self.inner.put(object, &[IoSlice::new(&coded)]);
+        self.buffers.give(coded);
+        done?;
         self.figures.objects_written.fetch_add(1, Ordering::Relaxed);
         self.figures.plain_bytes_written.fetch_add(total_len(parts) as u64, Ordering::Relaxed);
-        self.figures.stored_bytes_written.fetch_add(coded.len() as u64, Ordering::Relaxed);
+        self.figures.stored_bytes_written.fetch_add(stored_bytes, Ordering::Relaxed);
         Ok(())
     }
 
@@ -336,7 +302,8 @@ impl BlockStore for CodedStore {
                 let until = head.header.plain_len.min(offset.saturating_add(out.len() as u64));
                 let len = until.saturating_sub(offset);
                 let parts = &mut [IoSliceMut::new(&mut out[..len as usize])];
-                self.read_coded(head, &found.start, until - len..until, parts, How::Wait)?;
+                let (start, wanted, how) = (&found.start[..], until - len..until, How::Wait);
+                self.read_coded(&Read { head, start, wanted, how }, parts)?;
                 Ok(len as usize)
             }
         }
@@ -385,6 +352,12 @@ impl BlockStore for CodedStore {
         let deleted = self.inner.delete(object)?;
         self.heads.forget(object);
         Ok(deleted)
+    }
+
+    fn delete_each(&self, objects: &[ObjectId]) -> Vec<Result<()>> {
+        let deleted = self.inner.delete_each(objects);
+        objects.iter().for_each(|&object| self.heads.forget(object));
+        deleted
     }
 
     fn sync(&self) -> Result<()> {

@@ -125,7 +125,9 @@ fn ranges(store: &dyn BlockStore, plan: &Plan, _stop: &Stop) -> Result<Verdict, 
             Err(Error::Corrupt { .. }) => {}
             Err(error) => return Err(error.into()),
             Ok(_) => {
-                return wrong(format!("{len} bytes from byte {offset} on were read, beyond the object's end"));
+                return wrong(format!(
+                    "{len} bytes from byte {offset} on were read, beyond the object's end"
+                ));
             }
         }
     }

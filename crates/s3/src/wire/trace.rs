@@ -1,6 +1,5 @@
 //! What came back in one attempt, noted below the crate `object_store` and read above it.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use super::date;
 
 tokio::task_local! {
     /// The attempt that the present task makes; one task makes one at a time.
-    static CURRENT: RefCell<Trace>;
+    static CURRENT: Trace;
 }
 
 /// Longest text of an answer that is repeated in messages, characters.
@@ -55,7 +54,7 @@ impl Traced {
     /// Runs an attempt. `must_be_new`: what it completes must not replace an object.
     pub(crate) async fn run<T>(must_be_new: bool, attempt: impl Future<Output = T>) -> (T, Seen) {
         let trace = Trace { seen: Arc::default(), must_be_new };
-        let done = CURRENT.scope(RefCell::new(trace.clone()), attempt).await;
+        let done = CURRENT.scope(trace.clone(), attempt).await;
         let seen = trace.seen.lock().clone();
         (done, seen)
     }
@@ -64,7 +63,7 @@ impl Traced {
 impl Trace {
     /// The present attempt's; one that nobody reads if there is none.
     pub(crate) fn current() -> Self {
-        CURRENT.try_with(|trace| trace.borrow().clone()).unwrap_or_default()
+        CURRENT.try_with(Clone::clone).unwrap_or_default()
     }
 
     /// Whether what the attempt completes must not replace an object.

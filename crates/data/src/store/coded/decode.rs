@@ -9,8 +9,8 @@ use super::head::Head;
 use super::keys::Piece;
 use crate::error::{Error, Result};
 
-/// Scratch memory a thread keeps between reads, bytes.
-const SCRATCH_BYTES_KEPT: usize = 1 << 20;
+/// Scratch memory a thread keeps between reads, bytes. Reads that need more for stored chunks share buffers instead.
+pub(super) const SCRATCH_BYTES_KEPT: usize = 1 << 20;
 
 /// Memory that reads are decoded in.
 #[derive(Default)]

@@ -5,6 +5,7 @@ use std::io::IoSlice;
 use kestrel_types::ids::ObjectId;
 use ring::rand::{SecureRandom, SystemRandom};
 
+use super::buffers::Buffers;
 use super::compression::{self, Compression};
 use super::head::{CHUNK_BYTES, CHUNKS_MAX, FIRST_CHUNK_BYTES, HeadWriter, Header, object_key};
 use super::keys::{Keys, Piece, SALT_BYTES};
@@ -43,11 +44,11 @@ pub(super) struct Encoder<'a> {
 }
 
 impl Encoder<'_> {
-    /// The object as it is stored.
+    /// The object as it is stored, in memory from `buffers`.
     ///
     /// # Errors
     /// `Invalid` if it is larger than the format allows (1 GiB); `Io` if the system has no randomness.
-    pub fn encode(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<Vec<u8>> {
+    pub fn encode(&self, object: ObjectId, parts: &[IoSlice<'_>], buffers: &Buffers) -> Result<Vec<u8>> {
         let mut salt = [0; SALT_BYTES];
         if self.write_key().is_some() {
             SystemRandom::new().fill(&mut salt).map_err(|_| {
@@ -55,7 +56,7 @@ impl Encoder<'_> {
                 Error::from_io("encrypting", Some(object), source)
             })?;
         }
-        self.encode_with(object, parts, salt)
+        self.encode_with(object, parts, salt, buffers)
     }
 
     fn write_key(&self) -> Option<u32> {
@@ -68,6 +69,7 @@ impl Encoder<'_> {
         object: ObjectId,
         parts: &[IoSlice<'_>],
         salt: [u8; SALT_BYTES],
+        buffers: &Buffers,
     ) -> Result<Vec<u8>> {
         let header = Header {
             method: self.compression.method(),
@@ -90,7 +92,7 @@ impl Encoder<'_> {
             // Chunks are smaller than 2 MiB.
             .map(|plain| (plain.end - plain.start) as usize)
             .collect();
-        let mut out = Vec::with_capacity(head_len + total_len(parts) + tag_len * sizes.len());
+        let mut out = buffers.take(head_len + total_len(parts) + tag_len * sizes.len());
         out.resize(head_len, 0);
         let mut head = HeadWriter::new(header);
         let mut plain = Plain { parts, taken: 0 };

@@ -1,6 +1,7 @@
 //! The format, pinned. The bytes were made by another implementation (Python, `cryptography`), from
 //! `docs/format/objects.md`.
 
+use super::super::buffers::Buffers;
 use super::super::encode::Encoder;
 use super::*;
 
@@ -49,12 +50,14 @@ fn objects_are_written_as_pinned() {
     let keys = keys(Some(1));
     let encoder = Encoder { volume: VOLUME, compression: Compression::None, keys: Some(&keys) };
     let salt = std::array::from_fn(|index| index as u8);
-    let stored =
-        encoder.encode_with(0x0102_0304, &[IoSlice::new(b"hel"), IoSlice::new(b"lo")], salt).unwrap();
+    let buffers = Buffers::default();
+    let stored = encoder
+        .encode_with(0x0102_0304, &[IoSlice::new(b"hel"), IoSlice::new(b"lo")], salt, &buffers)
+        .unwrap();
     assert_eq!(stored, from_hex(ENCRYPTED));
     // Three chunks, the last of one byte.
     let plain: Vec<u8> = (0..FIRST + CHUNK + 1).map(|at| (at / 9 % 40) as u8).collect();
-    let stored = encoder.encode_with(9, &[IoSlice::new(&plain)], [5; 32]).unwrap();
+    let stored = encoder.encode_with(9, &[IoSlice::new(&plain)], [5; 32], &buffers).unwrap();
     assert_eq!((stored.len(), crc32c::crc32c(&stored)), (131_349, 0x465c_2961));
 }
 
