@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use kestrel_types::ids::Position;
 
@@ -36,6 +37,9 @@ pub(super) fn io_error(what: &str, why: &io::Error) -> EngineError {
     }
 }
 
+/// Longest wait for a process that has let go of its volume and is still ending.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+
 /// Keeps the directory for this process; the lock ends with the file.
 fn lock(dir: &Path) -> Result<File, EngineError> {
     let path = dir.join("lock");
@@ -45,12 +49,16 @@ fn lock(dir: &Path) -> Result<File, EngineError> {
         .write(true)
         .open(&path)
         .map_err(|why| io_error("opening its lock", &why))?;
+    let begun = Instant::now();
     // SAFETY: takes no pointers; the descriptor is open.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
-        return Err(EngineError::Refused(format!(
-            "metadata engine: {} is in use by another process; unmount it there",
-            dir.display()
-        )));
+    while unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+        if begun.elapsed() > LOCK_WAIT {
+            return Err(EngineError::Refused(format!(
+                "metadata engine: {} is in use by another process; unmount it there",
+                dir.display()
+            )));
+        }
+        thread::sleep(Duration::from_millis(10));
     }
     Ok(file)
 }
