@@ -16,7 +16,8 @@ ALLOWED = {
     "Apache-2.0 WITH LLVM-exception", "CC0-1.0", "MIT-0",
 }
 # Crates that ship with the binary; the bound is there so that growth is a decision.
-CRATES_MAX = 80
+# TLS, HTTP and S3 take about half of them.
+CRATES_MAX = 160
 
 
 def allowed(expression):
