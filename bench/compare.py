@@ -74,7 +74,7 @@ class Null:
     def __init__(self, scratch):
         self.dir = os.path.join(scratch, "null")
         os.makedirs(self.dir)
-        self.process = subprocess.Popen([KESTREL, "null-fs", self.dir])
+        self.process = subprocess.Popen([KESTREL, "null-fs", self.dir, "--keep-pages"])
         for _ in range(100):
             if os.path.ismount(self.dir):
                 return

@@ -20,7 +20,7 @@ mkdir -p "$logs"
 
 # NAME SECONDS COMMAND…: the seconds are a limit, several times what it takes.
 suites=(
-    "rust 1800 cargo test --workspace --locked --quiet"
+    "rust 1800 cargo test --workspace --locked --quiet --no-fail-fast"
     "semantics 300 tests/posix/semantics.sh"
     "pjdfstest 300 tests/posix/pjdfstest.sh"
     "fsx 900 tests/posix/fsx.sh"

@@ -46,6 +46,8 @@ pub struct NullOptions {
     /// Take part in every close. Otherwise the kernel learns at the first one that there is nothing to flush and spares
     /// the request from then on, which no file system with delayed writes can allow itself.
     pub flush: bool,
+    /// The kernel keeps pages from one open to the next, so that a file read again costs what it would with pass-through.
+    pub keep_pages: bool,
 }
 
 /// Mounts the null file system on `dir` and serves it until it is unmounted. `ready` is called once it works.
@@ -131,9 +133,10 @@ impl NullFs {
     fn opened(&self) -> Opened {
         let flags = if self.options.direct_io {
             OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_DIRECT_WRITES
-        } else {
-            // Contents never change: the pages stay, and a file read again costs what a pass-through mount would.
+        } else if self.options.keep_pages {
             OpenFlags::KEEP_CACHE
+        } else {
+            OpenFlags::default()
         };
         Opened { fh: 0, flags }
     }

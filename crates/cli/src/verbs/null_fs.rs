@@ -27,6 +27,9 @@ pub struct NullFsArgs {
     /// Take part in every close, as a file system with delayed writes must
     #[arg(long)]
     pub flush: bool,
+    /// Let the kernel keep pages from one open to the next
+    #[arg(long)]
+    pub keep_pages: bool,
     /// Threads; 0: by cores
     #[arg(long, default_value_t = 0)]
     pub workers: usize,
@@ -38,6 +41,7 @@ pub fn run(args: &NullFsArgs) -> Result<Verdict, Failure> {
         file_bytes: args.file_size,
         direct_io: args.direct_io,
         flush: args.flush,
+        keep_pages: args.keep_pages,
         ..NullOptions::default()
     };
     let config = Config { workers: args.workers, ..Config::default() };

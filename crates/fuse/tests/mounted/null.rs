@@ -93,7 +93,8 @@ fn prepared_sizes_and_content() {
     if !can_mount() {
         return;
     }
-    let options = NullOptions { file_bytes: 5 << 20, fill: b'k', direct_io: true, flush: true };
+    let options =
+        NullOptions { file_bytes: 5 << 20, fill: b'k', direct_io: true, flush: true, keep_pages: false };
     let mounted = Mounted::new(NullFs::new(options));
     let path = mounted.path("big");
     File::create_new(&path).unwrap();
