@@ -75,6 +75,8 @@ pub(crate) struct FileState {
     pub error: Option<FsError>,
     /// Handles.
     pub opens: u32,
+    /// Those of them that are programs being run.
+    pub executing: u32,
 }
 
 impl FileState {
@@ -188,6 +190,7 @@ impl OpenFiles {
             dirty_since: None,
             error: None,
             opens: 1,
+            executing: 0,
             inode,
         };
         let file = Arc::new(OpenFile { ino: state.inode.ino, state: Mutex::new(state) });

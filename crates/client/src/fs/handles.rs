@@ -18,6 +18,8 @@ pub struct FileHandle {
     pub(crate) read: bool,
     /// Opened for writing.
     pub(crate) write: bool,
+    /// Opened to be executed.
+    pub(crate) exec: bool,
     pub(crate) readahead: Mutex<ReadAhead>,
 }
 

@@ -164,6 +164,11 @@ impl Fs {
 
     /// Opens a file the kernel knows.
     pub fn open(self: &Arc<Self>, caller: Caller, ino: InodeId, flags: OpenFlags, done: Done<Opened>) {
+        if flags.truncate && !flags.write && self.files.get(ino).is_some_and(|file| file.lock().executing > 0)
+        {
+            // The kernel keeps writers off a running program before it asks us, but this way of truncating only afterwards.
+            return done(Err(FsError::new(libc::ETXTBSY, "the file is being executed")));
+        }
         let fs = self.clone();
         let op = Op::Open(self.known.reference(ino), flags);
         if flags.truncate && self.files.get(ino).is_some_and(|file| file.lock().is_dirty()) {
@@ -204,10 +209,12 @@ impl Fs {
         let keep_cache = self.known.cached_as(inode.ino, inode.data_change);
         let file = self.files.attach(inode.clone());
         self.files.overlay(&mut inode);
+        file.lock().executing += u32::from(flags.exec);
         let handle = FileHandle {
             file,
             read: flags.read || flags.exec,
             write: flags.write,
+            exec: flags.exec,
             readahead: Mutex::new(ReadAhead::new(self.config.readahead)),
         };
         Ok(Opened { inode, handle: Arc::new(handle), keep_cache })
@@ -221,6 +228,7 @@ impl Fs {
             if let Err(error) = &result {
                 log::error!("inode {ino}: written bytes could not be stored: {error}");
             }
+            handle.file.lock().executing -= u32::from(handle.exec);
             if fs.files.detach(&handle.file) {
                 fs.known.closed(&handle.file.lock().inode);
             }
