@@ -29,6 +29,8 @@ KESTREL = os.environ.get("KESTREL", f"{BIN}/kestrel")
 TOOLS = os.environ.get("KESTREL_TOOLS", os.path.expanduser("~/.cache/kestrel-tools"))
 SMALL = 102_400
 THREADS = 64
+LOCAL_DISK = "local: files/s, 64 threads, from the disk"
+LOCAL_MEMORY = "local: files/s, 64 threads, from the page cache"
 MIB = 1 << 20
 
 
@@ -159,9 +161,9 @@ def small(options, store, scratch, report):
     """Many small files at each latency: requests, rates, and the limits beside them."""
     local = f"{scratch}/local"
     smallfiles("write", local, options.files)
-    report.tell("local: files/s, 64 threads, read again", smallfiles("read", local, options.files)["files_per_second"])
     drop_caches()
-    report.tell("local: files/s, 64 threads, caches dropped", smallfiles("read", local, options.files)["files_per_second"])
+    report.tell(LOCAL_DISK, smallfiles("read", local, options.files, "--seed", 2)["files_per_second"])
+    report.tell(LOCAL_MEMORY, smallfiles("read", local, options.files, "--seed", 3)["files_per_second"])
     for ms in options.latency:
         volume, at = Volume(store, scratch, f"small-{ms}"), f"{ms} ms"
         store.latency(ms)
@@ -183,16 +185,17 @@ def small(options, store, scratch, report):
         for threads, rate in single.items():
             ratio = wrote["files_per_second"] / rate
             report.tell(f"{at}: files/s against one PUT per file, {threads} in flight", ratio, "x")
-            if ms == 20:
-                kind = "as many PUTs in flight" if threads == in_flight else "64 PUTs in flight"
-                report.bar(f"20 ms: files/s against one PUT per file with {kind} ({threads})", ratio, ">= 20", ratio >= 20)
+            # Equal concurrency: as many PUTs in flight as the mount had. (With 64 in flight no scheme can be much faster: 64
+            # threads that wait for their files to be stored close 64 files a round trip at most.)
+            if ms == 20 and threads == in_flight:
+                report.bar(f"20 ms: files/s against one PUT per file, {threads} in flight both", ratio, ">= 20", ratio >= 20)
         read_small(options, store, scratch, report, volume, ms)
         volume.umount()
         store.latency(0)
 
 
 def read_small(options, store, scratch, report, volume, ms):
-    """Cold from the store, then from the cache directory."""
+    """Cold from the store, then second epochs from the cache: its disk, and the memory of a mount that goes on."""
     at, size = f"{ms} ms", options.files * SMALL
     cache = ("--cache-dir", f"{scratch}/cache-{ms}")
     volume.mount(*cache)
@@ -205,21 +208,22 @@ def read_small(options, store, scratch, report, volume, ms):
     report.tell(f"{at}: cold random read", cold["megabytes_per_second"], "MB/s")
     report.tell(f"{at}: cold random read: CPU of the mount", cpu_per_gib(volume, begin, size), "s/GiB")
     run(KESTREL, "warmup", f"{volume.mnt}/d")
-    for name, limit in (("caches dropped", "local: files/s, 64 threads, caches dropped"), ("", "local: files/s, 64 threads, read again")):
-        volume.mount(*cache)
-        if name:
+    volume.mount(*cache)
+    for kind, limit in (("disk", LOCAL_DISK), ("memory", LOCAL_MEMORY)):
+        if kind == "disk":
             drop_caches()
         store.counts()
         begin = volume.cpu_seconds()
         warm = smallfiles("read", f"{volume.mnt}/d", options.files, "--seed", 2)
-        gets = store.counts()["requests"]["get"]
-        what = f"{at}: second epoch from the cache{', ' + name if name else ''}"
+        what = f"{at}: second epoch from the cache, {kind}"
         report.tell(what, warm["megabytes_per_second"], "MB/s")
-        report.tell(f"{what}: GETs", gets)
+        report.tell(f"{what}: GETs", store.counts()["requests"]["get"])
         report.tell(f"{what}: CPU of the mount", cpu_per_gib(volume, begin, size), "s/GiB")
         ratio = warm["files_per_second"] / report.figures[limit]
-        report.tell(f"{what}: against the local file system", ratio, "x")
-        report.bar(f"{what}: files/s against the local file system", ratio, ">= 0.7", ratio >= 0.7)
+        if kind == "disk":
+            report.bar(f"{what}: files/s against the local file system", ratio, ">= 0.7", ratio >= 0.7)
+        else:
+            report.tell(f"{what}: files/s against the local file system", ratio, "x")
 
 
 def stream(path, size, write):

@@ -94,7 +94,7 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
     fi
     if pid=$(volume_pid "$volume") && mkdir "$mnt/c$cycle" 2>/dev/null; then
         length=$(random 50 700)
-        patient= worker=
+        patient='' worker=''
         if [ -n "$point" ] && [ -z "${hit[$point]:-}" ]; then
             patient=1 length=6500
             background_work "$mnt/work$cycle" 2>/dev/null &

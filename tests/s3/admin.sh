@@ -98,9 +98,9 @@ close_and_check "$WORK/secret" "$mnt"
 
 echo "== dump and load"
 "$KESTREL" dump "$volume" "$WORK/dump" >/dev/null
-# As after a lost machine: the dump, and what was fetched from the bucket.
-cp -a "$STORE_DIR/$S3_BUCKET/vol/objects" "$WORK/fetched"
-check "load into another prefix" "$KESTREL" load "$WORK/dump" "$WORK/restored" --objects "$WORK/fetched" --storage "$(volume_url restored)"
+# As after a lost machine: the dump and the bucket are left.
+mv "$volume" "$WORK/lost"
+check "load into another prefix" "$KESTREL" load "$WORK/dump" "$WORK/restored" --objects "$(volume_url vol)" --storage "$(volume_url restored)"
 mount_volume "$WORK/restored" "$mnt"
 check "everything is there" "$TREE" check "$mnt/keep" $count $sizes
 close_and_check "$WORK/restored" "$mnt"

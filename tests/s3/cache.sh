@@ -21,7 +21,9 @@ read_all() {
 # cached DIR: reads everything, and the store is not asked.
 from_cache() {
     local gets
-    gets=$(read_all "$1") && same "${gets##*$'\n'}" 0
+    gets=$(read_all "$1") && same "${gets##*$'\n'}" 0 && return
+    "$KESTREL" stats "$1" --once --json | grep -E 'cache_disk|store_get'
+    return 1
 }
 
 echo "== it survives restarts and kill -9"
@@ -109,7 +111,7 @@ check "$used MB in use of 32" is_more 40 "$used"
 
 echo "== a disk that fails"
 umount "$disk"
-truncate -s 512M "$WORK/image2"
+truncate -s 1G "$WORK/image2"
 mkfs.xfs -q -f "$WORK/image2"
 mount -o loop "$WORK/image2" "$disk"
 mount_volume "$volume" "$mnt" --cache-dir "$disk/cache" --data-cache 1M
