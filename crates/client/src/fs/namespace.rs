@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use kestrel_data::ReadAhead;
-use kestrel_types::error::FsResult;
+use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{Name, Place};
