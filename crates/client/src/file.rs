@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 
 use kestrel_data::Grant;
 use kestrel_data::packer::Placed;
+use kestrel_meta::perm::without_set_ids;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::ExtentList;
@@ -106,7 +107,7 @@ impl FileState {
         inode.mtime = mtime;
         inode.ctime = inode.ctime.max(mtime);
         if self.kill_suid {
-            inode.mode = without_set_id(inode.mode);
+            inode.mode = without_set_ids(inode.mode);
         }
     }
 
@@ -222,12 +223,6 @@ impl OpenFiles {
             file.lock().show(inode);
         }
     }
-}
-
-/// Permission bits after a write by somebody unprivileged.
-pub(crate) fn without_set_id(mode: u16) -> u16 {
-    let mode = mode & !0o4000;
-    if mode & 0o010 != 0 { mode & !0o2000 } else { mode }
 }
 
 /// The error for a handle that is not open.
