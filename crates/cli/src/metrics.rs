@@ -88,9 +88,10 @@ impl Snapshot {
         }
     }
 
-    /// What the data plane tells under a name; 0 if this volume has nothing that tells it.
-    fn figure(&self, name: &str) -> u64 {
-        self.figures.get(name).copied().unwrap_or(0)
+    /// What the data plane tells for a metric, whose name is the figure's, counters with `_total`; 0 if this volume has nothing
+    /// that tells it.
+    fn figure(&self, metric: &str) -> u64 {
+        self.figures.get(metric.strip_suffix("_total").unwrap_or(metric)).copied().unwrap_or(0)
     }
 }
 
@@ -120,13 +121,17 @@ fn figures(fs: &Fs) -> BTreeMap<&'static str, u64> {
     figures
 }
 
+/// The metrics, one a line. Without an expression to read it, a metric is what the data plane tells under its name.
 macro_rules! metrics {
-    ($($name:literal $shape:ident $unit:literal $stability:ident $help:literal $read:expr;)+) => {
+    ($($name:literal $shape:ident $unit:literal $stability:ident $help:literal $($read:expr)?;)+) => {
         /// The plain figures.
         pub const METRICS: &[Metric] = &[$(Metric {
-            name: $name, shape: Shape::$shape, unit: $unit, stability: Stability::$stability, help: $help, read: $read,
+            name: $name, shape: Shape::$shape, unit: $unit, stability: Stability::$stability, help: $help,
+            read: metrics!(@read $name $($read)?),
         },)+];
     };
+    (@read $name:literal) => { |s| s.figure($name) };
+    (@read $name:literal $read:expr) => { $read };
 }
 
 metrics! {
@@ -163,64 +168,51 @@ metrics! {
     "engine_log_disk_bytes" Gauge "bytes" Stable "metadata log on disk" |s| s.engine.log_disk_bytes;
     "engine_run_disk_bytes" Gauge "bytes" Stable "sorted runs on disk" |s| s.engine.run_disk_bytes;
     "engine_flushes_total" Counter "flushes" Internal "flushes from memory to sorted runs" |s| s.engine.flushes;
-    "stored_reads_total" Counter "reads" Stable "verified reads of stored data, whatever cache answered" |s| s.figure("stored_reads");
-    "stored_read_bytes_total" Counter "bytes" Stable "bytes they returned" |s| s.figure("stored_read_bytes");
-    "cache_memory_hits_total" Counter "reads" Stable "of these reads, those that memory answered alone" |s| s.figure("cache_memory_hits");
-    "cache_memory_hit_bytes_total" Counter "bytes" Stable "bytes that came from the memory cache" |s| s.figure("cache_memory_hit_bytes");
-    "cache_memory_bytes" Gauge "bytes" Stable "verified file data in memory" |s| s.figure("cache_memory_bytes");
+    "stored_reads_total" Counter "reads" Stable "verified reads of stored data, whatever cache answered";
+    "stored_read_bytes_total" Counter "bytes" Stable "bytes they returned";
+    "cache_memory_hits_total" Counter "reads" Stable "of these reads, those that memory answered alone";
+    "cache_memory_hit_bytes_total" Counter "bytes" Stable "bytes that came from the memory cache";
+    "cache_memory_bytes" Gauge "bytes" Stable "verified file data in memory";
     "damaged_frames_total" Counter "reads" Stable
-        "stored bytes that did not match their checksum when first read, from whatever cache or store" |s| s.figure("damaged_frames");
-    "healed_frames_total" Counter "reads" Stable "of these, those that were right when read again past all caches"
-        |s| s.figure("healed_frames");
-    "readahead_bytes_total" Counter "bytes" Stable "file data asked for before its reader did" |s| s.figure("readahead_bytes");
-    "readahead_refused_total" Counter "requests" Internal "read-ahead left out because too much was under way or unread"
-        |s| s.figure("readahead_refused");
-    "readahead_wasted_bytes_total" Counter "bytes" Stable "read ahead into memory and evicted before anybody read it"
-        |s| s.figure("readahead_wasted_bytes");
-    "pack_rounds_total" Counter "writes" Stable "writes to the block store, each with everything stored at that moment"
-        |s| s.figure("pack_rounds");
-    "pack_members_total" Counter "payloads" Stable "files and blocks in them" |s| s.figure("pack_members");
-    "pack_bytes_total" Counter "bytes" Stable "bytes of these" |s| s.figure("pack_bytes");
-    "pack_objects_total" Counter "objects" Stable "objects begun" |s| s.figure("pack_objects");
-    "pack_failures_total" Counter "writes" Stable "writes to the block store that failed: more than 0 needs attention"
-        |s| s.figure("pack_failures");
-    "store_put_requests_total" Counter "requests" Stable "PUT requests to the object store, parts and retries included"
-        |s| s.figure("store_put_requests");
-    "store_get_requests_total" Counter "requests" Stable "GET requests" |s| s.figure("store_get_requests");
-    "store_head_requests_total" Counter "requests" Stable "HEAD requests" |s| s.figure("store_head_requests");
-    "store_list_requests_total" Counter "requests" Stable "LIST requests" |s| s.figure("store_list_requests");
-    "store_delete_requests_total" Counter "requests" Stable "DELETE requests" |s| s.figure("store_delete_requests");
-    "store_put_bytes_total" Counter "bytes" Stable "bytes sent to the object store" |s| s.figure("store_put_bytes");
-    "store_get_bytes_total" Counter "bytes" Stable "bytes received from it" |s| s.figure("store_get_bytes");
-    "store_retries_total" Counter "requests" Stable "requests tried again after an error or no answer" |s| s.figure("store_retries");
-    "store_errors_total" Counter "requests" Stable "requests that failed for good: more than 0 needs attention"
-        |s| s.figure("store_errors");
-    "store_throttled_total" Counter "answers" Stable "answers of the store that asked for fewer requests"
-        |s| s.figure("store_throttled");
-    "store_coalesced_reads_total" Counter "reads" Stable "reads answered by the request of another read"
-        |s| s.figure("store_coalesced_reads");
-    "cache_disk_hits_total" Counter "reads" Stable "reads of stored data that the disk cache answered alone"
-        |s| s.figure("cache_disk_hits");
-    "cache_disk_misses_total" Counter "reads" Stable "those for which the store had to be asked" |s| s.figure("cache_disk_misses");
-    "cache_disk_hit_bytes_total" Counter "bytes" Stable "bytes from the disk cache" |s| s.figure("cache_disk_hit_bytes");
-    "cache_disk_miss_bytes_total" Counter "bytes" Stable "bytes that it did not have" |s| s.figure("cache_disk_miss_bytes");
-    "cache_disk_fill_bytes_total" Counter "bytes" Stable "bytes written to cache disks" |s| s.figure("cache_disk_fill_bytes");
-    "cache_disk_bytes" Gauge "bytes" Stable "bytes in the cache directories, as of the last look" |s| s.figure("cache_disk_bytes");
-    "cache_disk_evicted_bytes_total" Counter "bytes" Stable "bytes evicted by this process" |s| s.figure("cache_disk_evicted_bytes");
-    "cache_disk_dropped_writes_total" Counter "writes" Stable "writes to a cache disk left out because it did not keep up"
-        |s| s.figure("cache_disk_dropped_writes");
-    "cache_disk_corrupt_total" Counter "pages" Stable "cached pages whose check failed: dropped, read from the store"
-        |s| s.figure("cache_disk_corrupt");
-    "cache_disk_errors_total" Counter "errors" Stable "errors of cache disks" |s| s.figure("cache_disk_errors");
-    "cache_disk_bypassed_total" Counter "reads" Stable "reads that left out a cache disk that is out of service"
-        |s| s.figure("cache_disk_bypassed");
-    "cache_span_bytes_total" Counter "bytes" Internal "bytes fetched beyond what was asked for" |s| s.figure("cache_span_bytes");
-    "cache_span_used_bytes_total" Counter "bytes" Internal "of these, bytes asked for later" |s| s.figure("cache_span_used_bytes");
-    "coded_objects_written_total" Counter "objects" Stable "objects written compressed or encrypted" |s| s.figure("coded_objects_written");
-    "coded_plain_bytes_written_total" Counter "bytes" Stable "bytes of these before coding" |s| s.figure("coded_plain_bytes_written");
-    "coded_stored_bytes_written_total" Counter "bytes" Stable "bytes of these as stored" |s| s.figure("coded_stored_bytes_written");
-    "coded_chunks_read_total" Counter "chunks" Internal "chunks read, to be decoded" |s| s.figure("coded_chunks_read");
-    "coded_heads_read_total" Counter "reads" Internal "heads of coded objects read from below" |s| s.figure("coded_heads_read");
+        "stored bytes that did not match their checksum when first read, from whatever cache or store";
+    "healed_frames_total" Counter "reads" Stable "of these, those that were right when read again past all caches";
+    "readahead_bytes_total" Counter "bytes" Stable "file data asked for before its reader did";
+    "readahead_refused_total" Counter "requests" Internal "read-ahead left out because too much was under way or unread";
+    "readahead_wasted_bytes_total" Counter "bytes" Stable "read ahead into memory and evicted before anybody read it";
+    "pack_rounds_total" Counter "writes" Stable "writes to the block store, each with everything stored at that moment";
+    "pack_members_total" Counter "payloads" Stable "files and blocks in them";
+    "pack_bytes_total" Counter "bytes" Stable "bytes of these";
+    "pack_objects_total" Counter "objects" Stable "objects begun";
+    "pack_failures_total" Counter "writes" Stable "writes to the block store that failed: more than 0 needs attention";
+    "store_put_requests_total" Counter "requests" Stable "PUT requests to the object store, parts and retries included";
+    "store_get_requests_total" Counter "requests" Stable "GET requests";
+    "store_head_requests_total" Counter "requests" Stable "HEAD requests";
+    "store_list_requests_total" Counter "requests" Stable "LIST requests";
+    "store_delete_requests_total" Counter "requests" Stable "DELETE requests";
+    "store_put_bytes_total" Counter "bytes" Stable "bytes sent to the object store";
+    "store_get_bytes_total" Counter "bytes" Stable "bytes received from it";
+    "store_retries_total" Counter "requests" Stable "requests tried again after an error or no answer";
+    "store_errors_total" Counter "requests" Stable "requests that failed for good: more than 0 needs attention";
+    "store_throttled_total" Counter "answers" Stable "answers of the store that asked for fewer requests";
+    "store_coalesced_reads_total" Counter "reads" Stable "reads answered by the request of another read";
+    "cache_disk_hits_total" Counter "reads" Stable "reads of stored data that the disk cache answered alone";
+    "cache_disk_misses_total" Counter "reads" Stable "those for which the store had to be asked";
+    "cache_disk_hit_bytes_total" Counter "bytes" Stable "bytes from the disk cache";
+    "cache_disk_miss_bytes_total" Counter "bytes" Stable "bytes that it did not have";
+    "cache_disk_fill_bytes_total" Counter "bytes" Stable "bytes written to cache disks";
+    "cache_disk_bytes" Gauge "bytes" Stable "bytes in the cache directories, as of the last look";
+    "cache_disk_evicted_bytes_total" Counter "bytes" Stable "bytes evicted by this process";
+    "cache_disk_dropped_writes_total" Counter "writes" Stable "writes to a cache disk left out because it did not keep up";
+    "cache_disk_corrupt_total" Counter "pages" Stable "cached pages whose check failed: dropped, read from the store";
+    "cache_disk_errors_total" Counter "errors" Stable "errors of cache disks";
+    "cache_disk_bypassed_total" Counter "reads" Stable "reads that left out a cache disk that is out of service";
+    "cache_span_bytes_total" Counter "bytes" Internal "bytes fetched beyond what was asked for";
+    "cache_span_used_bytes_total" Counter "bytes" Internal "of these, bytes asked for later";
+    "coded_objects_written_total" Counter "objects" Stable "objects written compressed or encrypted";
+    "coded_plain_bytes_written_total" Counter "bytes" Stable "bytes of these before coding";
+    "coded_stored_bytes_written_total" Counter "bytes" Stable "bytes of these as stored";
+    "coded_chunks_read_total" Counter "chunks" Internal "chunks read, to be decoded";
+    "coded_heads_read_total" Counter "reads" Internal "heads of coded objects read from below";
 }
 
 /// Figures with a label: name, shape, unit, stability, label, meaning.
