@@ -209,6 +209,7 @@ fn serve(args: &MountArgs) -> Result<Verdict, Failure> {
         log::error!("the last changes could not be stored: {why}");
     }
     let result = result.and_then(|verdict| stored.map(|()| verdict).map_err(|why| fail(&why)));
+    drop((serving, fs, mounted));
     log::info!("{} closed", volume_dir.display());
     result
 }

@@ -280,7 +280,8 @@ impl Shared {
                         pause = RETRY;
                         break;
                     }
-                    Err(_) => {
+                    Err(why) => {
+                        log::warn!("the sorted runs were not merged: {why}; tried again in {pause:.0?}");
                         // Nothing is lost; reads get slower. Trying costs as much as merging, so ever more seldom.
                         let until = Instant::now() + pause;
                         pause = (pause * 2).min(MERGE_RETRY_MAX);
