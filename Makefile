@@ -1,14 +1,17 @@
 # Three commands do everything: `make demo`, `make demo-s3` and `make test`. They install what is missing (as root, Debian 12,
 # Rust present).
 
-.PHONY: help demo demo-s3 build test test-rust test-mount bench bench-s3 lint fmt audit clean
+.PHONY: help demo demo-s3 demo-cluster build test sim test-rust test-mount bench bench-s3 bench-cluster lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
 	@echo "make demo-s3 the same with the files in an S3 store (versitygw): requests, hit rates, throughput, gc, fsck"
+	@echo "make demo-cluster  one server, two mounts: ingest through one, kill -9 and restart the server, verify through the other"
 	@echo "make test    install what is missing, build, run every test"
+	@echo "make sim     simulate a node and its clients under faults, SEEDS=FROM..TO"
 	@echo "make bench   mount / local file system / null FUSE side by side: target/bench/results.json, plot.svg"
 	@echo "make bench-s3 stores with 0, 5, 20, 50 ms latency: target/bench/s3.json, s3.svg"
+	@echo "make bench-cluster one server: loopback echo, native client, mount: target/bench/cluster.json, cluster.svg"
 	@echo "make lint    formatting, clippy with warnings as errors, dependency audit"
 	@echo "make fmt     format the code"
 
@@ -25,6 +28,11 @@ demo-s3:
 	$(MAKE) build
 	scripts/demo-s3.sh
 
+demo-cluster:
+	scripts/install-deps.sh --demo
+	$(MAKE) build
+	scripts/demo-cluster.sh
+
 test:
 	scripts/install-deps.sh
 	$(MAKE) build
@@ -40,6 +48,15 @@ bench-s3:
 	scripts/install-deps.sh --demo-s3
 	$(MAKE) build
 	bench/s3.py
+
+bench-cluster: build
+	cargo build --release --locked -p kestrel-net --examples
+	bench/cluster.py
+
+# Deterministic simulation: make sim SEEDS=1..10000
+SEEDS ?= 1..1000
+sim:
+	cargo run --locked --release -p kestrel-sim -- --seeds $(SEEDS)
 
 lint:
 	cargo fmt --all --check

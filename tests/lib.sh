@@ -7,6 +7,7 @@
 #
 # KESTREL=local runs a script on the local file system instead: the test is tested.
 # KESTREL_STORE=s3 keeps the volumes' data in an object store of this run's own (tests/s3/store.sh).
+# KESTREL_SERVE=1 puts a server between: volumes are served on a loopback port and mounted from there (tests/cluster/serve.sh).
 # shellcheck shell=bash
 
 set -euo pipefail
@@ -34,10 +35,12 @@ chmod 755 "$WORK"
 PASSED=0
 FAILED=0
 SUMMARISED=
-# A script's own command for the end, however it ends.
-AT_END=true
+# A script's own commands for the end, however it ends: before mounts and servers are taken away, and after.
+AT_END=true AFTER_ALL=true
 # shellcheck source=tests/s3/store.sh
 . "$ROOT/tests/s3/store.sh"
+# shellcheck source=tests/cluster/serve.sh
+. "$ROOT/tests/cluster/serve.sh"
 
 ok() {
     PASSED=$((PASSED + 1))
@@ -86,7 +89,7 @@ cleanup() {
     [ -z "$PROXY_PID" ] || no_faults
     if [ "$status" != 0 ] || [ "$FAILED" != 0 ]; then
         # What the mount said is part of a failure's report.
-        for volume in "$WORK"/*/mount.log "$WORK"/*/*/mount.log "$WORK"/proxy.err; do
+        for volume in "$WORK"/*/mount.log "$WORK"/*/*/mount.log "$WORK"/*/serve.log "$WORK"/proxy.err; do
             if [ -s "$volume" ]; then
                 echo "--- end of $volume"
                 tail -n 25 "$volume"
@@ -101,9 +104,11 @@ cleanup() {
             umount "$mount" 2>/dev/null || umount -l "$mount"
         fi
     done
+    stop_servers
     for job in $STORE_PID $PROXY_PID; do
         kill -9 "$job" 2>/dev/null
     done
+    "$AFTER_ALL"
     # Only if nothing is mounted below it any more.
     if [ -n "$(work_mounts)" ]; then
         echo "left mounted, not removed: $WORK" >&2
@@ -137,6 +142,7 @@ make_volume() {
             set -- --storage "$(volume_url "$(basename "$volume")")" "$@"
         fi
         "$KESTREL" format "$volume" "$@" >/dev/null
+        [ -z "$SERVING" ] || start_server "$volume"
     fi
 }
 
@@ -147,6 +153,8 @@ mount_volume() {
     mkdir -p "$dir"
     if [ -n "$LOCAL" ]; then
         mount --bind "$volume" "$dir"
+    elif [ -n "$SERVING" ]; then
+        serve_mount "$volume" "$dir" "$@"
     else
         timeout 120 "$KESTREL" mount "$volume" "$dir" --allow-other "$@" >/dev/null
     fi
@@ -168,10 +176,13 @@ alive() {
     grep -qs ') [^ZX] ' "/proc/$1/task"/*/stat
 }
 
-# kill_mount VOLUME DIR [PID]: kill -9, and takes the dead mount away. Returns when the process is gone.
+# kill_mount VOLUME DIR [PID]: kill -9, and takes the dead mount away. Returns when the process is gone. Of a served volume the
+# server and the mount are killed.
 kill_mount() {
     local volume=$1 dir=$2 pid=${3:-}
-    if [ -z "$LOCAL" ]; then
+    if [ -n "$SERVING" ]; then
+        serve_kill "$volume" "$dir"
+    elif [ -z "$LOCAL" ]; then
         [ -n "$pid" ] || pid=$(volume_pid "$volume")
         kill -9 "$pid" 2>/dev/null || true
         while alive "$pid"; do sleep 0.005; done
@@ -184,7 +195,9 @@ fsck_volume() {
     local volume=$1
     shift
     [ -n "$LOCAL" ] && return
-    timeout 300 "$KESTREL" fsck "$volume" "$@" >"$WORK/fsck.out" 2>&1 || {
+    local fsck=(timeout 300 "$KESTREL" fsck)
+    [ -z "$SERVING" ] || fsck=(serve_fsck)
+    "${fsck[@]}" "$volume" "$@" >"$WORK/fsck.out" 2>&1 || {
         tail -n 40 "$WORK/fsck.out"
         return 1
     }

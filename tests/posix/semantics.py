@@ -491,6 +491,16 @@ def set_id_bits(d):
     os.chmod(f"{d}/f", 0o6777)
     as_user(1234, 1234, [], lambda: write(f"{d}/f", b"y", "r+b"))
     assert stat.S_IMODE(os.stat(f"{d}/f").st_mode) == 0o777
+    # Without group execution set-group-ID stays for members of the group only.
+    for groups, left in [([77], 0o2766), ([78], 0o766)]:
+        for change in [lambda: write(f"{d}/f", b"y", "r+b"), lambda: os.truncate(f"{d}/f", 0)]:
+            os.chown(f"{d}/f", 0, 77)
+            os.chmod(f"{d}/f", 0o6766)
+            as_user(1234, 1234, groups, change)
+            assert stat.S_IMODE(os.stat(f"{d}/f").st_mode) == left
+    os.chmod(f"{d}/f", 0o6766)
+    os.chown(f"{d}/f", 0, 78)
+    assert stat.S_IMODE(os.stat(f"{d}/f").st_mode) == 0o2766
 
 
 @statement("A6")

@@ -12,6 +12,7 @@
 //! Order: entries, the `link` table, volume-wide records, the tree, the tables that follow from them, sums of objects, the store, and last (if
 //! asked) every stored byte.
 
+mod clients;
 mod data;
 mod inodes;
 mod objects;
@@ -175,6 +176,7 @@ pub fn check(
     tree::check(&mut check, &world)?;
     shares::check(&mut check, &world)?;
     side::check(&mut check, &world)?;
+    clients::check(&mut check)?;
     drop(world);
     objects::check(&mut check, options.store, options.window_objects)?;
     if let (Some(how), Some(store)) = (options.data, options.store) {

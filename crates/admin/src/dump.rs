@@ -133,7 +133,7 @@ pub fn dump(
     for table in Table::ALL {
         for row in Rows::new(engine, table) {
             let (key, value) = row?;
-            if is_passing(&key) {
+            if is_left_out(&key) {
                 continue;
             }
             writer.line("row", &value::row(&key, &value))?;
@@ -145,7 +145,7 @@ pub fn dump(
     }
     drop(tap);
     spool.finish(&mut |key, value| {
-        if is_passing(&key) {
+        if is_left_out(&key) {
             return Ok(());
         }
         counts.changes += 1;
@@ -157,6 +157,12 @@ pub fn dump(
     })?;
     writer.end(&mut counts)?;
     Ok(counts)
+}
+
+/// Rows that are no part of a dump: besides the passing ones what a node keeps for its clients across a network. A volume made
+/// of the dump has none, and an answer given by the volume that was dumped says nothing about what happens in this one.
+fn is_left_out(key: &kestrel_types::key::Key) -> bool {
+    is_passing(key) || matches!(key.table, Table::Moved | Table::Txn)
 }
 
 /// Rows that say something about one stop of the volume, not about what it holds.

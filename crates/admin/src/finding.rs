@@ -101,6 +101,10 @@ finding_kinds! {
     DataCorrupt = "data-corrupt", Error;
     /// A volume-wide record is missing, damaged or contradicts what the volume holds.
     SystemWrong = "system-wrong", Error;
+    /// A row that tells where a renamed file went is damaged, or the file is not there.
+    MovedWrong = "moved-wrong", Error;
+    /// A client's session or the answer to one of its requests is damaged, or an answer belongs to no session.
+    TxnWrong = "txn-wrong", Error;
     /// A row that this version does not know.
     RowUnknown = "row-unknown", Error;
     /// Objects that nothing refers to: `kestrel gc` removes them.

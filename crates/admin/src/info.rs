@@ -147,7 +147,7 @@ pub fn tree_sums(engine: &dyn Engine, top: InodeId) -> Result<TreeSums, InfoErro
         let positive = |value: i64| u64::try_from(value).unwrap_or(0);
         sums.files += positive(total.children - total.subdirs);
         sums.dirs += positive(total.subdirs);
-        sums.bytes += positive(total.bytes);
+        sums.bytes = sums.bytes.wrapping_add(positive(total.bytes));
         if dir == top {
             sums.children = positive(total.children);
         }

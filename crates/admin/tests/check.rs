@@ -281,6 +281,63 @@ fn extents() {
 }
 
 #[test]
+fn what_is_kept_for_clients() {
+    use kestrel_meta::txn::{SessionRecord, answer_key, encode_answer, encode_session, session_key};
+    use kestrel_types::request::{Answer, Outcome};
+    use kestrel_types::wire::ClientId;
+    let (client, gone) = (ClientId([7; 16]), ClientId([8; 16]));
+    let record = SessionRecord { client, since: NOW, who: "host".into(), ended: None };
+    let row = |key: kestrel_types::key::Key, value: Box<[u8]>| put(key.table, key.id, &key.suffix, value);
+    let session = || row(session_key(client), encode_session(&record));
+    let answer = |client, at, seq| row(answer_key(client, at), encode_answer(seq, &Ok(Answer::Done)));
+    let moved =
+        |ino, parent, name: &[u8]| put(Table::Moved, ino, b"", DirId { parent, name: name.into() }.encode());
+    let healthy = Volume::new();
+    healthy.apply(vec![
+        session(),
+        answer(client, 3, 3),
+        answer(client, 4, 4100),
+        moved(INLINE, A, b"inline"),
+    ]);
+    assert_eq!(healthy.check().0, []);
+
+    mends(
+        "a session that is damaged, and so an answer",
+        |v| {
+            v.apply(vec![answer(client, 3, 3), row(session_key(client), Box::new([9]))]);
+        },
+        &[K::TxnWrong, K::TxnWrong],
+    );
+    mends("an answer to nobody", |v| v.apply(vec![session(), answer(gone, 3, 3)]), &[K::TxnWrong]);
+    mends("an answer in the wrong slot", |v| v.apply(vec![session(), answer(client, 3, 4)]), &[K::TxnWrong]);
+    mends(
+        "a failure as an answer",
+        |v| {
+            let failure = encode_answer(3, &Err(Outcome::NeedGroups));
+            v.apply(vec![session(), row(answer_key(client, 3), failure)]);
+        },
+        &[K::TxnWrong],
+    );
+    mends(
+        "an answer that is damaged",
+        |v| {
+            v.apply(vec![session(), row(answer_key(client, 3), Box::new([1, 2]))]);
+        },
+        &[K::TxnWrong],
+    );
+    mends("a key that is none", |v| v.apply(vec![put(Table::Txn, 5, b"x", Box::new([]))]), &[K::TxnWrong]);
+    for (what, row) in [
+        ("to another file's place", moved(INLINE, A, b"packed")),
+        ("to no place", moved(INLINE, A, b"nothing")),
+        ("of nothing", moved(66, A, b"inline")),
+        ("that is damaged", put(Table::Moved, INLINE, b"", Box::new([9]))),
+        ("with a key that is none", put(Table::Moved, INLINE, b"x", Box::new([]))),
+    ] {
+        mends(what, |v| v.apply(vec![row.clone()]), &[K::MovedWrong]);
+    }
+}
+
+#[test]
 fn extended_attributes() {
     mends(
         "of nothing",

@@ -92,6 +92,7 @@ fn a_dump_loses_nothing_however_damaged_the_rows() {
         let loaded = Volume { engine: loaded, store: MemoryStore::new() };
         let mut expected = volume.all();
         expected.remove(&Key::new(Table::System, 0, USAGE));
+        expected.retain(|key, _| !matches!(key.table, Table::Moved | Table::Txn));
         assert!(loaded.all() == expected, "seed {seed}");
     }
 }

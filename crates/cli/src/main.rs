@@ -22,8 +22,8 @@ use log::LevelFilter;
 
 use failure::{Failure, Verdict};
 use verbs::{
-    compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs, objbench, stats, status,
-    umount, warmup,
+    compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs, objbench, serve as serve_verb,
+    stats, status, umount, warmup,
 };
 
 /// A file system for many small, versioned files.
@@ -44,6 +44,7 @@ enum Verb {
     Format(format::FormatArgs),
     Mount(mount::MountArgs),
     Umount(umount::UmountArgs),
+    Serve(serve_verb::ServeArgs),
     Status(status::StatusArgs),
     Config(config::ConfigArgs),
     Key(key::KeyArgs),
@@ -69,13 +70,14 @@ enum Verb {
 
 fn run(verb: &Verb) -> Result<Verdict, Failure> {
     kestrel_types::crash::arm_from_environment().map_err(Failure::usage)?;
-    if !matches!(verb, Verb::Mount(_)) {
+    if !matches!(verb, Verb::Mount(_) | Verb::Serve(_)) {
         logger::install(LevelFilter::Warn);
     }
     match verb {
         Verb::Format(args) => format::run(args),
         Verb::Mount(args) => mount::run(args),
         Verb::Umount(args) => umount::run(args),
+        Verb::Serve(args) => serve_verb::run(args),
         Verb::Status(args) => status::run(args),
         Verb::Config(args) => config::run(args),
         Verb::Key(args) => key::run(args),
@@ -102,7 +104,7 @@ fn run(verb: &Verb) -> Result<Verdict, Failure> {
 
 fn main() -> ExitCode {
     let verb = Cli::parse().verb;
-    if !matches!(verb, Verb::Mount(_) | Verb::NullFs(_)) {
+    if !matches!(verb, Verb::Mount(_) | Verb::NullFs(_) | Verb::Serve(_)) {
         // A reader that goes away (`kestrel fsck | head`) ends this program as it ends any other. A server must not end
         // because somebody who asked it something went away.
         // SAFETY: called before other threads exist; SIG_DFL is a valid disposition.

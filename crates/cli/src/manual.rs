@@ -10,7 +10,7 @@ mod tests {
         let mut out = String::from(
             "# The command line\n\nOne binary, verbs first. This is what `kestrel VERB --help` prints, made from the program; \
              a test keeps the two equal\n(`KESTREL_BLESS=1 cargo test -p kestrel manual` writes it anew).\n\nVOLUME is a path or \
-             `file:///path`. Sizes are whole numbers of bytes or end in K, M, G, T (powers of 1024); times are\nseconds or \
+             `file:///path`, for verbs that say so also `kestrel://host[:port]/NAME`, a volume that is served. Sizes are whole numbers of bytes or end in K, M, G, T (powers of 1024); times are\nseconds or \
              end in s, m, h, d. Verbs that change what cannot be undone do nothing of it unless told to (`--repair`,\n\
              `--delete`, `--force`). Errors read \"what failed: why; what to do\" and go to standard error.\n\n| exit code | meaning \
              |\n| --- | --- |\n| 0 | done |\n| 1 | it could not be done, or what was found is not as it should be (`fsck`) |\n| 2 \

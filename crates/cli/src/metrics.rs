@@ -65,14 +65,14 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The figures of a file system that has been served for `uptime`.
-    pub fn take(fs: &Fs, engine: EngineStats, uptime: Duration) -> Self {
+    /// The figures of a file system that has been served for `uptime`; of an engine only if it is in this process.
+    pub fn take(fs: &Fs, engine: Option<EngineStats>, uptime: Duration) -> Self {
         let counters = fs.counters();
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Self {
             uptime,
-            node: fs.node().stats(),
-            engine,
+            node: fs.metadata().stats(),
+            engine: engine.unwrap_or_default(),
             read_bytes: load(&counters.read_bytes),
             written_bytes: load(&counters.written_bytes),
             cold_reads: load(&counters.cold_reads),
@@ -86,6 +86,11 @@ impl Snapshot {
             dirty_bytes: fs.dirty_bytes(),
             figures: figures(fs),
         }
+    }
+
+    /// Adds a figure of whatever else the process does.
+    pub fn add(&mut self, figure: &'static str, value: u64) {
+        self.figures.insert(figure, value);
     }
 
     /// What the data plane tells for a metric, whose name is the figure's, counters with `_total`; 0 if this volume has nothing
@@ -118,6 +123,20 @@ fn figures(fs: &Fs) -> BTreeMap<&'static str, u64> {
     fs.store().figures(&mut |name, value| {
         figures.insert(name, value);
     });
+    if let Some(metadata) = fs.metadata().remote() {
+        let stats = metadata.remote().stats();
+        figures.extend([
+            ("metadata_retries", stats.retries),
+            ("metadata_reconnects", stats.reconnects),
+            ("metadata_reclaims", stats.reclaims),
+            ("metadata_unanswered", stats.failed),
+            ("metadata_sent_bytes", stats.bytes_sent),
+            ("metadata_received_bytes", stats.bytes_received),
+            ("metadata_writes", stats.writes),
+            ("metadata_in_flight", stats.in_flight as u64),
+            ("metadata_outage_seconds", stats.outage.map_or(0, |outage| outage.as_secs())),
+        ]);
+    }
     figures
 }
 
@@ -213,6 +232,43 @@ metrics! {
     "coded_stored_bytes_written_total" Counter "bytes" Stable "bytes of these as stored";
     "coded_chunks_read_total" Counter "chunks" Internal "chunks read, to be decoded";
     "coded_heads_read_total" Counter "reads" Internal "heads of coded objects read from below";
+    "metadata_retries_total" Counter "calls" Stable "calls sent again to a metadata server after a lost connection";
+    "metadata_reconnects_total" Counter "connections" Stable "connections to a metadata server after the first";
+    "metadata_reclaims_total" Counter "sessions" Stable "times that a metadata server had lost the session and was told what it held";
+    "metadata_unanswered_total" Counter "calls" Stable "calls that a metadata server did not answer in time: more than 0 needs attention";
+    "metadata_outage_seconds" Gauge "seconds" Stable "how long a metadata server has not answered; 0 if it does";
+    "metadata_in_flight" Gauge "calls" Stable "calls that wait for a metadata server";
+    "metadata_sent_bytes_total" Counter "bytes" Stable "bytes sent to a metadata server";
+    "metadata_received_bytes_total" Counter "bytes" Stable "bytes received from it";
+    "metadata_writes_total" Counter "writes" Internal "writes they were sent with";
+    "server_sessions" Gauge "clients" Stable "clients of this server that have a session";
+    "server_connected" Gauge "clients" Stable "of these, those connected now";
+    "server_connections" Gauge "connections" Stable "connections open";
+    "server_opens" Gauge "opens" Stable "files that clients have open";
+    "server_lock_ranges" Gauge "locks" Stable "ranges that clients have locked";
+    "server_lock_waits" Gauge "calls" Stable "calls that wait for a lock";
+    "server_calls_total" Counter "calls" Stable "calls received from clients";
+    "server_calls_refused_total" Counter "calls" Stable "of these, those that did not fit their session";
+    "server_batches_total" Counter "batches" Internal "batches they were handed on in";
+    "server_retries_total" Counter "calls" Stable "calls that were sent again";
+    "server_retries_answered_total" Counter "calls" Internal "of these, those answered from memory";
+    "server_accepted_total" Counter "connections" Stable "connections accepted";
+    "server_refused_total" Counter "connections" Stable "connections refused with a reason";
+    "server_welcomes_total" Counter "clients" Stable "clients welcomed, reconnects included";
+    "server_superseded_total" Counter "connections" Internal "connections that a newer one of the same client replaced";
+    "server_malformed_total" Counter "connections" Stable "connections closed because of bytes that are no messages";
+    "server_cut_off_total" Counter "connections" Stable "connections closed because the client was silent or took nothing";
+    "server_sessions_begun_total" Counter "sessions" Stable "sessions begun";
+    "server_sessions_ended_total" Counter "sessions" Stable "sessions whose clients said farewell";
+    "server_sessions_expired_total" Counter "sessions" Stable "sessions whose clients were not heard of within the lease";
+    "server_sessions_reclaimed_total" Counter "sessions" Stable "sessions taken up again after a restart or an expiry";
+    "server_opens_reclaimed_total" Counter "opens" Stable "opens taken up again";
+    "server_opens_lost_total" Counter "opens" Stable "opens whose files were gone";
+    "server_locks_reclaimed_total" Counter "locks" Stable "locks taken up again";
+    "server_locks_lost_total" Counter "locks" Stable "locks that others had meanwhile";
+    "server_received_bytes_total" Counter "bytes" Stable "bytes received from clients";
+    "server_sent_bytes_total" Counter "bytes" Stable "bytes sent to clients";
+    "server_writes_total" Counter "writes" Internal "writes they were sent with";
 }
 
 /// Figures with a label: name, shape, unit, stability, label, meaning.
@@ -339,7 +395,7 @@ mod tests {
 
     fn markdown() -> String {
         let mut out = String::from(
-            "# Metrics\n\nWhat `kestrel stats --json` prints and what `kestrel mount --metrics ADDR` serves at \
+            "# Metrics\n\nWhat `kestrel stats --json` prints and what `kestrel mount|serve --metrics ADDR` serves at \
              `http://ADDR/metrics`,\nthere with `kestrel_` before each name. Made from `crates/cli/src/metrics.rs`; a test keeps \
              the two equal. Stable: name\nand meaning stay. Internal: may change with the implementation it describes. \
              Counters begin at zero with each mount.\n\n| name | shape | unit | labels | stability | meaning |\n| --- | --- | --- | --- | --- | --- |\n",

@@ -1,6 +1,8 @@
-//! Sizes and durations as people write and read them.
+//! Sizes, durations and levels as people write and read them.
 
 use std::time::Duration;
+
+use log::LevelFilter;
 
 /// Parses `4096`, `64K`, `4M`, `1G`, `2T`, also `4MiB` and `4MB`: powers of 1024 whichever way.
 pub fn size_arg(text: &str) -> Result<u64, String> {
@@ -92,6 +94,14 @@ pub fn count(number: u64) -> String {
         out.push(digit);
     }
     out
+}
+
+/// A level of the log, as clap wants it.
+///
+/// # Errors
+/// Names the levels.
+pub fn log_level_arg(text: &str) -> Result<LevelFilter, String> {
+    text.parse().map_err(|_| format!("{text:?} is none of error, warn, info, debug, trace, off"))
 }
 
 #[cfg(test)]

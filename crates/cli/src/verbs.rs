@@ -12,6 +12,7 @@ pub mod load;
 pub mod mount;
 pub mod null_fs;
 pub mod objbench;
+pub mod serve;
 pub mod stats;
 pub mod status;
 pub mod store_args;
@@ -21,7 +22,8 @@ pub mod warmup;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kestrel_client::descriptor::volume_dir;
+use kestrel_client::descriptor::{Descriptor, volume_dir};
+use kestrel_client::remote::{self, RemoteUrl};
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_fuse::mount::{MountEntry, mounts};
 use serde_json::Value;
@@ -29,6 +31,57 @@ use serde_json::Value;
 use self::store_args::StoreArgs;
 
 use crate::failure::Failure;
+use crate::serve::runtime;
+
+/// What a verb is about.
+enum Target {
+    /// The volume in this directory.
+    Here(PathBuf),
+    /// The volume that is served at this URL.
+    Served(String),
+}
+
+impl Target {
+    /// The volume that `url` names. One in a directory has a descriptor that can be read.
+    fn of(verb: &str, url: &str) -> Result<Self, Failure> {
+        if RemoteUrl::is_one(url) {
+            RemoteUrl::parse(url).map_err(|why| Failure::usage(format!("{verb}: {why}")))?;
+            return Ok(Self::Served(url.into()));
+        }
+        let dir = locate(verb, url)?;
+        Descriptor::read(&dir).map_err(|why| Failure::new(verb, why))?;
+        Ok(Self::Here(dir))
+    }
+
+    /// Asks whoever serves it; `None` if nobody has it open. `on_event` gets what is told meanwhile, `limit` bounds the time
+    /// between two lines of it.
+    fn ask(
+        &self,
+        verb: &str,
+        question: &Value,
+        limit: Option<Duration>,
+        on_event: &mut dyn FnMut(Value),
+    ) -> Result<Option<Value>, Failure> {
+        match self {
+            Self::Here(dir) => ask_with(verb, dir, question, limit, on_event),
+            Self::Served(url) => {
+                let who = crate::serve::who(&format!("kestrel {verb}"));
+                remote::ask(url, &who, question, limit, on_event)
+                    .map(Some)
+                    .map_err(|why| Failure::new(verb, why))
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Here(dir) => dir.display().fmt(f),
+            Self::Served(url) => f.write_str(url),
+        }
+    }
+}
 
 /// Directory of the volume that `url` names, absolute.
 fn locate(verb: &str, url: &str) -> Result<PathBuf, Failure> {
@@ -56,12 +109,13 @@ fn ask_with(
     verb: &str,
     dir: &Path,
     question: &Value,
+    limit: Option<Duration>,
     on_event: &mut dyn FnMut(Value),
 ) -> Result<Option<Value>, Failure> {
     if VolumeLock::holder(dir).is_none() {
         return Ok(None);
     }
-    let answer = kestrel_client::control::ask_with(dir, question, None, on_event);
+    let answer = kestrel_client::control::ask_with(dir, question, limit, on_event);
     answer.map(Some).map_err(|why| Failure::new(verb, why))
 }
 
@@ -84,9 +138,13 @@ fn mount_above(verb: &str, path: &Path) -> Result<MountEntry, Failure> {
     })
 }
 
-/// Directory of the volume that is mounted there: the mount's source.
-fn volume_of(entry: &MountEntry) -> PathBuf {
-    PathBuf::from(&entry.source)
+/// Directory with the lock and the control socket of the process behind a mount: the volume's, which is the mount's source,
+/// or the mount's own if the volume is served elsewhere.
+fn control_dir(entry: &MountEntry) -> PathBuf {
+    match entry.source.to_str() {
+        Some(url) if RemoteUrl::is_one(url) => runtime::dir_of(&entry.mount_point),
+        _ => PathBuf::from(&entry.source),
+    }
 }
 
 /// A path as questions carry it: a string, or a list of bytes if it is not UTF-8.

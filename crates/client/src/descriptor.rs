@@ -160,20 +160,29 @@ impl Descriptor {
             }
             Err(error) => return Err(VolumeError::io("read", &path, &error)),
         };
-        let corrupt = |why: &str| VolumeError::Corrupt(path.clone(), why.to_string());
         if size > FILE_BYTES_MAX {
-            return Err(corrupt("it is too large to be a volume descriptor"));
+            let why = "it is too large to be a volume descriptor".to_string();
+            return Err(VolumeError::Corrupt(path, why));
         }
         let text = fs::read(&path).map_err(|error| VolumeError::io("read", &path, &error))?;
+        let loose = serde_json::from_slice(&text)
+            .map_err(|error| VolumeError::Corrupt(path.clone(), format!("it is not valid JSON ({error})")))?;
+        Self::from_json(loose, &path)
+    }
+
+    /// The descriptor that a document from `source` holds.
+    ///
+    /// # Errors
+    /// As those of [`Descriptor::read`].
+    pub(crate) fn from_json(loose: serde_json::Value, source: &Path) -> Result<Self, VolumeError> {
+        let corrupt = |why: &str| VolumeError::Corrupt(source.to_path_buf(), why.to_string());
         // The version first: a newer descriptor may have fields this program cannot judge.
-        let loose: serde_json::Value = serde_json::from_slice(&text)
-            .map_err(|error| corrupt(&format!("it is not valid JSON ({error})")))?;
         if loose.get("magic").and_then(|magic| magic.as_str()) != Some("kestrelfs") {
             return Err(corrupt("it does not describe a KestrelFS volume"));
         }
         match loose.get("format_version").and_then(|version| version.as_u64()) {
             Some(version) if version > u64::from(FORMAT_VERSION) => {
-                return Err(VolumeError::Newer(path, version));
+                return Err(VolumeError::Newer(source.to_path_buf(), version));
             }
             Some(version) if version == u64::from(FORMAT_VERSION) => {}
             _ => return Err(corrupt("its format version is missing or invalid")),
@@ -186,7 +195,7 @@ impl Descriptor {
             return Err(corrupt("its checksum does not match its content; restore the file from a backup"));
         }
         descriptor.check().map_err(|error| match error {
-            VolumeError::Invalid(why) => VolumeError::Invalid(format!("{}: {why}", path.display())),
+            VolumeError::Invalid(why) => VolumeError::Invalid(format!("{}: {why}", source.display())),
             other => other,
         })?;
         Ok(descriptor)
@@ -252,7 +261,7 @@ impl Descriptor {
 /// Directory that a volume URL names: a path or `file:///path`.
 ///
 /// # Errors
-/// If the URL has a scheme this version does not serve.
+/// If it is the URL of something else.
 pub fn volume_dir(url: &str) -> Result<PathBuf, VolumeError> {
     if let Some(path) = url.strip_prefix("file://") {
         if !path.starts_with('/') {
@@ -263,8 +272,8 @@ pub fn volume_dir(url: &str) -> Result<PathBuf, VolumeError> {
         return Ok(path.into());
     }
     match url.split_once("://") {
-        Some((scheme, _)) => Err(VolumeError::Invalid(format!(
-            "{url}: volumes at {scheme}:// are not served by this version; use a path or file:///PATH"
+        Some(_) => Err(VolumeError::Invalid(format!(
+            "{url}: this needs the volume's directory, a path or file:///PATH; run it on the machine where that is"
         ))),
         None if url.is_empty() => Err(VolumeError::Invalid("the volume's path is empty".into())),
         None => Ok(url.into()),

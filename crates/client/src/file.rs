@@ -11,14 +11,16 @@ use rustc_hash::FxHashMap;
 
 use kestrel_data::Grant;
 use kestrel_data::packer::Placed;
-use kestrel_meta::perm::without_set_ids;
+use kestrel_meta::perm::{GROUP_EXEC, SET_GID, SET_UID, in_group, without_set_ids};
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::ExtentList;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
+use kestrel_types::request::Creds;
 
-use crate::fs::{Done, Flush};
+use crate::fs::{Caller, Done, Flush};
+use crate::groups::supplementary_groups;
 use crate::write_buffer::WriteBuffer;
 
 /// A piece that left the buffer: immutable, on its way to the block store or there.
@@ -46,8 +48,9 @@ pub(crate) struct FileState {
     pub size: u64,
     /// When it was last written, if that is not committed.
     pub mtime: Option<Nanos>,
-    /// A write that is not committed must drop set-id bits.
-    pub kill_suid: bool,
+    /// A write that is not committed must drop set-id bits: the writer, of several the one who may keep least. His groups are
+    /// known if they matter.
+    pub kill_suid: Option<Creds>,
     /// Written, not on the way.
     pub buffer: WriteBuffer,
     /// Budget held by the buffer.
@@ -91,7 +94,7 @@ impl FileState {
         self.buffer.take();
         self.grants.clear();
         self.inflight.clear();
-        (self.mtime, self.kill_suid, self.dirty_since, self.error) = (None, false, None, None);
+        (self.mtime, self.kill_suid, self.dirty_since, self.error) = (None, None, None, None);
         self.size = self.inode.size;
     }
 
@@ -106,8 +109,21 @@ impl FileState {
         inode.size = self.size;
         inode.mtime = mtime;
         inode.ctime = inode.ctime.max(mtime);
-        if self.kill_suid {
-            inode.mode = without_set_ids(inode.mode);
+        if let Some(writer) = &self.kill_suid {
+            // Without his groups he counts as none of the file's, as at the node.
+            inode.mode =
+                without_set_ids(writer, inode.mode, inode.gid).unwrap_or(inode.mode & !(SET_UID | SET_GID));
+        }
+    }
+
+    /// Notes a write, not committed yet, that drops set-id bits because `writer` is not privileged.
+    pub fn written_by(&mut self, writer: Caller) {
+        let decides = self.inode.mode & (SET_GID | GROUP_EXEC) == SET_GID && writer.gid != self.inode.gid;
+        let groups: Arc<[u32]> = if decides { supplementary_groups(writer.pid) } else { Arc::new([]) };
+        let writer = Creds { uid: writer.uid, gid: writer.gid, groups: Some(groups) };
+        let stranger = |creds: &Creds| !in_group(creds, self.inode.gid).unwrap_or(false);
+        if !self.kill_suid.as_ref().is_some_and(stranger) {
+            self.kill_suid = Some(writer);
         }
     }
 
@@ -176,7 +192,7 @@ impl OpenFiles {
         let state = FileState {
             size: inode.size,
             mtime: None,
-            kill_suid: false,
+            kill_suid: None,
             buffer: WriteBuffer::new(self.slot_bytes),
             grants: Vec::new(),
             inflight: Vec::new(),
@@ -215,6 +231,17 @@ impl OpenFiles {
     /// All open files.
     pub fn all(&self) -> Vec<Arc<OpenFile>> {
         self.shards.iter().flat_map(|shard| shard.lock().values().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    /// As [`OpenFiles::overlay`]. A file that is open with nothing uncommitted takes in what the node said of it: another
+    /// client may have changed it, and a reader that sees its new size goes on reading.
+    pub fn learn(&self, inode: &mut Inode) {
+        let Some(file) = self.get(inode.ino) else { return };
+        let mut state = file.lock();
+        if inode.change > state.inode.change && !state.is_dirty() && !state.flushing {
+            state.refresh(inode.clone());
+        }
+        state.show(inode);
     }
 
     /// Shows in attributes what has been written here but is not committed, exactly as its commit will.

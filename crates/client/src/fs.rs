@@ -11,6 +11,7 @@ mod copy;
 mod flush;
 mod handles;
 mod listing;
+mod locks;
 mod namespace;
 mod read;
 mod removed;
@@ -19,26 +20,27 @@ mod space;
 mod write;
 mod xattr;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kestrel_data::packer::Packer;
 use kestrel_data::reader::Reader;
 use kestrel_data::store::BlockStore;
-use kestrel_data::{Budget, Pool, ReadAheadConfig, Turn};
+use kestrel_data::{Budget, Payload, Placed, Pool, ReadAheadConfig, Turn};
 use kestrel_meta::node::Node;
 use kestrel_types::clock::Clock;
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::InodeId;
+use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::Name;
+use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 
 pub use self::copy::CopyRange;
 pub(crate) use self::flush::Flush;
 pub use self::handles::{DirHandle, FileHandle};
 pub use self::listing::{Listed, Sink};
+pub use self::locks::{LockWait, LockedRange};
 pub use self::namespace::{Creation, NewNode};
 pub use self::repack::{CompactOptions, Compacted};
 pub use self::space::{Fallocate, Hole, Seek};
@@ -46,13 +48,19 @@ pub use self::space::{Fallocate, Hole, Seek};
 use self::background::Background;
 use crate::file::OpenFiles;
 use crate::groups::supplementary_groups;
+use crate::held_locks::HeldLocks;
 use crate::known::KnownInodes;
+use crate::metadata::Metadata;
+use crate::remote::is_answering;
 
 /// How long a job may wait for the I/O pool before it fails.
 const IO_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Completion of an operation. Called exactly once, possibly before the call that takes it returns.
 pub type Done<T> = Box<dyn FnOnce(FsResult<T>) + Send>;
+
+/// Completion of [`Fs::store_bytes`].
+type Stored = Box<dyn FnOnce(kestrel_data::Result<Placed>) + Send>;
 
 /// Who calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,6 +76,9 @@ pub struct Caller {
 impl Caller {
     /// The superuser, on behalf of nobody.
     pub const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 0 };
+
+    /// Somebody without any rights, who is in no group.
+    pub(crate) const STRANGER: Caller = Caller { uid: u32::MAX, gid: u32::MAX, pid: 0 };
 }
 
 /// An open file as the mount gives it to the kernel.
@@ -129,9 +140,28 @@ pub struct FsCounters {
     pub reaped_objects: AtomicU64,
 }
 
+/// What a file system is put together from.
+pub struct FsParts {
+    /// The way to the metadata.
+    pub metadata: Arc<dyn Metadata>,
+    /// The block store.
+    pub store: Arc<dyn BlockStore>,
+    /// What writes to it.
+    pub packer: Packer,
+    /// What reads from it.
+    pub reader: Reader,
+    /// Threads for what may have to wait for it.
+    pub pools: IoPools,
+    /// Times of writes.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// Tells whether somebody else may still come to refer to an object.
+pub type InUse = dyn Fn(ObjectId) -> bool + Send + Sync;
+
 /// A mounted file system.
 pub struct Fs {
-    node: Arc<Node>,
+    metadata: Arc<dyn Metadata>,
     store: Arc<dyn BlockStore>,
     packer: Packer,
     reader: Reader,
@@ -141,28 +171,32 @@ pub struct Fs {
     config: FsConfig,
     known: KnownInodes,
     files: OpenFiles,
+    locks: HeldLocks,
+    /// Who wants to know which files lost locks.
+    lost_locks: OnceLock<Box<dyn Fn(InodeId) + Send + Sync>>,
+    /// Number of the next handle.
+    next_handle: AtomicU64,
     counters: FsCounters,
     background: Background,
+    /// Objects that clients of this volume's server are writing.
+    used_elsewhere: OnceLock<Arc<InUse>>,
 }
 
 impl Fs {
     /// Assembles a file system from its parts and starts its background work.
-    pub fn new(
-        node: Arc<Node>,
-        store: Arc<dyn BlockStore>,
-        packer: Packer,
-        reader: Reader,
-        pools: IoPools,
-        clock: Arc<dyn Clock>,
-        config: FsConfig,
-    ) -> Arc<Self> {
+    pub fn new(parts: FsParts, config: FsConfig) -> Arc<Self> {
+        let FsParts { metadata, store, packer, reader, pools, clock } = parts;
         let fs = Arc::new(Self {
             budget: Budget::new(config.dirty_bytes_max),
             files: OpenFiles::new(config.block_bytes),
             known: KnownInodes::default(),
+            locks: HeldLocks::default(),
+            lost_locks: OnceLock::new(),
+            next_handle: AtomicU64::new(1),
             counters: FsCounters::default(),
             background: Background::default(),
-            node,
+            used_elsewhere: OnceLock::new(),
+            metadata,
             store,
             packer,
             reader,
@@ -174,9 +208,14 @@ impl Fs {
         fs
     }
 
-    /// The metadata node behind this client.
-    pub fn node(&self) -> &Arc<Node> {
-        &self.node
+    /// The way to the metadata.
+    pub fn metadata(&self) -> &Arc<dyn Metadata> {
+        &self.metadata
+    }
+
+    /// The metadata node, if it is in this process.
+    pub fn node(&self) -> Option<&Arc<Node>> {
+        self.metadata.local()
     }
 
     /// The block store behind this client.
@@ -204,9 +243,29 @@ impl Fs {
         self.known.len()
     }
 
-    /// Whether an object is still being written; the collector leaves it alone.
-    pub fn is_open_object(&self, object: u64) -> bool {
-        self.packer.is_open(object)
+    /// Whether an object is still being written, here or by a client of this process; whoever deletes leaves it alone.
+    pub fn is_open_object(&self, object: ObjectId) -> bool {
+        self.packer.is_open(object) || self.used_elsewhere.get().is_some_and(|in_use| in_use(object))
+    }
+
+    /// Objects for which `in_use` holds are not deleted either. For a process that serves the volume to others, which calls
+    /// this once, before the first of them comes.
+    pub fn also_in_use(&self, in_use: Arc<InUse>) {
+        if self.used_elsewhere.set(in_use).is_err() {
+            log::error!(
+                "the volume is served twice by one process: objects of the second server's clients are at risk"
+            );
+        }
+    }
+
+    /// Whether the metadata is across a network.
+    pub fn is_remote(&self) -> bool {
+        self.metadata.remote().is_some()
+    }
+
+    /// An inode and where it was last seen.
+    pub(crate) fn last_seen(&self, ino: InodeId) -> InodeRef {
+        self.known.reference(ino)
     }
 
     /// The kernel forgot `count` lookups of an inode.
@@ -217,19 +276,20 @@ impl Fs {
     /// Asks the node. Supplementary groups are looked up only if the answer depends on them.
     fn request(self: &Arc<Self>, caller: Caller, op: Op, done: impl FnOnce(Reply) + Send + 'static) {
         if caller.uid == 0 {
-            self.node.submit(Request { creds: Creds { groups: None, ..creds(caller) }, op }, Box::new(done));
+            self.metadata
+                .submit(Request { creds: Creds { groups: None, ..creds(caller) }, op }, Box::new(done));
             return;
         }
         let fs = self.clone();
         let again = op.clone();
         let first = Request { creds: creds(caller), op };
-        self.node.submit(
+        self.metadata.submit(
             first,
             Box::new(move |reply| match reply {
                 Err(Outcome::NeedGroups) => {
                     let groups = Some(supplementary_groups(caller.pid));
                     let second = Request { creds: Creds { groups, ..creds(caller) }, op: again };
-                    fs.node.submit(second, Box::new(done));
+                    fs.metadata.submit(second, Box::new(done));
                 }
                 reply => done(reply),
             }),
@@ -264,6 +324,26 @@ impl Fs {
         if let Err(job) = self.pools.wanted.try_submit(Some(Instant::now() + IO_DEADLINE), Box::new(job)) {
             job(Turn::Late);
         }
+    }
+
+    /// Runs a job that may wait for a disk or for room: here, unless this thread brings answers that others wait for.
+    fn where_waiting_is_fine(&self, job: impl FnOnce(Turn) + Send + 'static) {
+        if is_answering() { self.on_pool(job) } else { job(Turn::Run) }
+    }
+
+    /// Stores bytes of a file; [`Packer::store`].
+    fn store_bytes(self: &Arc<Self>, payload: Payload, ino: InodeId, done: Stored) {
+        if self.store.appends().is_none() {
+            // Its threads do the waiting.
+            return self.packer.store(payload, ino, done);
+        }
+        let fs = self.clone();
+        self.where_waiting_is_fine(move |turn| match turn {
+            Turn::Run => fs.packer.store(payload, ino, done),
+            Turn::Late => {
+                done(Err(kestrel_data::Error::Deadline { during: "waiting for a thread to store" }))
+            }
+        });
     }
 
     fn count(counter: &AtomicU64, by: u64) {

@@ -37,6 +37,19 @@ struct Known {
     place: Place,
     /// `data_change` that the kernel's page cache of the file corresponds to; 0 if unknown.
     cached_change: u64,
+    /// Opens that were told to drop the cached pages, of which nothing has been heard since: the pages may still be there.
+    dropping: u32,
+}
+
+/// What an open does with the kernel's cached pages of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// They hold the present content.
+    Keep,
+    /// They may hold another.
+    Drop,
+    /// The kernel does not know the file by number, so there are none.
+    Unknown,
 }
 
 /// The table.
@@ -60,9 +73,9 @@ impl KnownInodes {
     /// Notes that the kernel learned of `ino` once more, at this place (`None`: it has no name).
     pub fn learned(&self, ino: InodeId, kind: Kind, place: Option<(InodeId, &Name)>) {
         let mut shard = self.shard(ino).lock();
-        let known = shard
-            .entry(ino)
-            .or_insert_with(|| Box::new(Known { lookups: 0, kind, place: Place::Unknown, cached_change: 0 }));
+        let known = shard.entry(ino).or_insert_with(|| {
+            Box::new(Known { lookups: 0, kind, place: Place::Unknown, cached_change: 0, dropping: 0 })
+        });
         known.lookups += 1;
         known.kind = kind;
         match (&mut known.place, place) {
@@ -149,6 +162,40 @@ impl KnownInodes {
         }
     }
 
+    /// Records, for the answer to an open, which content the kernel's page cache will correspond to. The kernel drops what it
+    /// held of another content only when it handles that answer; an open that overtakes it must drop them too. So whoever
+    /// gets [`Pages::Drop`] says [`KnownInodes::pages_dropped`] with the first thing that comes through the open file.
+    pub fn opened_as(&self, ino: InodeId, data_change: u64) -> Pages {
+        match self.shard(ino).lock().get_mut(&ino) {
+            Some(known) => {
+                let same = std::mem::replace(&mut known.cached_change, data_change) == data_change;
+                if same && known.dropping == 0 {
+                    return Pages::Keep;
+                }
+                known.dropping += 1;
+                Pages::Drop
+            }
+            None => Pages::Unknown,
+        }
+    }
+
+    /// The kernel has handled the answer to an open that got [`Pages::Drop`].
+    pub fn pages_dropped(&self, ino: InodeId) {
+        if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
+            known.dropping = known.dropping.saturating_sub(1);
+        }
+    }
+
+    /// Records that a change of ours led from the content `from` to `to`, and that the kernel made it in its pages too. If
+    /// these were another content's, which somebody else has changed since, they are still of no use to the next open.
+    pub fn cached_moved(&self, ino: InodeId, from: u64, to: u64) {
+        if let Some(known) = self.shard(ino).lock().get_mut(&ino)
+            && known.cached_change == from
+        {
+            known.cached_change = to;
+        }
+    }
+
     /// Inodes in the table.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
@@ -177,6 +224,21 @@ mod tests {
     }
 
     #[test]
+    fn pages_are_kept_only_when_those_of_another_content_are_surely_gone() {
+        let table = KnownInodes::default();
+        assert_eq!(table.opened_as(20, 7), Pages::Unknown);
+        table.learned(20, Kind::File, None);
+        assert_eq!(table.opened_as(20, 7), Pages::Drop);
+        assert_eq!(table.opened_as(20, 7), Pages::Drop, "it overtook the first");
+        table.pages_dropped(20);
+        assert_eq!(table.opened_as(20, 7), Pages::Drop);
+        table.pages_dropped(20);
+        table.pages_dropped(20);
+        assert_eq!(table.opened_as(20, 7), Pages::Keep);
+        assert_eq!(table.opened_as(20, 8), Pages::Drop);
+    }
+
+    #[test]
     fn pages_are_kept_only_for_the_content_they_hold() {
         let table = KnownInodes::default();
         assert!(!table.cached_as(20, 7));
@@ -184,5 +246,9 @@ mod tests {
         assert!(!table.cached_as(20, 7));
         assert!(table.cached_as(20, 7));
         assert!(!table.cached_as(20, 8));
+        table.cached_moved(20, 8, 9);
+        assert!(table.cached_as(20, 9), "a change of our own");
+        table.cached_moved(20, 11, 12);
+        assert!(!table.cached_as(20, 12), "somebody else's change lies between");
     }
 }

@@ -21,6 +21,10 @@ use crate::error::VolumeError;
 use crate::keys;
 use crate::volume::{data_reserve, disk_bytes};
 
+mod shared;
+
+pub use shared::{Offer, SharedDir};
+
 /// Directory of the block store within the volume's, unless the settings name another place.
 pub const OBJECTS_DIR: &str = "objects";
 
@@ -159,23 +163,26 @@ impl Storage {
     /// # Errors
     /// If the store cannot be reached, is another volume's, or needs a key that is not there.
     pub fn open(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<Self, VolumeError> {
+        Self::open_at(Place::of(dir, &descriptor.settings, options)?, descriptor, options)
+    }
+
+    fn open_at(place: Place, descriptor: &Descriptor, options: &StoreOptions) -> Result<Self, VolumeError> {
         let volume = descriptor.uuid_bytes();
         // First, because it needs no request.
         let coding = keys::coding(descriptor, options.key_file.as_deref())?;
-        let (base, mut store): (Base, Arc<dyn BlockStore>) =
-            match Place::of(dir, &descriptor.settings, options)? {
-                Place::S3(s3) => {
-                    let s3 = Arc::new(S3Store::open(s3, volume).map_err(refused)?);
-                    (Base::S3(s3.clone()), s3)
-                }
-                Place::Dir(objects) => {
-                    let reserve_bytes = disk_bytes(&objects).map_or(0, data_reserve);
-                    let config = LocalConfig { reserve_bytes, ..LocalConfig::default() };
-                    let local =
-                        LocalStore::open(&objects, config).map_err(|error| block_store(&objects, &error))?;
-                    (Base::Dir(objects), Arc::new(local))
-                }
-            };
+        let (base, mut store): (Base, Arc<dyn BlockStore>) = match place {
+            Place::S3(s3) => {
+                let s3 = Arc::new(S3Store::open(s3, volume).map_err(refused)?);
+                (Base::S3(s3.clone()), s3)
+            }
+            Place::Dir(objects) => {
+                let reserve_bytes = disk_bytes(&objects).map_or(0, data_reserve);
+                let config = LocalConfig { reserve_bytes, ..LocalConfig::default() };
+                let local =
+                    LocalStore::open(&objects, config).map_err(|error| block_store(&objects, &error))?;
+                (Base::Dir(objects), Arc::new(local))
+            }
+        };
         if !options.cache_dirs.is_empty() {
             let mut config = CacheOptions::new(options.cache_dirs.clone());
             config.bytes = options.cache_bytes.unwrap_or(config.bytes);

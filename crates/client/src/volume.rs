@@ -7,10 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_data::packer::{Packer, PackerConfig};
-use kestrel_data::reader::{Reader, ReaderConfig};
 use kestrel_data::store::BlockStore;
-use kestrel_data::{Pool, ReadAheadConfig};
 use kestrel_meta::engine::BeforeSync;
 use kestrel_meta::engine::EngineError;
 use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
@@ -19,15 +16,18 @@ use kestrel_types::clock::{Clock, SECOND, SystemClock};
 
 use crate::descriptor::{Descriptor, Durability, volume_dir};
 use crate::error::VolumeError;
-use crate::fs::{Fs, FsConfig, IoPools};
-use crate::object_ids::ObjectIdPool;
+use crate::fs::Fs;
+use crate::metadata::Embedded;
+use crate::object_ids::ObjectNumbers;
 use crate::recovery::Recovery;
 use crate::storage::{Storage, StoreOptions};
 
+pub(crate) mod assembly;
 mod format;
 mod lock;
 mod sizes;
 
+use assembly::Assembly;
 pub use format::{NewVolume, format};
 pub use lock::VolumeLock;
 use sizes::fitting_options;
@@ -39,24 +39,6 @@ const META_DIR: &str = "meta";
 
 /// How often a volume in mode `fsync` syncs on its own (`metadata.md` §7.3).
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Reads and writes that may wait for a thread.
-const IO_QUEUE_MAX: usize = 4096;
-
-/// Read-aheads that may wait for a thread; more would be late anyway.
-const AHEAD_QUEUE_MAX: usize = 256;
-
-/// Threads that wait for a store across a network: as many requests as cover its latency.
-const REMOTE_IO_THREADS: usize = 64;
-
-/// Memory for verified file data, bytes: what the kernel's cache is to a store near by has to be here for one across a
-/// network.
-const DATA_CACHE_BYTES: usize = 64 << 20;
-const REMOTE_DATA_CACHE_BYTES: usize = 256 << 20;
-
-/// Largest read-ahead of one open file, bytes; of a store across a network it must cover latency times bandwidth, here
-/// 640 MB/s at 50 ms.
-const REMOTE_READAHEAD_BYTES: u64 = 32 << 20;
 
 /// What a process may use for a volume.
 #[derive(Debug, Clone)]
@@ -82,31 +64,6 @@ impl Default for Resources {
             dirty_bytes_max: 256 << 20,
             workers: cores.clamp(1, 64),
             store: StoreOptions::default(),
-        }
-    }
-}
-
-/// Sizes that depend on where the block store is.
-struct Sizes {
-    data_cache_bytes: usize,
-    io_threads: usize,
-    readahead: ReadAheadConfig,
-}
-
-impl Resources {
-    fn sizes(&self, is_remote: bool) -> Sizes {
-        if is_remote {
-            let data_cache_bytes = self.data_cache_bytes.unwrap_or(REMOTE_DATA_CACHE_BYTES);
-            // What is ahead of one reader leaves room for a few others in the share of the cache that read-ahead has.
-            let window = REMOTE_READAHEAD_BYTES.min(data_cache_bytes as u64 / 8);
-            let readahead = ReadAheadConfig::remote(window);
-            return Sizes { data_cache_bytes, io_threads: REMOTE_IO_THREADS, readahead };
-        }
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        Sizes {
-            data_cache_bytes: self.data_cache_bytes.unwrap_or(DATA_CACHE_BYTES),
-            io_threads: (2 * cores).clamp(4, 64),
-            readahead: ReadAheadConfig::default(),
         }
     }
 }
@@ -166,6 +123,24 @@ impl Volume {
     /// # Errors
     /// If the metadata cannot be read or threads cannot be started.
     pub fn serve(self, resources: &Resources, read_only: bool) -> Result<MountedVolume, VolumeError> {
+        self.start(resources, read_only, false)
+    }
+
+    /// The same for clients across a network: the node waits for those of before it was restarted, until
+    /// [`kestrel_meta::node::Node::end_grace`].
+    ///
+    /// # Errors
+    /// As for [`Volume::serve`].
+    pub fn serve_clients(self, resources: &Resources) -> Result<MountedVolume, VolumeError> {
+        self.start(resources, false, true)
+    }
+
+    fn start(
+        self,
+        resources: &Resources,
+        read_only: bool,
+        serves: bool,
+    ) -> Result<MountedVolume, VolumeError> {
         let settings = &self.descriptor.settings;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let config = NodeConfig {
@@ -175,33 +150,18 @@ impl Volume {
                 Durability::Fsync => node::Durability::Fsync,
             },
             grace: i64::from(settings.grace_seconds) * SECOND,
+            serves,
             ..NodeConfig::default()
         };
         let node = Node::open(self.engine.clone(), clock.clone(), config)
             .map_err(|error| VolumeError::Engine(format!("{}: {error}", self.dir.display())))?;
-        let failed = |error: kestrel_data::Error| VolumeError::Io(error.to_string());
-        let ids = ObjectIdPool::new(node.clone());
-        let config = PackerConfig {
-            uploads: resources.store.max_uploads,
-            ..PackerConfig::new(self.descriptor.uuid_bytes())
-        };
-        let packer = Packer::new(self.store.clone(), Arc::new(ids), config).map_err(failed)?;
-        let sizes = resources.sizes(self.store.is_remote());
-        let config = ReaderConfig { cache_bytes: sizes.data_cache_bytes, ..Default::default() };
-        let reader = Reader::new(self.store.clone(), config);
-        let pools = IoPools {
-            wanted: Pool::new("kestrel-io", sizes.io_threads, IO_QUEUE_MAX).map_err(failed)?,
-            ahead: Pool::new("kestrel-ahead", sizes.io_threads, AHEAD_QUEUE_MAX).map_err(failed)?,
-        };
-        let config = FsConfig {
-            block_bytes: settings.block_bytes,
-            inline_max: settings.inline_max,
-            dirty_bytes_max: resources.dirty_bytes_max,
-            readahead: sizes.readahead,
-            flush_interval: SECOND,
+        let plan = Assembly {
+            metadata: Arc::new(Embedded::new(node)),
+            numbers: ObjectNumbers::default(),
+            clock,
             read_only,
         };
-        let fs = Fs::new(node, self.store.clone(), packer, reader, pools, clock, config);
+        let fs = plan.assemble(&self.descriptor, self.store.clone(), resources)?;
         Ok(MountedVolume { fs, volume: self })
     }
 

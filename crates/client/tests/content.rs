@@ -90,7 +90,7 @@ fn run(steps: Vec<Step>, store: MemoryStore) {
             }
             Step::Fallocate { file, hole, offset, len, keep } => {
                 let hole = [Hole::Allocate, Hole::Punch, Hole::Zero][usize::from(hole)];
-                let what = Fallocate { hole, offset, len, keep_size: keep, kill_suid: false };
+                let what = Fallocate { hole, offset, len, keep_size: keep, unprivileged: None };
                 wait(|done| fs.fallocate(&handles[file], what, done)).unwrap();
                 let (model, end) = (&mut models[file], (offset + len) as usize);
                 if hole != Hole::Punch && !keep && model.len() < end {
@@ -104,7 +104,8 @@ fn run(steps: Vec<Step>, store: MemoryStore) {
             Step::Copy { from, from_offset, to_offset, len } => {
                 let to = 1 - from;
                 let (source, target) = (handles[from].clone(), handles[to].clone());
-                let copy = CopyRange { from: source, from_offset, to: target, to_offset, len };
+                let copy =
+                    CopyRange { from: source, from_offset, to: target, to_offset, len, unprivileged: None };
                 let copied = wait(|done| fs.copy_range(copy, done)).unwrap();
                 let bytes: Vec<u8> =
                     models[from].iter().skip(from_offset as usize).take(copied as usize).copied().collect();

@@ -100,7 +100,7 @@ fn punching_and_zeroing_carry_the_time_of_the_call() {
     for hole in [Hole::Punch, Hole::Zero] {
         clock.advance(SECOND);
         let called = clock.now();
-        let what = Fallocate { hole, offset: 100, len: 5_000, keep_size: true, kill_suid: false };
+        let what = Fallocate { hole, offset: 100, len: 5_000, keep_size: true, unprivileged: None };
         wait(|done| fs.fallocate(&file, what, done)).unwrap();
         clock.advance(SECOND);
         wait(|done| fs.flush(&file, done)).unwrap();

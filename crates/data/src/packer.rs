@@ -105,6 +105,12 @@ pub trait ObjectIds: Send + Sync {
     /// # Errors
     /// If none can be had now; what wanted it fails with this error.
     fn next(&self) -> Result<ObjectId>;
+
+    /// What [`ObjectIds::next`] will return is not below this. It never falls. 0 if nobody asks for
+    /// [`Packer::oldest_open`].
+    fn floor(&self) -> ObjectId {
+        0
+    }
 }
 
 impl<F: Fn() -> Result<ObjectId> + Send + Sync> ObjectIds for F {
@@ -201,6 +207,13 @@ impl Packer {
     /// Whether somebody may still come to refer to bytes of this object that nothing refers to yet.
     pub fn is_open(&self, object: ObjectId) -> bool {
         self.shared.writer.pins.is_pinned(object)
+    }
+
+    /// Objects below this number are not open and will not be any more.
+    pub fn oldest_open(&self) -> ObjectId {
+        // In this order: a number that was taken before the first look is announced or pinned at the second.
+        let floor = self.shared.writer.ids.floor();
+        self.shared.writer.pins.oldest().map_or(floor, |oldest| oldest.min(floor))
     }
 
     /// Its counters.

@@ -3,12 +3,14 @@
 //!
 //! - [`compare`]: random system calls on two file systems, compared call by call.
 //! - [`crash`]: a workload with an outside log, and what must be left of it after a crash.
+//! - [`history`]: what several clients did at once, and whether it is linearizable.
 //! - [`s3proxy`]: a proxy in front of an S3 store that fails on purpose and counts requests.
 
 pub mod args;
 pub mod compare;
 pub mod crash;
 pub mod errno;
+pub mod history;
 pub mod json;
 pub mod rng;
 pub mod s3proxy;

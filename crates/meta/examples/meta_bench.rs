@@ -2,7 +2,8 @@
 //!
 //! `cargo run --release -p kestrel-meta --example meta_bench -- [DIR] [FILES] [fsync|commit]` prints one JSON object. Two workers,
 //! two threads, each with up to 1,024 requests in flight, sent 256 at a time; `commit` (the default) answers after the log is
-//! synced. `floor` appends the bytes of as many creates to a raw file with one fdatasync for each 256 and 1,024 of them.
+//! synced. `create_numbered` is create as a client across a network asks for it: its answer is kept with the change. (`create_plain`: the
+//! same without, in the same state of the volume, to compare with.) `floor` appends the bytes of as many creates to a raw file with one fdatasync for each 256 and 1,024 of them.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,10 +14,12 @@ use std::time::{Duration, Instant};
 
 use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
-use kestrel_meta::node::{Done, Durability, Node, NodeConfig, RootAttr};
+use kestrel_meta::node::{Done, Durability, Node, NodeConfig, Origin, RootAttr};
 use kestrel_types::clock::SystemClock;
+use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, RenameFlags, Reply, Request};
+use kestrel_types::wire::ClientId;
 
 const THREADS: u64 = 2;
 const PER_DIR: u64 = 100;
@@ -31,6 +34,8 @@ struct Bench {
     node: Arc<Node>,
     dirs: Vec<u64>,
     files: u64,
+    /// Requests that were numbered, of each client.
+    numbered: u64,
 }
 
 fn cpu_seconds() -> f64 {
@@ -58,6 +63,26 @@ impl Bench {
 
     /// Sends one request a file, from `THREADS` threads; prints rate and CPU.
     fn run(&self, label: &str, make: &(dyn Fn(&Self, u64) -> Op + Sync)) {
+        self.run_from(label, &|_, _| None, make);
+    }
+
+    /// As [`Bench::run`], each thread a client that numbers its requests.
+    fn run_numbered(&mut self, label: &str, make: &(dyn Fn(&Self, u64) -> Op + Sync)) {
+        let before = self.numbered;
+        let origin = |thread: u64, number| {
+            let client = ClientId((u128::from(thread) + 1).to_be_bytes());
+            Some(Origin { client, seq: before + number + 1, retry: false })
+        };
+        self.run_from(label, &origin, make);
+        self.numbered += self.files;
+    }
+
+    fn run_from(
+        &self,
+        label: &str,
+        origin: &(dyn Fn(u64, u64) -> Option<Origin> + Sync),
+        make: &(dyn Fn(&Self, u64) -> Op + Sync),
+    ) {
         let (start, cpu) = (Instant::now(), cpu_seconds());
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
@@ -76,11 +101,12 @@ impl Bench {
                                     waker.unpark();
                                 }
                             });
-                            (Request { creds: Creds { uid: 0, gid: 0, groups: None }, op }, done)
+                            let request = Request { creds: Creds { uid: 0, gid: 0, groups: None }, op };
+                            (request, origin(thread, sent + i), done)
                         });
                         let requests: Vec<_> = requests.collect();
                         sent += count as u64;
-                        self.node.submit_many(requests);
+                        self.node.submit_many_from(requests);
                         while sent - done_count.load(Ordering::Acquire) > IN_FLIGHT - SEND as u64 {
                             std::thread::park_timeout(Duration::from_millis(1));
                         }
@@ -167,7 +193,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Node::format(&*engine, RootAttr { mode: 0o755, uid: 0, gid: 0 }, 0)?;
     let config = NodeConfig { workers: 2, durability, ..NodeConfig::default() };
     let node = Node::open(engine.clone(), Arc::new(SystemClock), config)?;
-    let mut bench = Bench { node, dirs: Vec::new(), files };
+    let mut bench = Bench { node, dirs: Vec::new(), files, numbered: 0 };
     for dir in 0..=files / PER_DIR {
         let place = Place::new(1, Name::new(format!("dir{dir:06}").as_bytes())?);
         let request = Request { creds: Creds::root(), op: Op::MkDir(place, 0o755) };
@@ -212,6 +238,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let place = bench.place(file);
         Op::Unlink(Place::new(place.base, Name::new(format!("g{file}").as_bytes()).unwrap_or(place.name)))
     });
+    let remove = |bench: &Bench, file: u64| Op::Unlink(bench.place(file));
+    let make = |bench: &Bench, file: u64| Op::MkNod {
+        place: bench.place(file),
+        kind: Kind::File,
+        mode: 0o644,
+        rdev: 0,
+    };
+    for round in 0..3 {
+        bench.run(&format!("create_plain_{round}"), &make);
+        bench.run(&format!("unlink_plain_{round}"), &remove);
+        bench.run_numbered(&format!("create_numbered_{round}"), &make);
+        bench.run_numbered(&format!("unlink_numbered_{round}"), &remove);
+    }
     let stats = bench.node.stats();
     let engine = engine.stats();
     println!(

@@ -275,6 +275,10 @@ pub fn compact(
     if old.iter().any(|extent| extent.check().is_err()) || last.end() <= first.pos {
         return Err(fail(libc::EINVAL, "an extent is out of bounds"));
     }
+    // Else stored bytes could come to lie where nothing was written, beyond the end even.
+    if [first, last].iter().any(|extent| extent.source == Source::Hole) {
+        return Err(fail(libc::EINVAL, "a window begins and ends with stored extents"));
+    }
     if let Data::Packed { range, visible } = &inode.data {
         return repack(*range, *visible, chunk, old, new);
     }

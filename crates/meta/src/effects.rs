@@ -7,7 +7,7 @@ use kestrel_types::ids::InodeId;
 use rustc_hash::FxHashSet;
 
 use crate::perm::Dentry;
-use crate::session::{OpenState, OpenTable};
+use crate::session::{Moved, OpenState, OpenTable};
 
 /// A change of the open table, to be undone.
 #[derive(Debug, Clone, Copy)]
@@ -38,16 +38,15 @@ impl OpenUndo {
     }
 }
 
-/// Where a file went: directory and name.
-pub type NewPlace = (InodeId, Box<[u8]>);
-
 /// See the module's header.
 #[derive(Default)]
 pub struct Effects {
     /// Changes of the open table, oldest first.
     pub opens: Vec<OpenUndo>,
-    /// Files that moved, and where to.
-    pub moved: Vec<(InodeId, Option<NewPlace>)>,
+    /// Files that moved.
+    pub moved: Vec<(InodeId, Moved)>,
+    /// Some of these may have rows of table `moved`.
+    pub moved_rows: bool,
     /// Files with rows to be deleted from a chunk on, or none any more.
     pub sweeps: Vec<(InodeId, Option<u64>)>,
     /// Directories whose record or place this batch changed: read them from the rows, not from the replica.
@@ -69,6 +68,12 @@ pub struct Mark {
 }
 
 impl Effects {
+    /// The volume has so many bytes more. Files may have sizes near the limit though they hold next to nothing, so sums of bytes
+    /// wrap around, here and in shares of directories; they come right again when such a file goes.
+    pub fn count_bytes(&mut self, change: i64) {
+        self.usage[2] = self.usage[2].wrapping_add(change);
+    }
+
     /// Where an operation starts.
     #[inline]
     pub fn mark(&self) -> Mark {
@@ -102,6 +107,7 @@ impl Effects {
     pub fn clear(&mut self) {
         self.opens.clear();
         self.moved.clear();
+        self.moved_rows = false;
         self.sweeps.clear();
         self.dirs_changed.clear();
         self.dirs_made.clear();

@@ -17,5 +17,6 @@ pub mod rows;
 pub mod session;
 pub mod stats;
 pub mod tally;
+pub mod txn;
 pub mod view;
 pub mod worker;

@@ -10,6 +10,7 @@
 //! either mode a callback may send requests, blocking ones too.
 
 mod caller;
+mod clients;
 mod courier;
 mod dispatch;
 mod reap;
@@ -34,7 +35,9 @@ use crate::worker::{Job, Sink, Worker};
 
 use courier::Courier;
 
+pub use crate::txn::{Origin, SessionRecord};
 pub use crate::worker::Done;
+pub use courier::Replies;
 
 /// Most workers of a node: lanes are bits of a word.
 pub const WORKERS_MAX: usize = 64;
@@ -61,6 +64,11 @@ pub struct NodeConfig {
     pub replica_bytes: usize,
     /// Most requests in one batch.
     pub batch_max: usize,
+    /// Clients across a network use this node: after a start it waits, until [`Node::end_grace`], for them to claim what they
+    /// had open. If not set, nothing is open at the start.
+    pub serves: bool,
+    /// Who runs callbacks that waited for the log.
+    pub replies: Replies,
 }
 
 impl Default for NodeConfig {
@@ -72,6 +80,8 @@ impl Default for NodeConfig {
             grace: 60 * SECOND,
             replica_bytes: 64 << 20,
             batch_max: 1024,
+            serves: false,
+            replies: Replies::Thread,
         }
     }
 }
@@ -124,29 +134,36 @@ impl Node {
     /// Sends a request; `done` gets the reply, on this thread or another. Returns when no request can be served by this thread
     /// any more, so it throttles whoever sends more than the node can do.
     pub fn submit(&self, request: Request, done: Done) {
-        match ops::lane(&self.core, &request.op, &Route::AsAsked) {
-            Lane::Worker(worker) => self.submit_on(worker, Job::new(request, Sink::Callback(done))),
-            Lane::Exclusive => self.submit_on(self.core.workers, Job::new(request, Sink::Callback(done))),
-            Lane::Caller => self.submit_without_lane(request, done),
-        }
+        self.drive_one(request, None, done);
     }
 
     /// Sends many requests: one batch a worker, as far as they fit. Those of one worker keep their order.
     pub fn submit_many(&self, requests: Vec<(Request, Done)>) {
-        let mut pending = 0u128;
+        let mut pending = 0;
         for (request, done) in requests {
-            let lane = match ops::lane(&self.core, &request.op, &Route::AsAsked) {
-                Lane::Worker(worker) => worker,
-                Lane::Exclusive => self.core.workers,
-                Lane::Caller => {
-                    self.submit_without_lane(request, done);
-                    continue;
-                }
-            };
-            self.lanes[lane].push(Job::new(request, Sink::Callback(done)));
-            pending |= 1 << lane;
+            pending |= self.enqueue(request, None, done);
         }
         self.drive(pending);
+    }
+
+    fn drive_one(&self, request: Request, origin: Option<Origin>, done: Done) {
+        let pending = self.enqueue(request, origin, done);
+        self.drive(pending);
+    }
+
+    /// Puts a request into its lane, whose bit is returned; one without a lane is served at once. What may have been executed
+    /// before runs with every role held: that is rare, and its answer may concern a file without names.
+    fn enqueue(&self, request: Request, origin: Option<Origin>, done: Done) -> u128 {
+        let lane = match ops::lane(&self.core, &request.op, &Route::AsAsked) {
+            Lane::Caller => {
+                self.submit_without_lane(request, done);
+                return 0;
+            }
+            Lane::Worker(worker) if !origin.is_some_and(|origin| origin.retry) => worker,
+            Lane::Worker(_) | Lane::Exclusive => self.core.workers,
+        };
+        self.lanes[lane].push(Job { origin, ..Job::new(request, Sink::Callback(done)) });
+        1 << lane
     }
 
     /// Counters since the node was opened.
@@ -167,7 +184,7 @@ impl Node {
     pub fn close(&self) -> FsResult<()> {
         {
             let _all = self.hold_all();
-            if self.core.opens.is_empty() {
+            if self.core.opens.is_empty() && !self.core.reclaiming.lasts() {
                 let row = start::usage_row(&self.usage_now());
                 self.engine.commit(BatchKind::Freeing, vec![row]).map_err(engine_error)?;
                 self.closed.store(true, Ordering::Release);

@@ -51,7 +51,7 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         Op::RmDir(place) => rmdir::run(view, creds, place),
         Op::Rename(from, to, flags) => rename::run(view, creds, from, to, *flags),
         Op::Link(inode, place) => link::run(view, creds, inode, place),
-        Op::Commit(commit) => commit::run(view, commit),
+        Op::Commit(commit) => commit::run(view, creds, commit),
         Op::Compact { inode, chunk, old, new } => compact::run(view, inode, *chunk, old, new),
         Op::Clone { from, from_offset, to, to_offset, len } => {
             let window = clone::Window { from: *from_offset, to: *to_offset, len: *len };

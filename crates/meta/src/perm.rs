@@ -76,11 +76,16 @@ pub fn check_sticky(creds: &Creds, dir: Guard, victim_uid: u32) -> Run<()> {
     Ok(())
 }
 
-/// Mode without the set-id bits that a change by somebody unprivileged takes away: set-user-id always, set-group-id if the
-/// group may execute (else it means something else).
-pub fn without_set_ids(mode: u16) -> u16 {
-    let mode = mode & !SET_UID;
-    if mode & GROUP_EXEC != 0 { mode & !SET_GID } else { mode }
+/// Mode of a file that belongs to `gid` without the set-id bits that a change by the caller takes away: set-user-id always;
+/// set-group-id if the group may execute, and else (it is the mark of mandatory locking then) unless the caller could set it:
+/// is in the group or the superuser. (Linux 6.2 and its predecessors' updates, `setattr_should_drop_suidgid`; whether anything
+/// is taken away at all is the caller's to decide: a write by the superuser takes nothing, a chown by him does.)
+pub fn without_set_ids(creds: &Creds, mode: u16, gid: u32) -> Run<u16> {
+    let rest = mode & !SET_UID;
+    match mode & (SET_GID | GROUP_EXEC) {
+        SET_GID if creds.uid == 0 || in_group(creds, gid)? => Ok(rest),
+        _ => Ok(rest & !SET_GID),
+    }
 }
 
 /// Group and mode of something to be created in `dir`: a set-group-id directory passes its group on, and to directories also
@@ -184,8 +189,23 @@ mod tests {
 
     #[test]
     fn set_ids_fall_as_linux_drops_them() {
-        assert_eq!(without_set_ids(0o6755), 0o755);
-        assert_eq!(without_set_ids(0o6745), 0o2745);
-        assert_eq!(without_set_ids(0o1755), 0o1755);
+        let mode = |creds: &Creds, mode| match without_set_ids(creds, mode, 20) {
+            Ok(mode) => mode,
+            Err(Stop::Out(outcome)) if *outcome == Outcome::NeedGroups => 0xffff,
+            Err(_) => 0xfffe,
+        };
+        let (member, stranger) = (creds(10, 5, Some(&[20])), creds(10, 5, Some(&[21])));
+        for creds in [&creds(0, 0, None), &member, &stranger, &creds(10, 20, None), &creds(10, 5, None)] {
+            // The group may execute, or there is no such bit: nobody's membership decides.
+            assert_eq!(mode(creds, 0o6755), 0o755);
+            assert_eq!(mode(creds, 0o4745), 0o745);
+            assert_eq!(mode(creds, 0o1755), 0o1755);
+        }
+        assert_eq!(
+            [&creds(0, 0, None), &creds(10, 20, None), &member].map(|who| mode(who, 0o6745)),
+            [0o2745; 3]
+        );
+        assert_eq!(mode(&stranger, 0o6745), 0o745);
+        assert_eq!(mode(&creds(10, 5, None), 0o2745), 0xffff);
     }
 }

@@ -4,7 +4,8 @@
 //! 2. **Prefetch.** One multi-get for all of them.
 //! 3. **Execute** in order; each sees what those before it changed. One that finds it needs more rows is undone, the rest of
 //!    the batch is planned again, and it goes on after another fetch.
-//! 4. **Commit** all changes as one atomic batch.
+//! 4. **Commit** all changes as one atomic batch, with the answers to numbered requests ([`crate::txn`]): of those that may have been
+//!    executed before, the answers of then were looked up first.
 //!
 //! If the commit fails, nothing has happened: session state is put back, and every operation that changed something, or saw a
 //! change of this batch, fails with the engine's error. A batch that did not fit the disk is run again one by one, so that
@@ -18,10 +19,11 @@ use kestrel_types::key::Table;
 use kestrel_types::request::{Outcome, Reply};
 
 use crate::effects::{Effects, Mark};
-use crate::engine::{BatchKind, Engine, EngineError};
+use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{Allocator, Block, Timestamps};
 use crate::ops::{self, Lane};
 use crate::rows::Rows;
+use crate::txn::{self, Told};
 use crate::view::{Core, Route, Run, Stop, View};
 use crate::worker::Job;
 
@@ -106,10 +108,10 @@ pub fn run(means: &Means<'_>, desk: &mut Desk<'_>, jobs: &[Job], steps: &mut Vec
             desk.effects.back_to(&Mark::default(), &means.core.opens);
             if jobs.len() > 1 && is_worth_single_runs(&error, jobs) {
                 steps.truncate(first);
-                let mut sum = [0; 3];
+                let mut sum: UsageChange = [0; 3];
                 for job in jobs {
                     let change = run(means, desk, std::slice::from_ref(job), steps);
-                    sum = std::array::from_fn(|i| sum[i] + change[i]);
+                    sum = std::array::from_fn(|i| sum[i].wrapping_add(change[i]));
                 }
                 return sum;
             }
@@ -162,6 +164,7 @@ fn attempt(
     means: &Means<'_>,
     desk: &mut Desk<'_>,
     job: &Job,
+    told: Option<&Told>,
     stamp: u64,
     dry: bool,
 ) -> (Run<kestrel_types::request::Answer>, Position, bool) {
@@ -178,7 +181,11 @@ fn attempt(
         wait: 0,
         depends: false,
     };
-    let result = ops::execute(&mut view, &job.request);
+    let result = match (told, &job.claim) {
+        (Some(told), _) => ops::open::again(&mut view, &job.request.op, told),
+        (None, Some(claim)) => ops::open::claim(&mut view, &job.request.op, *claim),
+        (None, None) => ops::execute(&mut view, &job.request),
+    };
     (result, view.wait, view.depends)
 }
 
@@ -191,15 +198,17 @@ fn execute(
 ) -> Result<(), EngineError> {
     desk.rows.clear();
     desk.effects.clear();
-    for job in jobs {
-        let _plan = attempt(means, desk, job, stamp, true);
+    let told = txn::recall(means.engine, jobs)?;
+    let told = |number: usize| told.get(number).and_then(Option::as_ref);
+    for (number, job) in jobs.iter().enumerate() {
+        let _plan = attempt(means, desk, job, told(number), stamp, true);
     }
     desk.rows.fetch(means.engine)?;
     let mut stops = 0;
     for (number, job) in jobs.iter().enumerate() {
         loop {
             let mark = desk.effects.mark();
-            let (result, wait, depends) = attempt(means, desk, job, stamp, false);
+            let (result, wait, depends) = attempt(means, desk, job, told(number), stamp, false);
             let (mut changed, mut session) = (false, false);
             let verdict = match result {
                 Ok(answer) => {
@@ -225,9 +234,9 @@ fn execute(
                 break;
             }
             stops += 1;
-            let rest = if stops <= REPLANS_MAX { &jobs[number + 1..] } else { &[] };
-            for job in rest {
-                let _plan = attempt(means, desk, job, stamp, true);
+            let rest = if stops <= REPLANS_MAX { number + 1..jobs.len() } else { 0..0 };
+            for later in rest {
+                let _plan = attempt(means, desk, &jobs[later], told(later), stamp, true);
             }
             desk.rows.fetch(means.engine)?;
         }
@@ -260,7 +269,8 @@ fn commit(
                 means.engine.hint_new(table, dir.ino);
             }
         }
-        let mutations = desk.rows.mutations();
+        let mut mutations = desk.rows.mutations();
+        mutations.extend(answers(jobs, steps));
         if !mutations.is_empty() {
             let growing =
                 steps.iter().zip(jobs).any(|(step, job)| step.changed && !ops::is_freeing(&job.request.op));
@@ -277,6 +287,16 @@ fn commit(
     Ok(())
 }
 
+/// Rows for the answers to numbered requests that changed something.
+fn answers(jobs: &[Job], steps: &[Step]) -> impl Iterator<Item = Mutation> {
+    jobs.iter().zip(steps).filter(|(_, step)| step.changed).filter_map(|(job, step)| {
+        match (job.origin, &step.verdict) {
+            (Some(origin), Verdict::Reply(reply)) => Some(txn::answer_row(origin, reply)),
+            _ => None,
+        }
+    })
+}
+
 /// What happens when the batch has committed, before anybody else runs.
 fn take_effect(core: &Core, effects: &mut Effects, position: Position) {
     for dir in &effects.dirs_changed {
@@ -290,7 +310,7 @@ fn take_effect(core: &Core, effects: &mut Effects, position: Position) {
     for (ino, first) in effects.sweeps.drain(..) {
         core.sweeps.set(ino, first);
     }
-    for (ino, place) in effects.moved.drain(..) {
-        core.moved.set(ino, place, &core.opens);
+    for (ino, moved) in effects.moved.drain(..) {
+        core.moved.set(ino, moved, &core.opens);
     }
 }

@@ -1,8 +1,9 @@
-//! What clients hold: open files, and where renamed files went. In memory only; a crash closes everything. Beside it what
-//! the node itself has begun: objects and rows on their way out.
+//! What clients hold: open files, and where renamed files went. In memory; a crash closes everything, but clients across a
+//! network live on and claim what they had open ([`Reclaiming`]). Beside it what the node itself has begun: objects and rows
+//! on their way out.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::placement::{hash_inode, place_of};
@@ -90,37 +91,84 @@ impl OpenTable {
     }
 }
 
+/// Where a file went: directory and name.
+pub type NewPlace = (InodeId, Box<[u8]>);
+
+/// What a rename or the like made of a file's place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Moved {
+    /// It is here now; with `row`, table `moved` says so too.
+    To {
+        /// Where.
+        place: NewPlace,
+        /// Whether there is a row.
+        row: bool,
+    },
+    /// It has no place that leads to its record any more: it was removed, or its record lies in table `link`.
+    Away,
+}
+
 /// Where renamed files went, so that a client that saw one at its old place still finds it. Files that are open stay here
 /// until they are closed; of the others the latest [`MOVED_MAX`].
+///
+/// Of files open across a network table `moved` keeps the place too, so that it outlives a restart of the node. A row
+/// changes under the role of the inode's worker or with every role held.
 #[derive(Default)]
-pub struct MovedTable(RwLock<Moved>);
+pub struct MovedTable(RwLock<MovedState>);
 
 #[derive(Default)]
-struct Moved {
-    places: FxHashMap<InodeId, (InodeId, Box<[u8]>)>,
+struct MovedState {
+    places: FxHashMap<InodeId, NewPlace>,
     order: VecDeque<InodeId>,
+    /// Of these table `moved` has a row.
+    rows: FxHashSet<InodeId>,
 }
 
 impl MovedTable {
     /// Where a renamed file went.
-    pub fn get(&self, ino: InodeId) -> Option<(InodeId, Box<[u8]>)> {
+    pub fn get(&self, ino: InodeId) -> Option<NewPlace> {
         self.0.read().places.get(&ino).cloned()
     }
 
-    /// A file moved (or lost its place: `None`).
-    pub fn set(&self, ino: InodeId, place: Option<(InodeId, Box<[u8]>)>, opens: &OpenTable) {
+    /// Whether table `moved` has a row of the file.
+    pub fn has_row(&self, ino: InodeId) -> bool {
+        let state = self.0.read();
+        !state.rows.is_empty() && state.rows.contains(&ino)
+    }
+
+    /// Files that table `moved` has rows of though nobody has them open, in order.
+    pub fn closed_rows(&self, opens: &OpenTable) -> Vec<InodeId> {
+        let mut closed: Vec<_> = self.0.read().rows.iter().copied().collect();
+        closed.retain(|ino| opens.get(*ino).count == 0);
+        closed.sort_unstable();
+        closed
+    }
+
+    /// Table `moved` has no row of the file any more.
+    pub fn drop_row(&self, ino: InodeId) {
+        self.0.write().rows.remove(&ino);
+    }
+
+    /// A file moved, or lost its place.
+    pub fn set(&self, ino: InodeId, what: Moved, opens: &OpenTable) {
         // Nearly always: a file goes that never moved.
-        if place.is_none() && !self.0.read().places.contains_key(&ino) {
+        if what == Moved::Away && !self.0.read().places.contains_key(&ino) {
             return;
         }
         let moved = &mut *self.0.write();
-        match place {
-            None => {
+        match what {
+            Moved::Away => {
                 moved.places.remove(&ino);
+                moved.rows.remove(&ino);
             }
-            Some(place) => {
+            Moved::To { place, row } => {
                 if moved.places.insert(ino, place).is_none() {
                     moved.order.push_back(ino);
+                }
+                if row {
+                    moved.rows.insert(ino);
+                } else {
+                    moved.rows.remove(&ino);
                 }
             }
         }
@@ -133,7 +181,7 @@ impl MovedTable {
             if !moved.places.contains_key(&oldest) {
                 continue;
             }
-            if opens.get(oldest).count > 0 {
+            if opens.get(oldest).count > 0 || moved.rows.contains(&oldest) {
                 moved.order.push_back(oldest);
             } else {
                 moved.places.remove(&oldest);
@@ -149,6 +197,47 @@ impl MovedTable {
     /// Whether nothing is remembered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+/// The time after a start in which clients of before claim what they had open. Until it ends nobody knows what is open:
+///
+/// - a file without a name stays, and one that loses its last name becomes one, whether somebody has it open or not;
+/// - the last release deletes nothing, because another client may yet claim the file;
+/// - the place of every file that is renamed is written to table `moved`;
+/// - no object is deleted.
+///
+/// It begins before the node serves anybody and ends with every role held, so whoever holds a role has a stable answer.
+#[derive(Default)]
+pub struct Reclaiming {
+    on: AtomicBool,
+    /// Files that had no name and were not open at some moment of this time.
+    nameless: Mutex<BTreeSet<InodeId>>,
+}
+
+impl Reclaiming {
+    /// Begins, with the files without names there are.
+    pub fn begin(&self, nameless: impl IntoIterator<Item = InodeId>) {
+        self.nameless.lock().extend(nameless);
+        self.on.store(true, Ordering::Release);
+    }
+
+    /// Whether it lasts.
+    #[inline]
+    pub fn lasts(&self) -> bool {
+        self.on.load(Ordering::Acquire)
+    }
+
+    /// This file has no name and is not open: to be looked at when the time ends. (If the batch that says so fails, that look
+    /// finds nothing to do.)
+    pub fn keep(&self, ino: InodeId) {
+        self.nameless.lock().insert(ino);
+    }
+
+    /// Ends; the files to look at. With every role held.
+    pub fn end(&self) -> BTreeSet<InodeId> {
+        self.on.store(false, Ordering::Release);
+        std::mem::take(&mut *self.nameless.lock())
     }
 }
 
@@ -229,10 +318,15 @@ mod tests {
         let (opens, moved) = (OpenTable::new(), MovedTable::default());
         opens.open(1);
         for ino in 1..=(MOVED_MAX as u64 + 1000) {
-            moved.set(ino, Some((7, ino.to_string().into_bytes().into())), &opens);
+            let place = (7, ino.to_string().into_bytes().into());
+            moved.set(ino, Moved::To { place, row: ino == 2 }, &opens);
         }
         assert_eq!(moved.get(1), Some((7, b"1"[..].into())));
-        assert_eq!(moved.get(2), None);
-        assert!(moved.len() <= MOVED_MAX + 1);
+        assert_eq!((moved.get(2), moved.has_row(2)), (Some((7, b"2"[..].into())), true));
+        assert_eq!((moved.get(3), moved.has_row(3)), (None, false));
+        assert!(moved.len() <= MOVED_MAX + 2);
+        assert_eq!(moved.closed_rows(&opens), [2]);
+        moved.set(2, Moved::Away, &opens);
+        assert!(!moved.has_row(2));
     }
 }

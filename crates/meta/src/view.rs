@@ -38,7 +38,7 @@ use crate::effects::Effects;
 use crate::ids::Block;
 use crate::replica::Replica;
 use crate::rows::{CellId, Rows, Value, share_suffix};
-use crate::session::{Condemned, MovedTable, OpenTable, Sweeps};
+use crate::session::{Condemned, MovedTable, OpenTable, Reclaiming, Sweeps};
 
 /// Size that a directory shows.
 pub const DIR_SIZE: u64 = 4096;
@@ -58,6 +58,10 @@ pub struct Core {
     pub condemned: Condemned,
     /// Files with rows being deleted.
     pub sweeps: Sweeps,
+    /// Clients across a network use this node: what they have open outlives it.
+    pub serves: bool,
+    /// The time in which they claim it.
+    pub reclaiming: Reclaiming,
     /// Workers that run.
     pub workers: usize,
     /// Shares that rows may have: the most workers this volume ever had.
@@ -257,10 +261,10 @@ impl View<'_> {
     }
 }
 
-/// Version of a row of table `dirid`.
+/// Version of a row of table `dirid` or `moved`.
 const DIR_ID_VERSION: u8 = 1;
 
-/// A row of table `dirid`.
+/// A row of table `dirid` or `moved`: a place.
 pub fn encode_dir_id(parent: InodeId, name: &[u8]) -> Box<[u8]> {
     let mut out = Vec::with_capacity(9 + name.len());
     out.push(DIR_ID_VERSION);

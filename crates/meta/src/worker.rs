@@ -18,7 +18,9 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::effects::Effects;
 use crate::ids::Block;
+use crate::ops::open::Claim;
 use crate::rows::Rows;
+use crate::txn::Origin;
 use crate::view::Route;
 
 /// Takes a reply; may run on any thread, and must not block.
@@ -104,6 +106,10 @@ impl Sink {
 pub struct Job {
     /// What is asked.
     pub request: Request,
+    /// Where it comes from, if it is numbered.
+    pub origin: Option<Origin>,
+    /// It is no request but claims opens of before a restart; the request is an Open of the file.
+    pub claim: Option<Claim>,
     /// Where to look for the inode it names.
     pub route: Route,
     /// How often it was sent on.
@@ -119,7 +125,16 @@ pub struct Job {
 impl Job {
     /// A request that has just come.
     pub fn new(request: Request, sink: Sink) -> Self {
-        Self { request, route: Route::AsAsked, hops: 0, unswept: None, since: Instant::now(), sink }
+        Self {
+            request,
+            origin: None,
+            claim: None,
+            route: Route::AsAsked,
+            hops: 0,
+            unswept: None,
+            since: Instant::now(),
+            sink,
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! A small volume whose rows must never change their bytes, and that every later version must read.
 //!
-//! `golden/volume-1.txt` holds one row a line: table, id, suffix, value, in hexadecimal but for the first two. If this test fails
-//! after a change of a format, the change needs a new version and a new golden volume beside this one.
+//! `golden/volume-1.txt` holds one row a line: table, id, suffix, value, in hexadecimal but for the first two; `golden/clients-1.txt`
+//! the rows of tables `moved` and `txn` that clients across a network leave. If this test fails after a change of a format (for
+//! `clients-1.txt` that includes the protocol's), the change needs a new version and a new golden volume beside these.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -14,7 +15,8 @@ use std::sync::Arc;
 use common::{Fixture, at, check, config, name};
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::engine::{BatchKind, Engine, Mutation};
-use kestrel_meta::node::Node;
+use kestrel_meta::node::{Node, NodeConfig, Origin, SessionRecord};
+use kestrel_meta::txn::{TxnKey, decode_answer};
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::extent::Extent;
 use kestrel_types::inode::{Data, Kind};
@@ -22,10 +24,13 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::name::InodeRef;
 use kestrel_types::range::Range;
 use kestrel_types::request::{
-    Answer, Commit, Creds, NewData, Op, OpenFlags, Request, SetAttr, SetTime, XattrFlags,
+    Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags,
 };
+use kestrel_types::wire::ClientId;
 
 const GOLDEN: &str = include_str!("golden/volume-1.txt");
+const GOLDEN_CLIENTS: &str = include_str!("golden/clients-1.txt");
+const CLIENT: ClientId = ClientId([0xc1; 16]);
 
 fn seen(ino: u64, dir: u64, text: &str) -> InodeRef {
     InodeRef { ino, seen: Some((dir, name(text))) }
@@ -87,9 +92,9 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
 }
 
-fn dump(engine: &dyn Engine) -> String {
+fn dump(engine: &dyn Engine, tables: &[Table]) -> String {
     let mut out = String::new();
-    for table in Table::ALL {
+    for table in tables.iter().copied() {
         engine
             .scan_table(table, None, &mut |key, value| {
                 writeln!(out, "{} {} {} {}", table as u8, key.id, hex(key.suffix), hex(value)).unwrap();
@@ -104,8 +109,64 @@ fn dump(engine: &dyn Engine) -> String {
 fn rows_keep_their_bytes() {
     let f = volume();
     f.check();
-    let rows = dump(&*f.engine);
+    let rows = dump(&*f.engine, &Table::ALL);
     assert!(rows == GOLDEN, "the format changed; now:\n{rows}");
+}
+
+/// A node with a client that has done some of everything that is answered.
+fn served() -> Fixture {
+    let f = Fixture::new(NodeConfig { serves: true, ..config(2) });
+    f.node.end_grace().unwrap();
+    let who = "host 17 /mnt";
+    for (byte, ended) in [(0xc1, None), (0xc2, Some(1_001 * SECOND))] {
+        let session =
+            SessionRecord { client: ClientId([byte; 16]), since: 1_000 * SECOND, who: who.into(), ended };
+        f.node.record_session(&session, Box::new(|reply| assert_eq!(reply, Ok(Answer::Done))));
+    }
+    let flags = OpenFlags { write: true, ..OpenFlags::default() };
+    let ops = [
+        Op::Create { place: at(1, "a"), mode: 0o644, flags, exclusive: true },
+        Op::Rename(at(1, "a"), at(1, "b"), RenameFlags::default()),
+        Op::MkNod { place: at(1, "c"), kind: Kind::Char, mode: 0o600, rdev: 0x103 },
+        Op::Unlink(at(1, "c")),
+        Op::Symlink(at(1, "s"), b"b"[..].into()),
+        Op::SetXattr(InodeRef::by_id(1), b"user.a"[..].into(), b"v"[..].into(), XattrFlags::default()),
+    ];
+    for (seq, op) in (1..).zip(ops) {
+        let request = Request { creds: Creds::root(), op };
+        let origin = Origin { client: CLIENT, seq, retry: false };
+        f.node.submit_from(request, origin, Box::new(|reply| assert!(reply.is_ok(), "{reply:?}")));
+    }
+    f
+}
+
+#[test]
+fn what_clients_leave_keeps_its_bytes() {
+    let f = served();
+    f.check();
+    let rows = dump(&*f.engine, &[Table::Moved, Table::Txn]);
+    assert!(rows == GOLDEN_CLIENTS, "the format changed; now:\n{rows}");
+    let answers = GOLDEN_CLIENTS.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        match TxnKey::decode(fields[1].parse().unwrap(), &unhex(fields[2])) {
+            Some(TxnKey::Answer(CLIENT, slot)) => {
+                Some((slot, decode_answer(&unhex(fields[3])).unwrap().1.unwrap()))
+            }
+            _ => None,
+        }
+    });
+    let answers = answers.collect::<Vec<_>>();
+    assert!(
+        matches!(&answers[..], [
+        (1, Answer::Opened { created: true, inode: open }),
+        (2, Answer::Renamed { moved, other: None }),
+        (3, Answer::Inode(device)),
+        (4, Answer::Removed(gone)),
+        (5, Answer::Inode(link)),
+        (6, Answer::Done),
+    ] if open.ino == *moved && (device.rdev, gone.nlink) == (0x103, 0) && link.kind == Kind::Symlink),
+        "{answers:?}"
+    );
 }
 
 #[test]

@@ -4,9 +4,9 @@
 
 mod common;
 
-use common::model::{NEED_GROUPS, SYMLINK};
 use common::rules::{WRITE, commit, create, fixture, lookup, mkdir, range, seen};
 use common::{at, errno, name, user};
+use kestrel_model::{NEED_GROUPS, SYMLINK};
 use kestrel_types::clock::SECOND;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::InodeRef;

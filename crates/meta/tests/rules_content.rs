@@ -4,9 +4,9 @@
 
 mod common;
 
-use common::model::CONFLICT;
 use common::rules::{WRITE, commit, create, fixture, lookup, mkdir, range, seen};
 use common::{Fixture, at, name, user};
+use kestrel_model::CONFLICT;
 use kestrel_types::clock::SECOND;
 use kestrel_types::extent::{Extent, Source};
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};

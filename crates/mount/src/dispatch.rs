@@ -9,7 +9,9 @@ use std::time::Duration;
 use kestrel_client::fs::{
     CopyRange, Creation, DirHandle, Done, Fallocate, FileHandle, Fs, Listed, NewNode, Opened, Seek, Sink,
 };
-use kestrel_fuse::{self as fuse, Dirents, FileKind, FileSystem, Operation, Reply, Request};
+use kestrel_fuse::{
+    self as fuse, Dirents, FileKind, FileSystem, Negotiated, Notifier, Operation, Reply, Request,
+};
 use kestrel_types::error::FsResult;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{NAME_MAX, Name};
@@ -17,6 +19,7 @@ use kestrel_types::request::{RenameFlags, Usage, XattrFlags};
 
 use crate::convert;
 use crate::handles::Handles;
+use crate::locking::Locking;
 use crate::patience::{Patience, is_dying};
 
 /// Block size that `statfs` counts in.
@@ -32,14 +35,29 @@ pub struct Mounted {
     dirs: Arc<Handles<DirHandle>>,
     attr_ttl: Duration,
     entry_ttl: Duration,
-    /// Looks after callers that may have to wait long: with a block store across a network.
+    /// Looks after callers that may have to wait long: with a block store or metadata across a network.
     patience: Option<Arc<Patience>>,
+    /// All callers may, because the metadata is across a network.
+    all_wait: bool,
+    /// Locks that other clients see, if the volume has such.
+    locking: Option<Arc<Locking>>,
 }
 
 impl Mounted {
     pub fn new(fs: Arc<Fs>, attr_ttl: Duration, entry_ttl: Duration) -> Self {
-        let patience = fs.store().is_remote().then(Patience::start);
-        Self { fs, files: Arc::default(), dirs: Arc::default(), attr_ttl, entry_ttl, patience }
+        let all_wait = fs.is_remote();
+        let locking = fs.has_locks().then(Arc::<Locking>::default);
+        let patience = (all_wait || fs.store().is_remote()).then(Patience::start);
+        Self {
+            fs,
+            files: Arc::default(),
+            dirs: Arc::default(),
+            attr_ttl,
+            entry_ttl,
+            patience,
+            all_wait,
+            locking,
+        }
     }
 }
 
@@ -52,82 +70,98 @@ impl Drop for Mounted {
 }
 
 impl FileSystem for Mounted {
+    fn init(&self, _: &Negotiated, notifier: &Notifier) -> Result<(), i32> {
+        if let Some(locking) = &self.locking {
+            locking.start(&self.fs, notifier.clone());
+        }
+        Ok(())
+    }
+
     fn handle(&self, request: Request<'_>, reply: Reply) {
-        let (caller, node) = (convert::caller(&request), request.nodeid);
+        let (caller, node, pid) = (convert::caller(&request), request.nodeid, request.pid);
         let fs = &self.fs;
         match request.op {
             Operation::Lookup { name } => self.named(name, reply, |name, reply| {
-                fs.lookup(caller, node, name, self.entry(reply));
+                fs.lookup(caller, node, name, self.entry(pid, reply));
             }),
             Operation::Forget(forgets) => forgets.for_each(|(ino, count)| fs.forget(ino, count)),
-            Operation::Getattr { .. } => fs.getattr(caller, node, self.attr(reply)),
+            Operation::Getattr { .. } => fs.getattr(caller, node, self.attr(pid, reply)),
             Operation::Setattr(set) => {
                 let handle = set.fh.and_then(|fh| self.files.get(fh));
                 let through = handle.is_some_and(|handle| handle.writable());
                 let ttl = self.attr_ttl;
-                let done = self.patient(request.pid, reply, move |reply, inode: Inode| {
+                let done = self.patient(pid, reply, move |reply, inode: Inode| {
                     reply.attr(&convert::attr(&inode), ttl);
                 });
                 fs.setattr(caller, node, convert::setattr(&set, through), done);
             }
-            Operation::Statx { .. } => fs.getattr(
-                caller,
-                node,
-                Box::new(|inode| match inode {
-                    Ok(inode) => reply.statx(&convert::statx(&inode)),
-                    Err(error) => reply.error(error.errno),
-                }),
-            ),
-            Operation::Access { mask } => fs.access(caller, node, mask, empty(reply)),
-            Operation::Readlink => fs.readlink(caller, node, bytes(reply)),
+            Operation::Statx { .. } => {
+                let done = self.asked(pid, reply, |reply, inode: Inode| reply.statx(&convert::statx(&inode)));
+                fs.getattr(caller, node, done);
+            }
+            Operation::Access { mask } => fs.access(caller, node, mask, self.empty(pid, reply)),
+            Operation::Readlink => fs.readlink(caller, node, self.bytes(pid, reply)),
             Operation::Symlink { name, target } => self.named(name, reply, |name, reply| {
-                fs.symlink(caller, node, name, target.as_bytes(), self.entry(reply));
+                fs.symlink(caller, node, name, target.as_bytes(), self.entry(pid, reply));
             }),
             Operation::Mknod { name, mode, rdev, .. } => self.named(name, reply, |name, reply| {
                 let Some(kind) = Kind::from_mode(mode) else { return reply.error(libc::EINVAL) };
                 let new = NewNode { kind, mode: permissions(mode), rdev };
-                fs.mknod(caller, node, name, new, self.entry(reply));
+                fs.mknod(caller, node, name, new, self.entry(pid, reply));
             }),
             Operation::Mkdir { name, mode, .. } => self.named(name, reply, |name, reply| {
-                fs.mkdir(caller, node, name, permissions(mode), self.entry(reply));
+                fs.mkdir(caller, node, name, permissions(mode), self.entry(pid, reply));
             }),
             Operation::Unlink { name } => self.named(name, reply, |name, reply| {
-                fs.unlink(caller, node, name, empty(reply));
+                fs.unlink(caller, node, name, self.empty(pid, reply));
             }),
             Operation::Rmdir { name } => self.named(name, reply, |name, reply| {
-                fs.rmdir(caller, node, name, empty(reply));
+                fs.rmdir(caller, node, name, self.empty(pid, reply));
             }),
             Operation::Rename { name, new_parent, new_name, flags } => {
                 let Some(flags) = rename_flags(flags) else { return reply.error(libc::EINVAL) };
                 match (Name::new(name.as_bytes()), Name::new(new_name.as_bytes())) {
                     (Ok(name), Ok(new_name)) => {
-                        fs.rename(caller, (node, name), (new_parent, new_name), flags, empty(reply));
+                        fs.rename(
+                            caller,
+                            (node, name),
+                            (new_parent, new_name),
+                            flags,
+                            self.empty(pid, reply),
+                        );
                     }
                     (Err(error), _) | (_, Err(error)) => reply.error(error.errno),
                 }
             }
             Operation::Link { target, new_name } => self.named(new_name, reply, |name, reply| {
-                fs.link(caller, target, node, name, self.entry(reply));
+                fs.link(caller, target, node, name, self.entry(pid, reply));
             }),
             Operation::Create { name, mode, flags, kill_suidgid, .. } => {
                 self.named(name, reply, |name, reply| {
-                    fs.create(caller, node, name, creation(mode, flags, kill_suidgid), self.created(reply));
+                    fs.create(
+                        caller,
+                        node,
+                        name,
+                        creation(mode, flags, kill_suidgid),
+                        self.created(pid, reply),
+                    );
                 })
             }
             Operation::Tmpfile { mode, flags, .. } => {
-                fs.tmpfile(caller, node, creation(mode, flags, false), self.created(reply));
+                fs.tmpfile(caller, node, creation(mode, flags, false), self.created(pid, reply));
             }
             Operation::Open { flags, kill_suidgid } => {
-                fs.open(caller, node, convert::open_flags(flags, kill_suidgid), self.opened(reply));
+                fs.open(caller, node, convert::open_flags(flags, kill_suidgid), self.opened(pid, reply));
             }
             Operation::Read { fh, offset, size, .. } => self.file(fh, reply, |file, reply| {
-                let done = self.patient(request.pid, reply, |reply, bytes: Vec<u8>| reply.data(&bytes));
+                let done = self.patient(pid, reply, |reply, bytes: Vec<u8>| reply.data(&bytes));
                 fs.read(&file, offset, size as usize, done);
             }),
             Operation::Write(write) => self.file(write.fh, reply, |file, reply| {
                 let len = write.data.len();
-                let gone = || is_dying(request.pid);
-                let write = || fs.write_unless(&file, write.offset, write.data, write.kill_suidgid, &gone);
+                let gone = || is_dying(pid);
+                let writer = write.kill_suidgid.then_some(caller);
+                let write = || fs.write_unless(&file, write.offset, write.data, writer, &gone);
                 // A writer that is faster than the store waits; it must not keep a thread from serving others meanwhile.
                 let written = if fs.has_room(len) { write() } else { fuse::block_in_place(write) };
                 match written {
@@ -135,25 +169,32 @@ impl FileSystem for Mounted {
                     Err(error) => reply.error(error.errno),
                 }
             }),
-            Operation::Flush { fh, .. } => self.file(fh, reply, |file, reply| {
-                fs.flush(&file, self.patient(request.pid, reply, |reply, ()| reply.empty()));
+            Operation::Flush { fh, lock_owner } => self.file(fh, reply, |file, reply| {
+                let done = self.patient(pid, reply, |reply, ()| reply.empty());
+                match self.locking {
+                    Some(_) => fs.flush_of_owner(&file, lock_owner, done),
+                    None => fs.flush(&file, done),
+                }
             }),
             Operation::Fsync { fh, .. } => self.file(fh, reply, |file, reply| {
-                fs.fsync(&file, self.patient(request.pid, reply, |reply, ()| reply.empty()));
+                fs.fsync(&file, self.patient(pid, reply, |reply, ()| reply.empty()));
             }),
             Operation::Fsyncdir { .. } | Operation::Syncfs => {
-                fs.sync(self.patient(request.pid, reply, |reply, ()| reply.empty()));
+                fs.sync(self.patient(pid, reply, |reply, ()| reply.empty()));
             }
-            Operation::Release { fh, .. } => match self.files.remove(fh) {
-                Some(file) => fs.release(file, empty(reply)),
+            Operation::Release { fh, flock_owner, .. } => match self.files.remove(fh) {
+                Some(file) if self.locking.is_some() => {
+                    fs.release_of_owner(file, flock_owner, self.empty(pid, reply));
+                }
+                Some(file) => fs.release(file, self.empty(pid, reply)),
                 None => reply.error(libc::EBADF),
             },
             Operation::Fallocate { fh, offset, length, mode } => {
                 self.file(fh, reply, |file, reply| match convert::hole(mode) {
                     Some((hole, keep_size)) => {
-                        let kill_suid = caller.uid != 0;
-                        let what = Fallocate { hole, offset, len: length, keep_size, kill_suid };
-                        let done = self.patient(request.pid, reply, |reply, ()| reply.empty());
+                        let unprivileged = (caller.uid != 0).then_some(caller);
+                        let what = Fallocate { hole, offset, len: length, keep_size, unprivileged };
+                        let done = self.patient(pid, reply, |reply, ()| reply.empty());
                         fs.fallocate(&file, what, done)
                     }
                     None => reply.error(libc::EOPNOTSUPP),
@@ -165,7 +206,7 @@ impl FileSystem for Mounted {
                     libc::SEEK_HOLE => Seek::Hole,
                     _ => return reply.error(libc::EINVAL),
                 };
-                fs.seek(&file, offset, seek, self.patient(request.pid, reply, Reply::lseek));
+                fs.seek(&file, offset, seek, self.patient(pid, reply, Reply::lseek));
             }),
             Operation::CopyFileRange { fh_in, offset_in, fh_out, offset_out, length, .. } => {
                 match (self.files.get(fh_in), self.files.get(fh_out)) {
@@ -176,8 +217,9 @@ impl FileSystem for Mounted {
                             to,
                             to_offset: offset_out,
                             len: length,
+                            unprivileged: (caller.uid != 0).then_some(caller),
                         };
-                        fs.copy_range(copy, self.patient(request.pid, reply, Reply::copied));
+                        fs.copy_range(copy, self.patient(pid, reply, Reply::copied));
                     }
                     _ => reply.error(libc::EBADF),
                 }
@@ -187,7 +229,7 @@ impl FileSystem for Mounted {
                 fs.opendir(
                     caller,
                     node,
-                    with(reply, move |reply, handle: Arc<DirHandle>| {
+                    self.asked(pid, reply, move |reply, handle: Arc<DirHandle>| {
                         let fh = dirs.insert(handle);
                         reply.opened(fuse::Opened { fh, flags: fuse::OpenFlags::default() });
                     }),
@@ -200,7 +242,7 @@ impl FileSystem for Mounted {
                         dir,
                         offset,
                         buffer,
-                        with(reply, |reply, buffer: Buffer| reply.dirents(buffer.0)),
+                        self.asked(pid, reply, |reply, buffer: Buffer| reply.dirents(buffer.0)),
                     );
                 }
                 None => reply.error(libc::EBADF),
@@ -214,14 +256,14 @@ impl FileSystem for Mounted {
                     caller,
                     node,
                     name.as_bytes(),
-                    with(reply, move |reply, value: Box<[u8]>| reply.xattr(size, &value)),
+                    self.asked(pid, reply, move |reply, value: Box<[u8]>| reply.xattr(size, &value)),
                 );
             }
             Operation::Listxattr { size } => {
                 fs.listxattr(
                     caller,
                     node,
-                    with(reply, move |reply, names: Box<[u8]>| reply.xattr(size, &names)),
+                    self.asked(pid, reply, move |reply, names: Box<[u8]>| reply.xattr(size, &names)),
                 );
             }
             Operation::Setxattr { name, value, flags, .. } => {
@@ -229,20 +271,41 @@ impl FileSystem for Mounted {
                     create: flags as i32 & libc::XATTR_CREATE != 0,
                     replace: flags as i32 & libc::XATTR_REPLACE != 0,
                 };
-                fs.setxattr(caller, node, name.as_bytes(), value, flags, empty(reply));
+                fs.setxattr(caller, node, name.as_bytes(), value, flags, self.empty(pid, reply));
             }
-            Operation::Removexattr { name } => fs.removexattr(caller, node, name.as_bytes(), empty(reply)),
-            Operation::Statfs => self.statfs(reply),
+            Operation::Removexattr { name } => {
+                fs.removexattr(caller, node, name.as_bytes(), self.empty(pid, reply))
+            }
+            Operation::Statfs => self.statfs(pid, reply),
             Operation::Ioctl(_) => reply.error(libc::ENOTTY),
-            Operation::Interrupt { .. } => {} // every operation has a deadline of its own
+            Operation::Getlk(lock) => {
+                self.file(lock.fh, reply, |file, reply| self.get_lock(&file, lock, reply))
+            }
+            Operation::Setlk { lock, wait } => self.file(lock.fh, reply, |file, reply| {
+                self.set_lock(&file, lock, wait, (pid, request.unique), reply);
+            }),
+            // Only waits for locks end with a signal: every other operation has a deadline of its own.
+            Operation::Interrupt { unique } => {
+                if let Some(locking) = &self.locking {
+                    locking.interrupted(fs, unique);
+                }
+            }
             Operation::Destroy => reply.empty(),
-            // Never asked for: the kernel keeps locks, lists without attributes, and polls regular files itself.
+            // Never asked for: the kernel lists without attributes, and polls regular files itself.
             _ => reply.error(libc::ENOSYS),
         }
     }
 }
 
 impl Mounted {
+    pub(crate) fn fs(&self) -> &Arc<Fs> {
+        &self.fs
+    }
+
+    pub(crate) fn locking(&self) -> Option<&Arc<Locking>> {
+        self.locking.as_ref()
+    }
+
     fn named(&self, name: &OsStr, reply: Reply, act: impl FnOnce(Name, Reply)) {
         match Name::new(name.as_bytes()) {
             Ok(name) => act(name, reply),
@@ -251,21 +314,49 @@ impl Mounted {
     }
 
     /// Answers as [`with`] does, for what may have to wait for the block store: a caller that is killed meanwhile is let go.
-    fn patient<T: 'static>(
+    pub(crate) fn patient<T: 'static>(
         &self,
         pid: u32,
         reply: Reply,
         answer: impl FnOnce(Reply, T) + Send + 'static,
     ) -> Done<T> {
+        self.patient_or_undo(pid, reply, answer, drop)
+    }
+
+    /// The same; what comes when nobody wants it any more is given to `undo`.
+    pub(crate) fn patient_or_undo<T: 'static>(
+        &self,
+        pid: u32,
+        reply: Reply,
+        answer: impl FnOnce(Reply, T) + Send + 'static,
+        undo: impl FnOnce(T) + Send + 'static,
+    ) -> Done<T> {
         let Some(patience) = &self.patience else { return with(reply, answer) };
         let ticket = patience.watch(pid, reply);
-        Box::new(move |result: FsResult<T>| {
-            let Some(reply) = ticket.take() else { return };
-            match result {
-                Ok(value) => answer(reply, value),
-                Err(error) => reply.error(error.errno),
-            }
+        Box::new(move |result: FsResult<T>| match (ticket.take(), result) {
+            (Some(reply), Ok(value)) => answer(reply, value),
+            (Some(reply), Err(error)) => reply.error(error.errno),
+            (None, Ok(value)) => undo(value),
+            (None, Err(_)) => {}
         })
+    }
+
+    /// Answers what only has to wait for metadata.
+    fn asked<T: 'static>(
+        &self,
+        pid: u32,
+        reply: Reply,
+        answer: impl FnOnce(Reply, T) + Send + 'static,
+    ) -> Done<T> {
+        if self.all_wait { self.patient(pid, reply, answer) } else { with(reply, answer) }
+    }
+
+    fn empty(&self, pid: u32, reply: Reply) -> Done<()> {
+        self.asked(pid, reply, |reply, ()| reply.empty())
+    }
+
+    fn bytes<T: AsRef<[u8]> + 'static>(&self, pid: u32, reply: Reply) -> Done<T> {
+        self.asked(pid, reply, |reply, bytes: T| reply.data(bytes.as_ref()))
     }
 
     fn file(&self, fh: u64, reply: Reply, act: impl FnOnce(Arc<FileHandle>, Reply)) {
@@ -275,32 +366,51 @@ impl Mounted {
         }
     }
 
-    fn entry(&self, reply: Reply) -> Done<Inode> {
+    fn entry(&self, pid: u32, reply: Reply) -> Done<Inode> {
         let (attr_ttl, entry_ttl) = (self.attr_ttl, self.entry_ttl);
-        with(reply, move |reply, inode| reply.entry(&convert::entry(&inode, attr_ttl, entry_ttl)))
+        let answer = move |reply: Reply, inode| reply.entry(&convert::entry(&inode, attr_ttl, entry_ttl));
+        if !self.all_wait {
+            return with(reply, answer);
+        }
+        let fs = self.fs.clone();
+        // The kernel never learned of it.
+        self.patient_or_undo(pid, reply, answer, move |inode| fs.forget(inode.ino, 1))
     }
 
-    fn attr(&self, reply: Reply) -> Done<Inode> {
+    fn attr(&self, pid: u32, reply: Reply) -> Done<Inode> {
         let ttl = self.attr_ttl;
-        with(reply, move |reply, inode| reply.attr(&convert::attr(&inode), ttl))
+        self.asked(pid, reply, move |reply, inode| reply.attr(&convert::attr(&inode), ttl))
     }
 
-    fn created(&self, reply: Reply) -> Done<Opened> {
+    fn created(&self, pid: u32, reply: Reply) -> Done<Opened> {
         let (files, attr_ttl, entry_ttl) = (self.files.clone(), self.attr_ttl, self.entry_ttl);
-        with(reply, move |reply, opened: Opened| {
+        let answer = move |reply: Reply, opened: Opened| {
             let entry = convert::entry(&opened.inode, attr_ttl, entry_ttl);
             reply.created(&entry, give_number(&files, opened));
+        };
+        if !self.all_wait {
+            return with(reply, answer);
+        }
+        let fs = self.fs.clone();
+        self.patient_or_undo(pid, reply, answer, move |opened| {
+            fs.forget(opened.inode.ino, 1);
+            fs.release(opened.handle, Box::new(drop));
         })
     }
 
-    fn opened(&self, reply: Reply) -> Done<Opened> {
+    fn opened(&self, pid: u32, reply: Reply) -> Done<Opened> {
         let files = self.files.clone();
-        with(reply, move |reply, opened| reply.opened(give_number(&files, opened)))
+        let answer = move |reply: Reply, opened| reply.opened(give_number(&files, opened));
+        if !self.all_wait {
+            return with(reply, answer);
+        }
+        let fs = self.fs.clone();
+        self.patient_or_undo(pid, reply, answer, move |opened| fs.release(opened.handle, Box::new(drop)))
     }
 
-    fn statfs(&self, reply: Reply) {
+    fn statfs(&self, pid: u32, reply: Reply) {
         let store = self.fs.store().clone();
-        self.fs.usage(with(reply, move |reply, used: Usage| {
+        self.fs.usage(self.asked(pid, reply, move |reply, used: Usage| {
             let room = store.usage().unwrap_or_default();
             let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
             let free = blocks(room.free.unwrap_or(u64::MAX >> 1));
@@ -320,13 +430,13 @@ impl Mounted {
     }
 }
 
-/// Numbers a handle. A file opened only for reading has nothing to flush when it is closed.
+/// Numbers a handle. Where nothing has to be done when a descriptor is closed, the kernel need not tell.
 fn give_number(files: &Handles<FileHandle>, opened: Opened) -> fuse::Opened {
     let mut flags = fuse::OpenFlags::default();
     if opened.keep_cache {
         flags |= fuse::OpenFlags::KEEP_CACHE;
     }
-    if !opened.handle.writable() {
+    if !opened.handle.flushes() {
         flags |= fuse::OpenFlags::NOFLUSH;
     }
     fuse::Opened { fh: files.insert(opened.handle), flags }
@@ -351,14 +461,6 @@ fn with<T: 'static>(reply: Reply, answer: impl FnOnce(Reply, T) + Send + 'static
         Ok(value) => answer(reply, value),
         Err(error) => reply.error(error.errno),
     })
-}
-
-fn empty(reply: Reply) -> Done<()> {
-    with(reply, |reply, ()| reply.empty())
-}
-
-fn bytes<T: AsRef<[u8]> + 'static>(reply: Reply) -> Done<T> {
-    with(reply, |reply, bytes: T| reply.data(bytes.as_ref()))
 }
 
 fn creation(mode: u32, flags: u32, kill_suid: bool) -> Creation {

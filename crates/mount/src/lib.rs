@@ -5,6 +5,7 @@
 mod convert;
 mod dispatch;
 mod handles;
+mod locking;
 mod patience;
 
 use std::path::Path;
@@ -34,6 +35,9 @@ pub struct MountConfig {
 /// # Errors
 /// If the kernel or `fusermount3` refuses; the text says why and what to do.
 pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<fuse::Session> {
+    let mut session = config.session.clone();
+    // Other clients see the locks of a volume that a server serves; those of an embedded one are the kernel's own.
+    (session.features.posix_locks, session.features.flock_locks) = (fs.has_locks(), fs.has_locks());
     let mounted = Mounted::new(fs, config.attr_ttl, config.entry_ttl);
-    fuse::Session::start(fuse::Mount::new(dir, &config.options)?, mounted, &config.session)
+    fuse::Session::start(fuse::Mount::new(dir, &config.options)?, mounted, &session)
 }

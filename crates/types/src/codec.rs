@@ -34,6 +34,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `len` bytes.
+    #[inline]
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], DecodeError> {
         let (head, tail) = self.0.split_at_checked(len).ok_or(SHORT)?;
         self.0 = tail;
@@ -45,6 +46,7 @@ impl<'a> Reader<'a> {
         std::mem::take(&mut self.0)
     }
 
+    #[inline]
     fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
         let (head, tail) = self.0.split_first_chunk::<N>().ok_or(SHORT)?;
         self.0 = tail;
@@ -52,48 +54,86 @@ impl<'a> Reader<'a> {
     }
 
     /// One byte.
+    #[inline]
     pub fn u8(&mut self) -> Result<u8, DecodeError> {
         Ok(self.array::<1>()?[0])
     }
 
     /// Two bytes.
+    #[inline]
     pub fn u16(&mut self) -> Result<u16, DecodeError> {
         Ok(u16::from_be_bytes(self.array()?))
     }
 
     /// Four bytes.
+    #[inline]
     pub fn u32(&mut self) -> Result<u32, DecodeError> {
         Ok(u32::from_be_bytes(self.array()?))
     }
 
     /// Eight bytes.
+    #[inline]
     pub fn u64(&mut self) -> Result<u64, DecodeError> {
         Ok(u64::from_be_bytes(self.array()?))
     }
 
     /// Eight bytes, two's complement.
+    #[inline]
     pub fn i64(&mut self) -> Result<i64, DecodeError> {
         Ok(i64::from_be_bytes(self.array()?))
     }
 
     /// A variable-width integer, at most 10 bytes.
+    #[inline]
     pub fn varint(&mut self) -> Result<u64, DecodeError> {
+        match self.0.split_first() {
+            Some((byte, tail)) if *byte < 0x80 => {
+                self.0 = tail;
+                Ok(u64::from(*byte))
+            }
+            _ => self.long_varint(),
+        }
+    }
+
+    /// One of several bytes: up to eight are looked at together, as far as there are eight.
+    fn long_varint(&mut self) -> Result<u64, DecodeError> {
+        const CONTINUES: u64 = u64::from_le_bytes([0x80; 8]);
+        let Some(word) = self.0.first_chunk::<8>().map(|word| u64::from_le_bytes(*word)) else {
+            return self.varint_by_bytes();
+        };
+        let last = !word & CONTINUES;
+        if last == 0 {
+            return self.varint_by_bytes();
+        }
+        let bits = last.trailing_zeros() + 1;
+        // Sevens of bits side by side: pairs of bytes, then of those, then of those.
+        let word = word & !CONTINUES & (u64::MAX >> (64 - bits));
+        let word = word & 0x007f_007f_007f_007f | (word & 0x7f00_7f00_7f00_7f00) >> 1;
+        let word = word & 0x0000_3fff_0000_3fff | (word & 0x3fff_0000_3fff_0000) >> 2;
+        let word = word & 0x0fff_ffff | (word & 0x0fff_ffff_0000_0000) >> 4;
+        self.0 = &self.0[bits as usize / 8..];
+        Ok(word)
+    }
+
+    fn varint_by_bytes(&mut self) -> Result<u64, DecodeError> {
         let mut value = 0u64;
-        for shift in (0..70).step_by(7) {
-            let byte = self.u8()?;
+        for (at, byte) in self.0.iter().take(10).enumerate() {
             let bits = u64::from(byte & 0x7f);
-            if shift == 63 && bits > 1 {
+            // The tenth byte holds the 64th bit.
+            if at == 9 && bits > 1 {
                 break;
             }
-            value |= bits << shift;
+            value |= bits << (7 * at);
             if byte & 0x80 == 0 {
+                self.0 = &self.0[at + 1..];
                 return Ok(value);
             }
         }
-        Err(DecodeError("integer too long"))
+        Err(if self.0.len() < 10 { SHORT } else { DecodeError("integer too long") })
     }
 
     /// A variable-width integer that must fit 32 bits.
+    #[inline]
     pub fn varint32(&mut self) -> Result<u32, DecodeError> {
         u32::try_from(self.varint()?).map_err(|_| DecodeError("integer too large"))
     }
@@ -114,6 +154,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Appends a variable-width integer.
+#[inline]
 pub fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
@@ -140,6 +181,19 @@ mod tests {
             let mut reader = Reader::new(&out);
             assert_eq!(reader.varint(), Ok(value));
             assert_eq!(reader.end(), Ok(()));
+        }
+        for shift in 0..64 {
+            for value in [1u64 << shift, u64::MAX >> shift, 0x0123_4567_89ab_cdef >> shift, (1 << shift) - 1]
+            {
+                for behind in [&[][..], &[0x7f; 9], &[0xff; 9]] {
+                    let mut out = Vec::new();
+                    put_varint(&mut out, value);
+                    out.extend_from_slice(behind);
+                    let mut reader = Reader::new(&out);
+                    assert_eq!(reader.varint(), Ok(value));
+                    assert_eq!(reader.rest(), behind);
+                }
+            }
         }
         assert!(Reader::new(&[0xff; 11]).varint().is_err());
         assert!(Reader::new(&[0x80]).varint().is_err());

@@ -84,7 +84,7 @@ impl Entry {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::inode::Data;
     use crate::range::Range;
@@ -103,7 +103,7 @@ mod tests {
     }
 
     prop_compose! {
-        fn inode()(ino in 1u64.., kind in 1u8..8, mode in 0u16..0o10000, ids in any::<(u32, u32, u32, u32)>(),
+        pub(crate) fn inode()(ino in 1u64.., kind in 1u8..8, mode in 0u16..0o10000, ids in any::<(u32, u32, u32, u32)>(),
             size in 0..=i64::MAX as u64, times in any::<[i64; 4]>(), same in any::<bool>(),
             changes in any::<(u64, u64)>(), data in data()) -> Inode {
             let [atime, mtime, ctime, btime] = if same { [times[0]; 4] } else { times };

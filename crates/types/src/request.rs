@@ -69,7 +69,7 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// The size changes through a descriptor opened for writing: no permission check of the file.
     pub through_handle: bool,
-    /// Drop set-user-id and (if group-executable) set-group-id, as a truncation by somebody unprivileged must.
+    /// Drop set-id bits, as a truncation by whoever asks must if he is not privileged.
     pub kill_suid: bool,
 }
 
@@ -135,7 +135,8 @@ pub struct Commit {
     pub size: Option<u64>,
     /// When the content was last written, by the client's clock.
     pub mtime: Nanos,
-    /// Drop set-id bits, as a write by somebody unprivileged must.
+    /// Drop set-id bits, as a write by whoever asks must if he is not privileged. Of several writers the one asks who may keep
+    /// least.
     pub kill_suid: bool,
 }
 

@@ -59,7 +59,7 @@ impl DirStat {
     pub fn merge(&mut self, other: &DirStat) {
         self.children += other.children;
         self.subdirs += other.subdirs;
-        self.bytes += other.bytes;
+        self.bytes = self.bytes.wrapping_add(other.bytes);
         self.mtime = self.mtime.max(other.mtime);
         self.change = self.change.max(other.change);
     }

@@ -113,7 +113,7 @@ fn entry_inode(check: &mut Check<'_>, world: &mut World, key: &Key, inode: &Inod
         world.dirs.push((inode.ino, key.id));
     } else {
         check.totals.files += 1;
-        check.totals.bytes += inode.size;
+        check.totals.bytes = check.totals.bytes.wrapping_add(inode.size);
         if inode.nlink != 1 {
             let right = Inode { nlink: 1, ..inode.clone() };
             let rows = vec![put(key.table, key.id, &key.suffix, Entry::Inode(right).encode())];
@@ -228,7 +228,7 @@ pub fn links(check: &mut Check<'_>, world: &mut World) -> Result<(), EngineError
         check_inode(check, &key, &inode);
         let names = world.references.remove(&key.id).map_or(0, |(count, _)| count);
         if names > 0 {
-            check.totals.bytes += inode.size;
+            check.totals.bytes = check.totals.bytes.wrapping_add(inode.size);
         }
         match (names, inode.nlink) {
             (0, 0) => {

@@ -25,7 +25,7 @@ impl Sums {
         if inode.kind == Kind::Dir {
             self.subdirs += 1;
         } else {
-            self.bytes += i64::try_from(inode.size).unwrap_or(i64::MAX);
+            self.bytes = self.bytes.wrapping_add(inode.size.cast_signed());
         }
     }
 

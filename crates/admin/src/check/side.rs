@@ -17,20 +17,7 @@ pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     places(check, world)?;
     subdirs(check, world)?;
     chunks(check, world)?;
-    xattrs(check, world)?;
-    for table in [Table::Moved, Table::Txn] {
-        for row in check.rows(table) {
-            let (key, _) = row?;
-            check.row("checking reserved tables");
-            let path = format!("{table:?} #{}", key.id);
-            check.found(Finding::new(
-                FindingKind::RowUnknown,
-                path,
-                "this version keeps nothing in this table",
-            ));
-        }
-    }
-    Ok(())
+    xattrs(check, world)
 }
 
 fn places(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {

@@ -10,7 +10,7 @@ use kestrel_types::key::{Key, Table};
 use serde_json::Value;
 
 use super::record::LineReader;
-use super::{Counts, DumpError, FORMAT, VERSION, value};
+use super::{Counts, DumpError, FORMAT, VERSION, is_left_out, value};
 use crate::check::CheckError;
 use crate::rows::{OBJECTS, Rows, decode_ceiling, delete, encode_ceiling, get, put};
 
@@ -54,6 +54,9 @@ pub fn load(
         input,
         &mut |mutation, is_change| {
             let table = mutation.key.table as usize;
+            if is_left_out(&mutation.key) {
+                return Ok(());
+            }
             if is_change && !changing {
                 changing = true;
                 flush(engine, &mut batch)?;

@@ -1,12 +1,11 @@
 //! Questions to a process that serves a volume, over its control socket (`kestrel_client::control`): `{"verb": …}`.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use kestrel_admin::info;
 use kestrel_admin::warmup::Act;
-use kestrel_client::control::Teller;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::Fs;
 use kestrel_client::storage::Storage;
@@ -15,6 +14,8 @@ use kestrel_meta::engine::Engine;
 use parking_lot::Mutex;
 use serde_json::Value;
 
+use super::attendant::Attendant;
+use super::clients::Clients;
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
 use crate::verbs::{compact, dump, fsck, gc, info as info_verb, path_bytes, status, warmup};
@@ -33,8 +34,10 @@ pub struct Serving {
     pub descriptor: Descriptor,
     /// Directory of the volume.
     pub dir: PathBuf,
-    /// Where it is mounted.
-    pub mount_point: PathBuf,
+    /// Where it is mounted, if it is.
+    pub mount_point: Option<PathBuf>,
+    /// Clients across a network, if it serves any.
+    pub clients: OnceLock<Clients>,
     /// Nothing can be changed.
     pub read_only: bool,
     /// Since when.
@@ -43,19 +46,17 @@ pub struct Serving {
     pub walking: Mutex<()>,
 }
 
-impl Serving {
-    /// The figures now.
-    pub fn snapshot(&self) -> Snapshot {
-        Snapshot::take(&self.fs, self.engine.stats(), self.begun.elapsed())
+impl Attendant for Serving {
+    fn snapshot(&self) -> Snapshot {
+        let mut snapshot = Snapshot::take(&self.fs, Some(self.engine.stats()), self.begun.elapsed());
+        if let Some(clients) = self.clients.get() {
+            clients.figures(&mut |name, value| snapshot.add(name, value));
+        }
+        snapshot
     }
 
-    /// Answers one question.
-    ///
-    /// # Errors
-    /// In words, for the person who asked.
-    pub fn answer(&self, question: &Value, teller: &mut Teller<'_>) -> Result<Value, String> {
-        let mut tell = |event: &Value| teller.tell(event);
-        let feed = Feed::new(&mut tell);
+    fn answer(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String> {
+        let feed = Feed::new(tell);
         match question["verb"].as_str() {
             Some("status") => self.status(),
             Some("stats") => Ok(to_json(&self.snapshot())),
@@ -71,13 +72,39 @@ impl Serving {
             None => Err("the question has no verb".into()),
         }
     }
+}
+
+impl Serving {
+    /// Answers one question that came over the network, from somebody who may not be who he says he is: what writes files of
+    /// this machine is not done for him.
+    ///
+    /// # Errors
+    /// As for [`Attendant::answer`].
+    pub fn answer_afar(
+        &self,
+        question: &Value,
+        tell: &mut dyn FnMut(&Value) -> bool,
+    ) -> Result<Value, String> {
+        match question["verb"].as_str() {
+            Some("status" | "stats" | "info" | "fsck" | "gc" | "compact") => self.answer(question, tell),
+            verb => {
+                let verb = verb.unwrap_or("this");
+                Err(format!(
+                    "{verb} is not done over the network; run it on the server, on {}",
+                    self.dir.display()
+                ))
+            }
+        }
+    }
 
     fn status(&self) -> Result<Value, String> {
         let mut out =
             status::describe(&self.dir, &self.descriptor, &*self.engine).map_err(|why| why.to_string())?;
-        out["mounted"] = true.into();
+        out["mounted"] = self.mount_point.is_some().into();
         out["pid"] = std::process::id().into();
-        out["mount_point"] = self.mount_point.to_string_lossy().into();
+        out["mount_point"] = self.mount_point.as_ref().map(|dir| dir.to_string_lossy()).into();
+        out["address"] = self.clients.get().map(|clients| clients.address.to_string()).into();
+        out["served"] = self.clients.get().map(Clients::status).into();
         out["read_only"] = self.read_only.into();
         out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
         Ok(out)

@@ -8,12 +8,13 @@ use std::time::Duration;
 use clap::Args;
 use kestrel_client::descriptor::{Descriptor, volume_dir};
 use kestrel_client::fs::{CompactOptions, Fs};
+use kestrel_client::remote::RemoteUrl;
 use kestrel_client::volume::Resources;
 use kestrel_types::clock::SECOND;
 use serde_json::{Value, json};
 
 use super::store_args::StoreArgs;
-use super::{ask_with, locate, mount_above, open, path_value, print_json, volume_of};
+use super::{Target, ask_with, control_dir, mount_above, open, path_value, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::feed::{Feed, shown};
 use crate::progress::Progress;
@@ -31,7 +32,7 @@ Objects of which less than half is in use are read, what is in use is stored aga
 period; files that many small writes cut to pieces are stored in one piece. Files may be in use meanwhile. A mounted volume
 does this by itself, slowly; this does it now.")]
 pub struct CompactArgs {
-    /// The volume (a path or file:///path), or a file or directory in a mounted volume
+    /// The volume (a path, file:///path or kestrel://host[:port]/NAME), or a file or directory in a mounted volume
     pub target: String,
     /// Only tell what there is to do
     #[arg(long)]
@@ -98,7 +99,8 @@ pub fn compact(fs: &Arc<Fs>, wish: &Wish, feed: &Feed<'_>) -> Result<Value, Stri
 
 /// Compacts, wherever the volume is served.
 pub fn run(args: &CompactArgs) -> Result<Verdict, Failure> {
-    let is_volume = volume_dir(&args.target).is_ok_and(|dir| Descriptor::read(&dir).is_ok());
+    let is_volume = RemoteUrl::is_one(&args.target)
+        || volume_dir(&args.target).is_ok_and(|dir| Descriptor::read(&dir).is_ok());
     let done = if is_volume { volume(args)? } else { path(args)? };
     if args.json {
         print_json(&done);
@@ -115,14 +117,14 @@ fn question(args: &CompactArgs) -> Value {
 }
 
 fn volume(args: &CompactArgs) -> Result<Value, Failure> {
-    let dir = locate("compact", &args.target)?;
+    let target = Target::of("compact", &args.target)?;
     let mut progress = Progress::new();
-    let asked =
-        ask_with("compact", &dir, &question(args), &mut |event| shown(&mut progress, &event, &mut |_| {}))?;
+    let asked = target
+        .ask("compact", &question(args), None, &mut |event| shown(&mut progress, &event, &mut |_| {}))?;
     if let Some(done) = asked {
         return Ok(done);
     }
-    let fail = |why: &dyn std::fmt::Display| Failure::new("compact", format!("{}: {why}", dir.display()));
+    let fail = |why: &dyn std::fmt::Display| Failure::new("compact", format!("{target}: {why}"));
     let resources = Resources { store: args.store.options("compact")?, ..Resources::default() };
     let volume = open("compact", &args.target, &args.store)?;
     let served = volume.serve(&resources, false).map_err(|why| fail(&why))?;
@@ -152,9 +154,9 @@ fn path(args: &CompactArgs) -> Result<Value, Failure> {
     let below = path.strip_prefix(&entry.mount_point).map_err(|why| fail(&why))?;
     let mut question = question(args);
     question["paths"] = vec![path_value(below.as_os_str().as_bytes())].into();
-    let dir = volume_of(&entry);
+    let dir = control_dir(&entry);
     let mut progress = Progress::new();
-    ask_with("compact", &dir, &question, &mut |event| shown(&mut progress, &event, &mut |_| {}))?
+    ask_with("compact", &dir, &question, None, &mut |event| shown(&mut progress, &event, &mut |_| {}))?
         .ok_or_else(|| fail(&format!("nobody serves the volume {}; mount it again", dir.display())))
 }
 

@@ -8,7 +8,6 @@ use kestrel_admin::cut::Cut;
 use kestrel_admin::finding::{Finding, Fix, Severity};
 use kestrel_admin::repair::repair;
 use kestrel_admin::watched::Watched;
-use kestrel_client::descriptor::Descriptor;
 use kestrel_client::volume::scratch_reserve;
 use kestrel_data::store::BlockStore;
 use kestrel_meta::engine::Engine;
@@ -18,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::gc::GRACE_SECONDS_DEFAULT;
 use super::store_args::StoreArgs;
-use super::{ask_with, locate, open, print_json};
+use super::{Target, open, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::feed::{Feed, shown};
 use crate::progress::Progress;
@@ -34,13 +33,14 @@ const READERS_REMOTE: usize = 32;
   kestrel fsck /data/vol
   kestrel fsck /data/vol --data --json
   kestrel fsck /data/vol --repair
+  kestrel fsck kestrel://meta1/photos
 
 Changes nothing without --repair. A mounted volume is checked while it is used, on a consistent copy of its metadata that
 needs as much room in the volume's directory as they do; --repair needs the volume unmounted. What cannot be put back where
 it belongs goes to /lost+found. Exit code 0: nothing is damaged (any more); 1: something is, or the check failed; 2: wrong
 usage.")]
 pub struct FsckArgs {
-    /// The volume: a path or file:///path
+    /// The volume: a path, file:///path or kestrel://host[:port]/NAME
     pub volume: String,
     /// Read all file data and verify its checksums
     #[arg(long)]
@@ -159,18 +159,22 @@ pub fn check_in_use(volume: &InUse<'_>, data: bool, limit: usize, feed: &Feed<'_
 
 /// Checks, and repairs.
 pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
-    let dir = locate("fsck", &args.volume)?;
-    Descriptor::read(&dir).map_err(|why| Failure::new("fsck", why))?;
+    let target = Target::of("fsck", &args.volume)?;
+    if args.repair && matches!(target, Target::Served(_)) {
+        return Err(Failure::usage(
+            "fsck: --repair needs the volume itself: stop the server and run it there, on the volume's directory",
+        ));
+    }
     let mut printer =
         Printer { limit: args.limit, json: args.json, findings: Vec::new(), repairs: Vec::new() };
     let mut progress = Progress::new();
-    let fail = |why: &dyn std::fmt::Display| Failure::new("fsck", format!("{}: {why}", dir.display()));
+    let fail = |why: &dyn std::fmt::Display| Failure::new("fsck", format!("{target}: {why}"));
     // A repair does not ask: opening the volume says who has it mounted.
     let asked = if args.repair {
         None
     } else {
         let question = json!({ "verb": "fsck", "data": args.data, "limit": args.limit });
-        ask_with("fsck", &dir, &question, &mut |event| {
+        target.ask("fsck", &question, None, &mut |event| {
             shown(&mut progress, &event, &mut |event| printer.event(event));
         })?
     };

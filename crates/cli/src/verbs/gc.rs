@@ -13,7 +13,7 @@ use kestrel_types::ids::ObjectId;
 use serde_json::{Value, json};
 
 use super::store_args::StoreArgs;
-use super::{ask_with, locate, open, print_json};
+use super::{Target, open, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::feed::{Feed, shown};
 use crate::progress::Progress;
@@ -35,7 +35,7 @@ const LISTED_MAX: usize = 1000;
 Works on mounted and unmounted volumes. Deletes nothing without --delete, and nothing at all if a page of the store's
 listing or a row of the metadata cannot be read.")]
 pub struct GcArgs {
-    /// The volume: a path or file:///path
+    /// The volume: a path, file:///path or kestrel://host[:port]/NAME
     pub volume: String,
     /// Delete what is found
     #[arg(long)]
@@ -154,14 +154,13 @@ impl Printer {
 
 /// Collects.
 pub fn run(args: &GcArgs) -> Result<Verdict, Failure> {
-    let dir = locate("gc", &args.volume)?;
-    kestrel_client::descriptor::Descriptor::read(&dir).map_err(|why| Failure::new("gc", why))?;
+    let target = Target::of("gc", &args.volume)?;
     let grace_seconds = args.grace.as_secs();
     let question = json!({ "verb": "gc", "delete": args.delete, "grace_seconds": grace_seconds });
     let found = Printer::KINDS.map(|kind| (kind.to_string(), Value::Array(Vec::new())));
     let mut printer = Printer { json: args.json, found: found.into_iter().collect() };
     let mut progress = Progress::new();
-    let asked = ask_with("gc", &dir, &question, &mut |event| {
+    let asked = target.ask("gc", &question, None, &mut |event| {
         shown(&mut progress, &event, &mut |event| printer.event(event));
     })?;
     let mut done = match asked {
@@ -174,7 +173,7 @@ pub fn run(args: &GcArgs) -> Result<Verdict, Failure> {
             };
             let options = options(grace_seconds, args.delete, &|_| false);
             collect(&*volume.engine, &*volume.store, &options, &Feed::new(&mut tell))
-                .map_err(|why| Failure::new("gc", format!("{}: {why}", dir.display())))?
+                .map_err(|why| Failure::new("gc", format!("{target}: {why}")))?
         }
     };
     drop(progress);

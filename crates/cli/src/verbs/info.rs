@@ -12,7 +12,7 @@ use kestrel_types::range::Range;
 use serde_json::{Value, json};
 
 use super::store_args::StoreArgs;
-use super::{ask, locate, mount_above, open, print_json, volume_of};
+use super::{ask, control_dir, locate, mount_above, open, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::units::{bytes, count};
 
@@ -101,7 +101,7 @@ fn in_mount(args: &InfoArgs) -> Result<Value, Failure> {
         let name = name.unwrap_or_default();
         json!({ "verb": "info", "parent": above.ino(), "name": name.as_bytes() })
     };
-    let dir = volume_of(&entry);
+    let dir = control_dir(&entry);
     ask("info", &dir, &question, kestrel_client::control::QUICK)?
         .ok_or_else(|| fail(&format!("nobody serves the volume {}; mount it again", dir.display())))
 }

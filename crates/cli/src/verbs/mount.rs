@@ -1,14 +1,16 @@
 //! `kestrel mount`.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kestrel_client::control::ControlSocket;
 use kestrel_client::descriptor::Descriptor;
-use kestrel_client::volume::{Resources, Volume};
+use kestrel_client::fs::Fs;
+use kestrel_client::remote::{Introduction, RemoteUrl, RemoteVolume};
+use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_fuse::{Config, End, MountOptions, Session};
 use kestrel_mount::MountConfig;
 use log::LevelFilter;
@@ -16,10 +18,11 @@ use log::LevelFilter;
 use super::locate;
 use super::store_args::{CacheArgs, StoreArgs};
 use crate::failure::{Failure, Verdict};
+use crate::serve::attendant::{Attendant, Doors};
 use crate::serve::control::Serving;
-use crate::serve::daemon;
-use crate::serve::http::MetricsPort;
-use crate::units::{duration_arg, size_arg};
+use crate::serve::remote::RemoteMount;
+use crate::serve::{daemon, runtime};
+use crate::units::{duration_arg, log_level_arg, size_arg};
 
 /// Smallest memory for metadata.
 const METADATA_MEMORY_MIN: u64 = 16 << 20;
@@ -27,6 +30,8 @@ const METADATA_MEMORY_MIN: u64 = 16 << 20;
 const WORKERS_MAX: usize = 256;
 /// Further FUSE threads, for writers that wait for a store across a network. They cost nothing until then.
 const REMOTE_SPARE_WORKERS: usize = 128;
+/// How long a call may wait for a metadata server.
+const DEADLINES: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(900);
 /// Name of the log file within the volume's directory.
 const LOG_NAME: &str = "mount.log";
 
@@ -38,11 +43,12 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount /data/vol /mnt/data --foreground --log-level debug
   kestrel mount /data/vol /mnt/data --metrics 127.0.0.1:9464
   kestrel mount /data/vol /mnt/data --cache-dir /ssd/cache --cache-size 500G
+  kestrel mount kestrel://meta1:9440/photos /mnt/photos
 
 Returns when the mount serves; the serving process stays in the background and writes to the log file that is named.
 SIGTERM and SIGINT unmount cleanly; a second one cuts off those who still use the mount.")]
 pub struct MountArgs {
-    /// The volume: a path or file:///path
+    /// The volume: a path, file:///path, or kestrel://host[:port][,host2…]/NAME for one that `kestrel serve` serves
     pub volume: String,
     /// Where: an existing directory
     pub dir: PathBuf,
@@ -61,7 +67,10 @@ pub struct MountArgs {
     /// Serve figures for Prometheus at http://ADDR/metrics, as 127.0.0.1:9464
     #[arg(long, value_name = "ADDR")]
     pub metrics: Option<SocketAddr>,
-    /// Log file; mount.log in the volume's directory by default
+    /// How long a call waits for a metadata server that does not answer, before it fails with EIO
+    #[arg(long, value_parser = duration_arg, value_name = "TIME", default_value = "60s")]
+    pub deadline: Duration,
+    /// Log file; by default mount.log in the volume's directory, or in the mount's runtime directory if the volume is served
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
     /// What to log: error, warn, info, debug, trace
@@ -94,10 +103,6 @@ pub struct MountArgs {
     pub store: StoreArgs,
 }
 
-fn log_level_arg(text: &str) -> Result<LevelFilter, String> {
-    text.parse().map_err(|_| format!("{text:?} is none of error, warn, info, debug, trace, off"))
-}
-
 /// Mounts, in the background unless told otherwise.
 pub fn run(args: &MountArgs) -> Result<Verdict, Failure> {
     if !args.foreground {
@@ -111,10 +116,41 @@ pub fn run(args: &MountArgs) -> Result<Verdict, Failure> {
     served
 }
 
+/// Which volume is to be mounted.
+enum Source {
+    /// The one in this directory.
+    Here(PathBuf),
+    /// The one served there.
+    Served(RemoteUrl),
+}
+
+impl Source {
+    fn name(&self) -> String {
+        match self {
+            Self::Here(dir) => dir.to_string_lossy().into_owned(),
+            Self::Served(url) => url.to_string(),
+        }
+    }
+}
+
+/// What to mount, and how.
+struct Plan {
+    source: Source,
+    /// Mount point.
+    dir: PathBuf,
+    options: MountOptions,
+}
+
 /// What can be judged without opening the volume, so that mistakes are told before a process goes to the background.
-fn check(args: &MountArgs) -> Result<(PathBuf, PathBuf, MountOptions), Failure> {
-    let volume = locate("mount", &args.volume)?;
-    Descriptor::read(&volume).map_err(|why| Failure::new("mount", why))?;
+fn check(args: &MountArgs) -> Result<Plan, Failure> {
+    let source = if RemoteUrl::is_one(&args.volume) {
+        let url = RemoteUrl::parse(&args.volume);
+        Source::Served(url.map_err(|why| Failure::usage(format!("mount: {why}")))?)
+    } else {
+        let volume = locate("mount", &args.volume)?;
+        Descriptor::read(&volume).map_err(|why| Failure::new("mount", why))?;
+        Source::Here(volume)
+    };
     let dir = &args.dir;
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", format!("{}: {why}", dir.display()));
     let dir = match std::fs::metadata(dir) {
@@ -126,11 +162,10 @@ fn check(args: &MountArgs) -> Result<(PathBuf, PathBuf, MountOptions), Failure> 
         }
         Err(why) => return Err(fail(&format!("{why}; give an existing directory"))),
     };
-    if volume.starts_with(&dir) {
+    if matches!(&source, Source::Here(volume) if volume.starts_with(&dir)) {
         return Err(fail(&"the volume lies below it and would be hidden; mount it elsewhere"));
     }
-    let mut options =
-        MountOptions { source: volume.to_string_lossy().into_owned(), ..MountOptions::default() };
+    let mut options = MountOptions { source: source.name(), ..MountOptions::default() };
     for option in args.options.iter().filter(|option| !option.is_empty()) {
         if !options.set(option) {
             return Err(Failure::usage(format!(
@@ -149,16 +184,30 @@ fn check(args: &MountArgs) -> Result<(PathBuf, PathBuf, MountOptions), Failure> 
     if args.workers > WORKERS_MAX {
         return Err(Failure::usage(format!("mount: --workers {}: at most {WORKERS_MAX}", args.workers)));
     }
+    if !DEADLINES.contains(&args.deadline) {
+        return Err(Failure::usage(format!("mount: --deadline {:?}: 1s to 15m", args.deadline)));
+    }
     args.store.options("mount")?;
-    Ok((volume, dir, options))
+    Ok(Plan { source, dir, options })
 }
 
 fn background(args: &MountArgs) -> Result<Verdict, Failure> {
-    let (volume, dir, _) = check(args)?;
-    let log = args.log.clone().unwrap_or_else(|| volume.join(LOG_NAME));
+    let plan = check(args)?;
+    let log = match (&args.log, &plan.source) {
+        (Some(log), _) => log.clone(),
+        (None, Source::Here(volume)) => volume.join(LOG_NAME),
+        (None, Source::Served(_)) => {
+            runtime::make(&plan.dir).map_err(|why| Failure::new("mount", why))?.join(LOG_NAME)
+        }
+    };
     let log = std::path::absolute(&log).unwrap_or(log);
     let pid = daemon::start(&log).map_err(|why| Failure::new("mount", why))?;
-    println!("{} is mounted on {} (process {pid}, log {})", volume.display(), dir.display(), log.display());
+    println!(
+        "{} is mounted on {} (process {pid}, log {})",
+        plan.source.name(),
+        plan.dir.display(),
+        log.display()
+    );
     Ok(Verdict::Good)
 }
 
@@ -176,14 +225,25 @@ fn resources(args: &MountArgs) -> Result<Resources, Failure> {
 
 /// Serves until the mount is gone.
 fn serve(args: &MountArgs) -> Result<Verdict, Failure> {
-    let (volume_dir, dir, options) = check(args)?;
+    let plan = check(args)?;
     crate::serve::limits::raise_descriptor_limit();
+    let name = plan.source.name();
+    let result = match &plan.source {
+        Source::Here(volume) => serve_here(args, &plan, volume),
+        Source::Served(url) => serve_elsewhere(args, &plan, url),
+    };
+    log::info!("{name} closed");
+    result
+}
+
+/// Serves a volume whose metadata is here.
+fn serve_here(args: &MountArgs, plan: &Plan, volume_dir: &Path) -> Result<Verdict, Failure> {
     let begun = Instant::now();
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
-    let role = format!("kestrel mount {}", dir.display());
+    let role = format!("kestrel mount {}", plan.dir.display());
     let resources = resources(args)?;
-    let url = volume_dir.to_string_lossy().into_owned();
-    let read_only = options.read_only;
+    let url = plan.source.name();
+    let read_only = plan.options.read_only;
     let mounted = Volume::open(&url, &role, &resources)
         .and_then(|volume| volume.serve(&resources, read_only))
         .map_err(|why| fail(&why))?;
@@ -194,69 +254,90 @@ fn serve(args: &MountArgs) -> Result<Verdict, Failure> {
         store: mounted.volume.store.clone(),
         storage: mounted.volume.storage.clone(),
         descriptor: mounted.volume.descriptor.clone(),
-        dir: volume_dir.clone(),
-        mount_point: dir.clone(),
+        dir: volume_dir.to_path_buf(),
+        mount_point: Some(plan.dir.clone()),
+        clients: OnceLock::new(),
         read_only,
         begun,
         walking: parking_lot::Mutex::default(),
     });
-    let result = attend(args, &dir, options, &serving);
+    let result = attend(args, plan, &fs, volume_dir, &serving, begun);
     let stored = fs
         .shutdown()
         .map_err(|why| why.to_string())
         .and_then(|()| mounted.volume.engine.settle().map_err(|why| why.to_string()));
+    ended(result, stored)
+}
+
+/// Serves a volume whose metadata is at a server.
+fn serve_elsewhere(args: &MountArgs, plan: &Plan, url: &RemoteUrl) -> Result<Verdict, Failure> {
+    let begun = Instant::now();
+    let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
+    let mount_point = plan.dir.display();
+    let dir = runtime::make(&plan.dir).map_err(|why| fail(&why))?;
+    let _lock = VolumeLock::take(&dir, &format!("kestrel mount {mount_point}")).map_err(|why| fail(&why))?;
+    let introduction = Introduction {
+        who: crate::serve::who(&format!("kestrel mount {mount_point}")),
+        deadline: args.deadline,
+        read_only: plan.options.read_only,
+    };
+    let volume =
+        RemoteVolume::open(&url.to_string(), &introduction, &resources(args)?).map_err(|why| fail(&why))?;
+    let fs = volume.fs.clone();
+    let serving = Arc::new(RemoteMount {
+        fs: fs.clone(),
+        storage: volume.storage.clone(),
+        url: url.clone(),
+        mount_point: plan.dir.clone(),
+        read_only: plan.options.read_only,
+        begun,
+    });
+    let result = attend(args, plan, &fs, &dir, &serving, begun);
+    ended(result, fs.shutdown().map_err(|why| why.to_string()))
+}
+
+/// What became of a mount, and of what was written last.
+fn ended(result: Result<Verdict, Failure>, stored: Result<(), String>) -> Result<Verdict, Failure> {
     if let Err(why) = &stored {
         log::error!("the last changes could not be stored: {why}");
     }
-    let result = result.and_then(|verdict| stored.map(|()| verdict).map_err(|why| fail(&why)));
-    drop((serving, fs, mounted));
-    log::info!("{} closed", volume_dir.display());
-    result
+    result.and_then(|verdict| stored.map(|()| verdict).map_err(|why| Failure::new("mount", why)))
 }
 
 /// Opens all doors, waits for the end, closes them.
 fn attend(
     args: &MountArgs,
-    dir: &Path,
-    options: MountOptions,
-    serving: &Arc<Serving>,
+    plan: &Plan,
+    fs: &Arc<Fs>,
+    control_dir: &Path,
+    attendant: &Arc<impl Attendant>,
+    begun: Instant,
 ) -> Result<Verdict, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
-    let answering = serving.clone();
-    let control = ControlSocket::serve(
-        &serving.dir,
-        Arc::new(move |question, teller| answering.answer(question, teller)),
-    )
-    .map_err(|why| fail(&why))?;
-    let figures = serving.clone();
-    let page = move || crate::metrics::prometheus(&figures.snapshot());
-    let metrics = args.metrics.map(|address| MetricsPort::serve(address, Arc::new(page))).transpose();
-    let metrics = metrics.map_err(|why| fail(&why))?;
+    let dir = &plan.dir;
+    let doors = Doors::open(control_dir, args.metrics, attendant).map_err(|why| fail(&why))?;
     // Writers that are faster than a store across a network wait for it on threads of their own.
-    let spare_workers = match serving.store.is_remote() {
+    let spare_workers = match fs.store().is_remote() {
         true => REMOTE_SPARE_WORKERS,
         false => Config::default().spare_workers,
     };
     let config = MountConfig {
-        options,
+        options: plan.options.clone(),
         session: Config { workers: args.workers, spare_workers, ..Config::default() },
         attr_ttl: args.attr_timeout,
         entry_ttl: args.entry_timeout,
     };
-    let session = kestrel_mount::mount(serving.fs.clone(), dir, &config).map_err(|why| fail(&why))?;
+    let session = kestrel_mount::mount(fs.clone(), dir, &config).map_err(|why| fail(&why))?;
     unmount_on_signal(&session, dir);
-    let (mode, took) = (if serving.read_only { " read-only" } else { "" }, serving.begun.elapsed());
-    log::info!("{} serves on {}{mode} after {took:.1?}", serving.dir.display(), dir.display());
-    if let Some(metrics) = &metrics {
-        log::info!("figures at http://{}/metrics", metrics.address());
-    }
+    let mode = if plan.options.read_only { " read-only" } else { "" };
+    log::info!("{} serves on {}{mode} after {:.1?}", plan.source.name(), dir.display(), begun.elapsed());
     if args.report_readiness {
         daemon::report_ready();
         // Keeps no directory busy.
         let _ = std::env::set_current_dir("/");
     }
     let end = session.join().map_err(|why| fail(&why))?;
-    drop((metrics, control));
+    drop(doors);
     match end {
         End::Unmounted => Ok(Verdict::Good),
         End::Aborted => {

@@ -1,28 +1,30 @@
 //! `kestrel stats`.
 
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use kestrel_client::remote::RemoteUrl;
 use serde_json::{Value, json};
 
-use super::{ask, mount_above, print_json, volume_of};
+use super::{Target, control_dir, mount_above, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::metrics::percentile_ns;
 use crate::units::{bytes, count, duration_arg};
 
-/// Show what a mount is doing.
+/// Show what a mount is doing, or the server of a volume.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel stats /mnt/data
   kestrel stats /mnt/data --interval 5s
   kestrel stats /mnt/data --once --json
+  kestrel stats kestrel://meta1/photos
 
 Without --once a table is printed for each interval until ctrl-C. --once prints the counters since the mount began; their
 names are described in docs/metrics.md.")]
 pub struct StatsArgs {
-    /// A directory of the mount
+    /// A directory of the mount, or kestrel://host[:port]/NAME for the server's own figures
     pub dir: PathBuf,
     /// Print once, sums since the start
     #[arg(long)]
@@ -41,8 +43,13 @@ pub fn run(args: &StatsArgs) -> Result<Verdict, Failure> {
         return Err(Failure::usage("stats: --interval 0: at least 1s"));
     }
     let fail = |why: &dyn std::fmt::Display| Failure::new("stats", format!("{}: {why}", args.dir.display()));
-    let path = std::fs::canonicalize(&args.dir).map_err(|why| fail(&why))?;
-    let volume = volume_of(&mount_above("stats", &path)?);
+    let volume = match args.dir.to_str().filter(|dir| RemoteUrl::is_one(dir)) {
+        Some(url) => Target::of("stats", url)?,
+        None => {
+            let path = std::fs::canonicalize(&args.dir).map_err(|why| fail(&why))?;
+            Target::Here(control_dir(&mount_above("stats", &path)?))
+        }
+    };
     let mut before = take(&volume)?;
     if args.once {
         if args.json {
@@ -70,9 +77,10 @@ pub fn run(args: &StatsArgs) -> Result<Verdict, Failure> {
     }
 }
 
-fn take(volume: &Path) -> Result<Value, Failure> {
-    ask("stats", volume, &json!({ "verb": "stats" }), kestrel_client::control::QUICK)?
-        .ok_or_else(|| Failure::new("stats", format!("{}: nobody serves it any more", volume.display())))
+fn take(volume: &Target) -> Result<Value, Failure> {
+    volume
+        .ask("stats", &json!({ "verb": "stats" }), kestrel_client::control::QUICK, &mut |_| {})?
+        .ok_or_else(|| Failure::new("stats", format!("{volume}: nobody serves it any more")))
 }
 
 /// One counter's growth between two moments.
@@ -140,6 +148,7 @@ fn print_table(now: &Value, before: &Value, seconds: f64) {
     );
     let number = |name: &str| now[name].as_u64().unwrap_or(0);
     print_data(now, before, seconds);
+    print_way(now, before, seconds);
     println!(
         "memory: metadata {}, unstored data {}; open files {}; bad reads {}",
         bytes(number("engine_memory_bytes")),
@@ -147,6 +156,33 @@ fn print_table(now: &Value, before: &Value, seconds: f64) {
         count(number("metadata_open_files")),
         count(number("bad_reads_total"))
     );
+}
+
+/// Prints what the way to a metadata server cost, if there is one; times of operations above include it.
+fn print_way(now: &Value, before: &Value, seconds: f64) {
+    let rate = |name: &str| format!("{}/s", bytes((grown(now, before, name) as f64 / seconds) as u64));
+    if now["metadata_sent_bytes_total"].as_u64().unwrap_or(0) > 0 {
+        println!(
+            "server: sent {}, received {}, {} in flight; {} calls sent again, {} reconnects, {} given up",
+            rate("metadata_sent_bytes_total"),
+            rate("metadata_received_bytes_total"),
+            now["metadata_in_flight"],
+            count(grown(now, before, "metadata_retries_total")),
+            count(grown(now, before, "metadata_reconnects_total")),
+            count(grown(now, before, "metadata_unanswered_total"))
+        );
+    }
+    if now["server_accepted_total"].as_u64().unwrap_or(0) > 0 {
+        println!(
+            "clients: {} of {} connected; received {}, sent {}; {} calls sent again, {} sessions expired",
+            now["server_connected"],
+            now["server_sessions"],
+            rate("server_received_bytes_total"),
+            rate("server_sent_bytes_total"),
+            count(grown(now, before, "server_retries_total")),
+            count(grown(now, before, "server_sessions_expired_total"))
+        );
+    }
 }
 
 /// Prints what went to and came from the object store and the caches before it, if there is one.

@@ -4,24 +4,25 @@ use std::path::Path;
 
 use clap::Args;
 use kestrel_admin::info::{self, InfoError};
-use kestrel_client::descriptor::Descriptor;
-use kestrel_client::volume::VolumeLock;
+use kestrel_client::descriptor::{Descriptor, FILE_NAME};
+use kestrel_client::remote::RemoteUrl;
 use kestrel_meta::engine::Engine;
 use kestrel_types::ids::ROOT;
 use serde_json::{Value, json};
 
 use super::store_args::StoreArgs;
-use super::{ask, locate, open, print_json};
+use super::{Target, control_dir, mount_above, open, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::units::{bytes, count};
 
-/// Show what a volume is, what it holds, and whether it is mounted.
+/// Show what a volume is, what it holds, whether it is mounted, and whom it is served to.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel status /data/vol
-  kestrel status file:///data/vol --json")]
+  kestrel status file:///data/vol --json
+  kestrel status kestrel://meta1/photos")]
 pub struct StatusArgs {
-    /// The volume: a path or file:///path
+    /// The volume: a path, file:///path or kestrel://host[:port]/NAME; or a directory of a mount
     pub volume: String,
     /// Print JSON
     #[arg(long)]
@@ -59,23 +60,41 @@ pub fn describe(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Res
     }))
 }
 
+/// The volume, or the process behind the mount that the argument lies in.
+fn target(args: &StatusArgs) -> Result<Target, Failure> {
+    let path = Path::new(&args.volume);
+    if !RemoteUrl::is_one(&args.volume)
+        && !path.join(FILE_NAME).exists()
+        && let Ok(path) = std::fs::canonicalize(path)
+        && let Ok(entry) = mount_above("status", &path)
+    {
+        return Ok(Target::Here(control_dir(&entry)));
+    }
+    Target::of("status", &args.volume)
+}
+
 /// Shows it.
 pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
-    let dir = locate("status", &args.volume)?;
-    Descriptor::read(&dir).map_err(|why| Failure::new("status", why))?;
-    let status = match ask("status", &dir, &json!({ "verb": "status" }), kestrel_client::control::QUICK)? {
-        Some(status) => status,
-        None => {
+    let target = target(args)?;
+    let question = json!({ "verb": "status" });
+    let asked = target.ask("status", &question, kestrel_client::control::QUICK, &mut |_| {})?;
+    let status = match (asked, &target) {
+        (Some(mut status), Target::Served(url)) => {
+            status["volume"] = url.as_str().into();
+            status
+        }
+        (Some(status), Target::Here(_)) => status,
+        (None, _) => {
             let volume = open("status", &args.volume, &args.store)?;
-            let mut status = describe(&dir, &volume.descriptor, &*volume.engine)
-                .map_err(|why| Failure::new("status", format!("{}: {why}", dir.display())))?;
+            let mut status = describe(&volume.dir, &volume.descriptor, &*volume.engine)
+                .map_err(|why| Failure::new("status", format!("{target}: {why}")))?;
             status["mounted"] = false.into();
-            status["pid"] = Value::Null;
-            status["mount_point"] = Value::Null;
+            for name in ["pid", "mount_point", "served", "address"] {
+                status[name] = Value::Null;
+            }
             status
         }
     };
-    debug_assert!(status["mounted"] == false || VolumeLock::holder(&dir).is_some());
     if args.json {
         print_json(&status);
         return Ok(Verdict::Good);
@@ -105,11 +124,52 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
     );
     println!("objects      {} with {} referred to", count(number("objects")), bytes(number("object_bytes")));
     println!("metadata     {} on disk", bytes(number("metadata_disk_bytes")));
+    if status["served"].is_object() {
+        show_served(&status);
+    }
     if status["mounted"] == true {
         let mode = if status["read_only"] == true { ", read-only" } else { "" };
         println!("mounted      {} (process {}{mode})", text("mount_point"), number("pid"));
-    } else {
+    } else if status["served"].is_null() {
         println!("mounted      no");
     }
     Ok(Verdict::Good)
+}
+
+/// Who serves it, and to whom.
+fn show_served(status: &Value) {
+    let served = &status["served"];
+    let number = |name: &str| served[name].as_u64().unwrap_or(0);
+    let grace = served["grace_left_seconds"].as_f64().unwrap_or(0.0);
+    println!(
+        "served       as {} at {} (process {}){}",
+        served["name"].as_str().unwrap_or("?"),
+        served["address"].as_str().unwrap_or("?"),
+        status["pid"],
+        if grace > 0.0 {
+            format!("; waits {grace:.0} s for clients of before its restart")
+        } else {
+            String::new()
+        }
+    );
+    println!(
+        "clients      {}, {} connected, with {} files open and {} locks",
+        count(number("sessions_total")),
+        count(number("connected")),
+        count(number("opens")),
+        count(number("locks"))
+    );
+    for session in served["sessions"].as_array().into_iter().flatten() {
+        let text = |name: &str| session[name].as_str().unwrap_or("-").to_string();
+        println!(
+            "  {}: {} from {} since {}, {} opens, {} locks, lease ends in {:.0} s",
+            text("who"),
+            text("state"),
+            text("peer"),
+            text("since"),
+            session["opens"],
+            session["locks"],
+            session["lease_left_seconds"].as_f64().unwrap_or(0.0)
+        );
+    }
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use kestrel_client::volume::VolumeLock;
 use kestrel_fuse::mount::{How, find, unmount};
 
-use super::volume_of;
+use super::control_dir;
 use crate::failure::{Failure, Verdict};
 
 /// How long a serving process may take to store what is left and end.
@@ -51,7 +51,7 @@ pub fn run(args: &UmountArgs) -> Result<Verdict, Failure> {
         )),
         _ => fail(&why),
     })?;
-    let volume = volume_of(&entry);
+    let volume = control_dir(&entry);
     let begun = Instant::now();
     while VolumeLock::holder(&volume).is_some() {
         if begun.elapsed() > END_TIME_MAX {

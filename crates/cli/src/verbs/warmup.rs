@@ -140,7 +140,7 @@ pub fn run(args: &WarmupArgs) -> Result<Verdict, Failure> {
         });
         let base = done["bytes"].as_u64().unwrap_or(0)
             + if args.metadata { done["files"].as_u64().unwrap_or(0) } else { 0 };
-        let answer = ask_with("warmup", &dir, &question, &mut |mut event| {
+        let answer = ask_with("warmup", &dir, &question, None, &mut |mut event| {
             if let Some(so_far) = event["progress"]["count"].as_u64() {
                 event["progress"]["count"] = (base + so_far).into();
             }

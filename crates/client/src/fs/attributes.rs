@@ -15,7 +15,7 @@ impl Fs {
         self.ask(caller, Op::GetAttr(self.known.reference(ino)), move |answer| {
             let inode = answer.and_then(into_inode).map(|mut inode| {
                 if inode.kind == Kind::File {
-                    fs.files.overlay(&mut inode);
+                    fs.files.learn(&mut inode);
                 }
                 inode
             });
@@ -63,18 +63,25 @@ impl Fs {
         let fs = self.clone();
         let again = set.clone();
         self.ask(caller, Op::SetAttr(self.known.reference(ino), set), move |answer| {
-            let inode = answer.and_then(into_inode).map(|inode| fs.accept(inode));
+            let inode = answer.and_then(into_inode).map(|inode| fs.accept(inode, None));
             done(inode.or_else(|error| fs.set_removed(caller, ino, &again, error)));
         });
     }
 
-    /// Takes in an inode that an operation of ours changed. The kernel changed its own pages in step.
-    pub(super) fn accept(&self, mut inode: Inode) -> Inode {
+    /// Takes in an inode that an operation of ours changed, based on the content `base` if it was. The kernel changed its
+    /// own pages in step.
+    pub(super) fn accept(&self, mut inode: Inode, base: Option<u64>) -> Inode {
         if inode.kind == Kind::File {
             if let Some(file) = self.files.get(inode.ino) {
                 file.lock().refresh(inode.clone());
             }
-            self.known.cached_as(inode.ino, inode.data_change);
+            match base {
+                Some(base) => self.known.cached_moved(inode.ino, base, inode.data_change),
+                // Nobody else changes files here.
+                None if !self.is_remote() => drop(self.known.cached_as(inode.ino, inode.data_change)),
+                // If the content changed, what it was before is not known, and the next open will find a difference.
+                None => {}
+            }
             self.files.overlay(&mut inode);
         }
         inode

@@ -73,7 +73,9 @@ impl Fs {
         // Apart, because a store that does not answer keeps who deletes or rewrites objects waiting, and flushes must go on.
         let threads: [(&str, Work); 3] =
             [("kestrel-flush", run), ("kestrel-reap", reap), ("kestrel-repack", repack)];
-        for (name, work) in threads {
+        // Of a volume that is served by another process only its own bytes are this client's business.
+        let count = if self.node().is_some() { threads.len() } else { 1 };
+        for (name, work) in threads.into_iter().take(count) {
             let (weak, stop) = (Arc::downgrade(self), self.background.stop.clone());
             match std::thread::Builder::new().name(name.into()).spawn(move || work(&weak, &stop)) {
                 Ok(thread) => self.background.threads.lock().push(thread),
@@ -105,7 +107,7 @@ impl Fs {
         drop(send);
         let result = flushed.iter().fold(Ok(()), Result::and);
         self.packer.seal_all();
-        result.and(super::wait(|done| self.sync(done))).and(self.node.close())
+        result.and(super::wait(|done| self.sync(done))).and(self.metadata.close())
     }
 
     /// Starts flushing files whose oldest uncommitted byte is older than the flush interval.
@@ -131,17 +133,19 @@ impl Fs {
 
     /// Deletes what large files left behind that were truncated or removed, unless the file system ends.
     fn sweep(&self, stop: &(Mutex<bool>, Condvar)) -> FsResult<()> {
-        while !*stop.0.lock() && self.node.sweep()? {}
+        let Some(node) = self.node() else { return Ok(()) };
+        while !*stop.0.lock() && node.sweep()? {}
         Ok(())
     }
 
-    /// Deletes objects that nothing has referred to for the whole grace period (`data.md` §5).
+    /// Deletes objects that nothing has referred to for the whole grace period (`data.md` §5), if the node is in this
+    /// process.
     ///
     /// # Errors
     /// The node's or the store's; objects not deleted stay due.
     pub fn reap(self: &Arc<Self>) -> FsResult<usize> {
-        let due =
-            self.node.due_objects(self.clock.now(), REAP_BATCH, &|object| self.packer.is_open(object))?;
+        let Some(node) = self.node() else { return Ok(0) };
+        let due = node.due_objects(self.clock.now(), REAP_BATCH, &|object| self.is_open_object(object))?;
         if due.is_empty() {
             return Ok(0);
         }
@@ -156,7 +160,7 @@ impl Fs {
             for (object, deleted) in some.iter().zip(deleted) {
                 match deleted {
                     Ok(()) => {
-                        self.node.forget_object(*object)?;
+                        node.forget_object(*object)?;
                         Self::count(&self.counters.reaped_objects, 1);
                         reaped += 1;
                     }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use kestrel_data::Turn;
 use kestrel_types::error::FsError;
 use kestrel_types::inode::FILE_SIZE_MAX;
 use kestrel_types::request::Op;
 
-use super::{Caller, Done, FileHandle, Fs, into_inode};
+use super::{Caller, Done, FileHandle, Fs, into_inode, too_late};
 use crate::file::bad_handle;
 
 /// Below this, copying bytes is cheaper than another reference. Bytes.
@@ -31,12 +32,14 @@ pub struct CopyRange {
     pub to_offset: u64,
     /// Most bytes.
     pub len: u64,
+    /// The caller if he is unprivileged: set-id bits go, as with a write.
+    pub unprivileged: Option<Caller>,
 }
 
 impl Fs {
     /// Copies bytes between files; the answer is how many, fewer at the source's end.
     pub fn copy_range(self: &Arc<Self>, mut copy: CopyRange, done: Done<u64>) {
-        let CopyRange { from, from_offset, to, to_offset, len } = &mut copy;
+        let CopyRange { from, from_offset, to, to_offset, len, .. } = &mut copy;
         if !from.read || !to.write {
             return done(Err(bad_handle()));
         }
@@ -85,13 +88,15 @@ impl Fs {
             len: copy.len,
         };
         let fs = self.clone();
-        self.ask(Caller::ROOT, op, move |answer| match answer.and_then(into_inode) {
-            Ok(inode) => {
-                fs.accept(inode);
-                done(Ok(copy.len));
+        self.ask(copy.unprivileged.unwrap_or(Caller::ROOT), op, move |answer| {
+            match answer.and_then(into_inode) {
+                Ok(inode) => {
+                    fs.accept(inode, None);
+                    done(Ok(copy.len));
+                }
+                Err(error) if error.errno == libc::EOPNOTSUPP => fs.copy_bytes(copy, done),
+                Err(error) => done(Err(error)),
             }
-            Err(error) if error.errno == libc::EOPNOTSUPP => fs.copy_bytes(copy, done),
-            Err(error) => done(Err(error)),
         });
     }
 
@@ -105,8 +110,20 @@ impl Fs {
             len,
             Box::new(move |bytes| match bytes {
                 Ok(bytes) => {
-                    let written = fs.write(&copy.to, copy.to_offset, &bytes, false);
-                    done(written.map(|()| bytes.len() as u64));
+                    let again = fs.clone();
+                    fs.where_waiting_is_fine(move |turn| {
+                        let written = match turn {
+                            Turn::Run => again.write_unless(
+                                &copy.to,
+                                copy.to_offset,
+                                &bytes,
+                                copy.unprivileged,
+                                &|| false,
+                            ),
+                            Turn::Late => Err(too_late()),
+                        };
+                        done(written.map(|()| bytes.len() as u64));
+                    });
                 }
                 Err(error) => done(Err(error)),
             }),

@@ -14,7 +14,9 @@ use kestrel_types::extent::Extent;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
 use kestrel_types::range::Range;
-use kestrel_types::request::{Answer, COMMIT_EXTENTS_MAX, Commit, NewData, Op, Outcome, Reply};
+use kestrel_types::request::{
+    Answer, COMMIT_EXTENTS_MAX, Commit, Creds, NewData, Op, Outcome, Reply, Request,
+};
 
 use super::write::{push_inflight, stored_first};
 use super::{Caller, Done, FileHandle, Fs, too_late, unexpected};
@@ -42,11 +44,17 @@ enum Form {
 impl Fs {
     /// Commits everything written to the file before; what close(2) waits for.
     pub fn flush(self: &Arc<Self>, handle: &FileHandle, done: Done<()>) {
+        if let Err(error) = self.check_locks(handle) {
+            return done(Err(error));
+        }
         self.flush_file(&handle.file, done);
     }
 
     /// Commits everything written to the file before and makes it, and everything else acknowledged so far, durable.
     pub fn fsync(self: &Arc<Self>, handle: &FileHandle, done: Done<()>) {
+        if let Err(error) = self.check_locks(handle) {
+            return done(Err(error));
+        }
         let fs = self.clone();
         self.flush_file(
             &handle.file,
@@ -95,7 +103,7 @@ impl Fs {
             upto: state.inflight.len(),
             size: state.size,
             mtime: state.mtime.unwrap_or(state.inode.mtime),
-            kill_suid: state.kill_suid,
+            kill_suid: state.kill_suid.clone(),
             conflicts: 0,
             waiters,
         };
@@ -120,7 +128,7 @@ impl Fs {
             upto,
             size: reach,
             mtime: state.mtime.unwrap_or(state.inode.mtime),
-            kill_suid: state.kill_suid,
+            kill_suid: state.kill_suid.clone(),
             conflicts: 0,
             waiters: Vec::new(),
         });
@@ -250,7 +258,7 @@ impl Fs {
             Ok(placed) => fs.commit(&again, NewData::Packed(placed.range), Some(placed)),
             Err(error) => fs.flush_failed(&again, data_error(&error)),
         };
-        self.packer.store(Payload::from(content), file.ino, Box::new(done));
+        self.store_bytes(Payload::from(content), file.ino, Box::new(done));
     }
 
     /// Pieces were stored: commits if none is missing any more.
@@ -351,19 +359,25 @@ impl Fs {
             _ => None,
         };
         let size = if rest.is_some() { reach.unwrap_or(0).max(state.inode.size) } else { flush.size };
+        let base = state.inode.data_change;
         let commit = Commit {
             inode: self.known.reference(file.ino),
-            base: state.inode.data_change,
+            base,
             data: first,
             size: (size != state.inode.size).then_some(size),
             mtime: flush.mtime,
-            kill_suid: flush.kill_suid,
+            kill_suid: flush.kill_suid.is_some(),
         };
+        // It needs no rights; who wrote decides about set-id bits.
+        let creds = flush.kill_suid.clone().unwrap_or_else(Creds::root);
         drop(state);
         let (fs, file) = (self.clone(), file.clone());
         kestrel_types::crash::point("client.flush.stored");
-        self.request(Caller::ROOT, Op::Commit(commit), move |reply| {
+        let committed = move |reply: Reply| {
             kestrel_types::crash::point("client.flush.committed");
+            if let Ok(Answer::Inode(inode)) = &reply {
+                fs.known.cached_moved(file.ino, base, inode.data_change);
+            }
             match (reply, rest) {
                 (Ok(Answer::Inode(inode)), Some(rest)) => {
                     file.lock().refresh(*inode);
@@ -374,7 +388,8 @@ impl Fs {
                     drop(pin);
                 }
             }
-        });
+        };
+        self.metadata.submit(Request { creds, op: Op::Commit(commit) }, Box::new(committed));
     }
 
     fn committed(self: &Arc<Self>, file: &Arc<OpenFile>, reply: Reply) {
@@ -402,7 +417,6 @@ impl Fs {
 
     fn flush_succeeded(self: &Arc<Self>, file: &Arc<OpenFile>, inode: Inode) {
         self.note_commit();
-        self.known.cached_as(file.ino, inode.data_change);
         let mut state = file.lock();
         let Some(flush) = state.flush.take() else { return };
         let small = state.inflight[..flush.upto]
@@ -414,7 +428,7 @@ impl Fs {
         let later =
             state.mtime.is_some_and(|mtime| mtime != flush.mtime) || state.kill_suid != flush.kill_suid;
         if state.inflight.is_empty() && state.buffer.is_empty() && !later {
-            (state.mtime, state.kill_suid) = (None, false);
+            (state.mtime, state.kill_suid) = (None, None);
         }
         state.refresh(inode);
         self.finish_flush(file, state, flush.waiters, Ok(()));
@@ -460,7 +474,7 @@ pub(crate) struct Flush {
     pub upto: usize,
     size: u64,
     mtime: i64,
-    kill_suid: bool,
+    kill_suid: Option<Creds>,
     conflicts: u32,
     waiters: Vec<Done<()>>,
 }

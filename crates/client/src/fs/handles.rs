@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
 use kestrel_data::ReadAhead;
 use kestrel_types::ids::InodeId;
 
+use super::Fs;
 use crate::dir_stream::DirStream;
 use crate::file::OpenFile;
 
@@ -21,6 +23,14 @@ pub struct FileHandle {
     /// Opened to be executed.
     pub(crate) exec: bool,
     pub(crate) readahead: Mutex<ReadAhead>,
+    /// Locks of the file are the server's.
+    pub(crate) locks: bool,
+    /// Not shared with any other handle, ever.
+    pub(crate) number: u64,
+    /// Losses of locks before it was opened, which do not concern it.
+    pub(crate) losses: u64,
+    /// The kernel was told to drop cached pages when it was opened, and nothing has come through it since.
+    pub(crate) drops_pages: AtomicBool,
 }
 
 impl FileHandle {
@@ -33,11 +43,25 @@ impl FileHandle {
     pub fn writable(&self) -> bool {
         self.write
     }
+
+    /// Whether a close has to wait for something: what was written, or locks of whoever closes.
+    pub fn flushes(&self) -> bool {
+        self.write || self.locks
+    }
 }
 
 impl fmt::Debug for FileHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FileHandle").field("ino", &self.file.ino).field("write", &self.write).finish()
+    }
+}
+
+impl Fs {
+    /// Something comes through an open file: the kernel has handled the answer to the open.
+    pub(super) fn heard_of(&self, handle: &FileHandle) {
+        if handle.drops_pages.load(Ordering::Relaxed) && handle.drops_pages.swap(false, Ordering::Relaxed) {
+            self.known.pages_dropped(handle.ino());
+        }
     }
 }
 

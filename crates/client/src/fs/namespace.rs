@@ -1,6 +1,7 @@
 //! Names: look up, create, remove, rename, link, open.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -12,6 +13,7 @@ use kestrel_types::name::{Name, Place};
 use kestrel_types::request::{Answer, Op, OpenFlags, RenameFlags};
 
 use super::{Caller, Done, FileHandle, Fs, Opened, into_bytes, unexpected};
+use crate::known::Pages;
 
 /// What mknod(2) makes.
 #[derive(Debug, Clone, Copy)]
@@ -206,7 +208,7 @@ impl Fs {
         if introduce {
             self.known.learned(inode.ino, inode.kind, place);
         }
-        let keep_cache = self.known.cached_as(inode.ino, inode.data_change);
+        let pages = self.known.opened_as(inode.ino, inode.data_change);
         let file = self.files.attach(inode.clone());
         self.files.overlay(&mut inode);
         file.lock().executing += u32::from(flags.exec);
@@ -216,12 +218,17 @@ impl Fs {
             write: flags.write,
             exec: flags.exec,
             readahead: Mutex::new(ReadAhead::new(self.config.readahead)),
+            locks: self.has_locks(),
+            number: self.next_handle.fetch_add(1, Ordering::Relaxed),
+            losses: self.locks.losses(),
+            drops_pages: AtomicBool::new(pages == Pages::Drop),
         };
-        Ok(Opened { inode, handle: Arc::new(handle), keep_cache })
+        Ok(Opened { inode, handle: Arc::new(handle), keep_cache: pages == Pages::Keep })
     }
 
     /// Closes a handle. What is still unwritten is stored first; errors can no longer reach the application and are logged.
     pub fn release(self: &Arc<Self>, handle: Arc<FileHandle>, done: Done<()>) {
+        self.heard_of(&handle);
         let fs = self.clone();
         let ino = handle.ino();
         let finish = move |result: FsResult<()>| {
@@ -231,6 +238,7 @@ impl Fs {
             handle.file.lock().executing -= u32::from(handle.exec);
             if fs.files.detach(&handle.file) {
                 fs.known.closed(&handle.file.lock().inode);
+                fs.locks.file_closed(ino);
             }
             fs.ask(Caller::ROOT, Op::Release(ino), move |answer| done(answer.map(|_| ()).and(result)));
         };

@@ -54,6 +54,10 @@ impl Fs {
         if !handle.read {
             return done(Err(bad_handle()));
         }
+        if let Err(error) = self.check_locks(handle) {
+            return done(Err(error));
+        }
+        self.heard_of(handle);
         let read =
             Read { file: handle.file.clone(), offset, len: len.min(READ_BYTES_MAX), retried: false, done };
         self.read_ahead(handle, offset, len);

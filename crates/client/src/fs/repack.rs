@@ -153,8 +153,12 @@ impl Fs {
                 Err(EngineError::Refused("the compaction was ended".into()))
             }
         };
-        let engine = Watched::new(&**self.node.engine(), &go_on);
-        let is_open = |object| self.packer.is_open(object);
+        let Some(node) = self.node() else {
+            let why = "the volume is served by another process, which is the one to compact it";
+            return Err(FsError::new(libc::EOPNOTSUPP, why));
+        };
+        let engine = Watched::new(&**node.engine(), &go_on);
+        let is_open = |object| self.is_open_object(object);
         tell("looking for sparse objects", 0);
         let found = match options.paths {
             Some(paths) => sparse::objects_below(&engine, paths)

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use kestrel_data::Turn;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, chunk_parts};
 use kestrel_types::inode::{CHUNK_BYTES, Data, FILE_SIZE_MAX};
 use kestrel_types::request::{COMMIT_EXTENTS_MAX, Commit, NewData, Op, Outcome, SetAttr};
 
-use super::{Answer, Caller, Done, FileHandle, Fs};
+use super::{Answer, Caller, Done, FileHandle, Fs, too_late};
 use crate::file::{OpenFile, bad_handle};
 
 /// What `fallocate` shall do with a window.
@@ -32,8 +33,8 @@ pub struct Fallocate {
     pub len: u64,
     /// The size of the file stays.
     pub keep_size: bool,
-    /// The caller is unprivileged, so set-id bits go, as with a write.
-    pub kill_suid: bool,
+    /// The caller if he is unprivileged: set-id bits go, as with a write.
+    pub unprivileged: Option<Caller>,
 }
 
 /// What `lseek` looks for.
@@ -63,11 +64,11 @@ impl Fs {
         if what.offset.checked_add(what.len).is_none_or(|end| end > FILE_SIZE_MAX) {
             return done(Err(FsError::new(libc::EFBIG, "the file would become larger than 8 EiB")));
         }
-        if what.kill_suid {
+        if let Some(caller) = what.unprivileged {
             // As a write does: the flush that comes first commits it, also if nothing else changes.
             let now = self.clock.now();
             let mut state = handle.file.lock();
-            state.kill_suid = true;
+            state.written_by(caller);
             state.mtime = Some(now);
             state.dirty_since.get_or_insert(now);
         }
@@ -99,11 +100,18 @@ impl Fs {
             return then_grow(Ok(()));
         }
         if upto - offset <= ZERO_BYTES_MAX && (inline || size <= ZERO_BYTES_MAX) {
-            let zeros = vec![0; (upto - offset) as usize];
-            return match self.write(handle, offset, &zeros, false) {
-                Ok(()) => self.flush(handle, then_grow),
-                Err(error) => then_grow(Err(error)),
-            };
+            let (fs, handle) = (self.clone(), handle.clone());
+            return self.where_waiting_is_fine(move |turn| {
+                let zeros = vec![0; (upto - offset) as usize];
+                let written = match turn {
+                    Turn::Run => fs.write(&handle, offset, &zeros, false),
+                    Turn::Late => Err(too_late()),
+                };
+                match written {
+                    Ok(()) => fs.flush(&handle, then_grow),
+                    Err(error) => then_grow(Err(error)),
+                }
+            });
         }
         self.punch(&handle.file, offset, upto, then_grow);
     }
@@ -119,9 +127,10 @@ impl Fs {
         let holes = chunk_parts(offset, reach - offset)
             .map(|p| (u64::from(p.chunk), Extent::hole(p.pos, p.len)))
             .collect();
+        let base = file.lock().inode.data_change;
         let commit = Commit {
             inode: self.known.reference(file.ino),
-            base: file.lock().inode.data_change,
+            base,
             data: NewData::Patches(holes),
             size: None,
             mtime: self.clock.now(),
@@ -130,7 +139,7 @@ impl Fs {
         let (fs, file) = (self.clone(), file.clone());
         self.request(Caller::ROOT, Op::Commit(commit), move |reply| match reply {
             Ok(Answer::Inode(inode)) => {
-                fs.accept(*inode);
+                fs.accept(*inode, Some(base));
                 if reach < end { fs.punch(&file, reach, end, done) } else { done(Ok(())) }
             }
             Err(Outcome::Conflict(inode)) => {

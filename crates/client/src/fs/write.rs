@@ -8,14 +8,15 @@ use kestrel_data::{Grant, Payload, Placed, Turn};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::inode::FILE_SIZE_MAX;
 
-use super::{FileHandle, Fs};
+use super::{Caller, FileHandle, Fs};
 use crate::file::{FileState, OpenFile, Piece, bad_handle, data_error};
 
 /// How long a write waits for earlier bytes to be stored before it fails with `ETIMEDOUT`.
 const BUDGET_DEADLINE: Duration = Duration::from_secs(60);
 
 impl Fs {
-    /// Like [`Fs::write_unless`] for callers that stay.
+    /// Like [`Fs::write_unless`] for callers that stay. With `kill_suid` set-id bits go as by a write of somebody who is neither
+    /// privileged nor in the file's group.
     ///
     /// # Errors
     /// As there.
@@ -26,12 +27,13 @@ impl Fs {
         data: &[u8],
         kill_suid: bool,
     ) -> FsResult<()> {
-        self.write_unless(handle, offset, data, kill_suid, &|| false)
+        self.write_unless(handle, offset, data, kill_suid.then_some(Caller::STRANGER), &|| false)
     }
 
     /// Writes `data` at `offset`. The bytes are visible to every reader of this client at once, and are stored and
     /// committed by the next flush, fsync or close, or after the flush interval. Waits for the block store to take earlier
-    /// bytes if there is no room (see [`Fs::has_room`]), as long as the caller is not `gone`.
+    /// bytes if there is no room (see [`Fs::has_room`]), as long as the caller is not `gone`. An `unprivileged` writer takes set-id
+    /// bits away.
     ///
     /// # Errors
     /// `EBADF`, `EFBIG`; `ETIMEDOUT` if the block store has not taken earlier bytes for a minute.
@@ -40,12 +42,14 @@ impl Fs {
         handle: &FileHandle,
         offset: u64,
         data: &[u8],
-        kill_suid: bool,
+        unprivileged: Option<Caller>,
         gone: &dyn Fn() -> bool,
     ) -> FsResult<()> {
         if !handle.write {
             return Err(bad_handle());
         }
+        self.check_locks(handle)?;
+        self.heard_of(handle);
         let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_SIZE_MAX);
         let end = end.ok_or(FsError::new(libc::EFBIG, "the file would become larger than 8 EiB"))?;
         let grant = match self.budget.try_acquire(data.len() as u64) {
@@ -65,7 +69,9 @@ impl Fs {
         state.grants.push(grant);
         state.size = state.size.max(end);
         state.mtime = Some(now);
-        state.kill_suid |= kill_suid;
+        if let Some(writer) = unprivileged {
+            state.written_by(writer);
+        }
         state.dirty_since.get_or_insert(now);
         let full = if state.buffer.bytes() as u64 >= u64::from(self.config.block_bytes) {
             self.take_full_pieces(&mut state)
@@ -128,7 +134,7 @@ impl Fs {
         payload.push_shared(bytes.clone(), 0..bytes.len());
         let done = Box::new(move |placed| fs.stored(&file, offset, &again, placed));
         // In mode `commit` the node syncs the store before it acknowledges the commit, for all files at once.
-        self.packer.store(payload, ino, done);
+        self.store_bytes(payload, ino, done);
     }
 
     /// A piece was stored, or could not be.

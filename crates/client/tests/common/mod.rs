@@ -1,9 +1,11 @@
 //! A client on a store and an engine in memory.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::sync::Arc;
 
-use kestrel_client::fs::{Caller, Creation, FileHandle, Fs, FsConfig, IoPools, wait};
+use kestrel_client::fs::{Caller, Creation, FileHandle, Fs, FsConfig, FsParts, IoPools, wait};
+use kestrel_client::metadata::{Embedded, Metadata};
 use kestrel_data::packer::{ObjectIds, Packer, PackerConfig};
 use kestrel_data::reader::{Reader, ReaderConfig};
 use kestrel_data::store::BlockStore;
@@ -32,7 +34,19 @@ pub fn file_system(store: Arc<dyn BlockStore>) -> (Arc<Fs>, Arc<ManualClock>) {
     Node::format(&*engine, RootAttr { mode: 0o755, uid: 0, gid: 0 }, SECOND).unwrap();
     let clock = Arc::new(ManualClock::new(2 * SECOND));
     let node = Node::open(engine, clock.clone(), NodeConfig { workers: 2, ..NodeConfig::default() }).unwrap();
-    let packer = Packer::new(store.clone(), Arc::new(Ids(1.into())), PackerConfig::new([0; 16])).unwrap();
+    let fs = client(Arc::new(Embedded::new(node)), store, clock.clone(), 1);
+    (fs, clock)
+}
+
+/// A file system on given metadata, whose objects have numbers from `first_object` on.
+pub fn client(
+    metadata: Arc<dyn Metadata>,
+    store: Arc<dyn BlockStore>,
+    clock: Arc<ManualClock>,
+    first_object: u64,
+) -> Arc<Fs> {
+    let ids = Arc::new(Ids(first_object.into()));
+    let packer = Packer::new(store.clone(), ids, PackerConfig::new([0; 16])).unwrap();
     let reader = Reader::new(store.clone(), ReaderConfig::default());
     let pools =
         IoPools { wanted: Pool::new("test", 2, 1024).unwrap(), ahead: Pool::new("test", 2, 64).unwrap() };
@@ -44,7 +58,7 @@ pub fn file_system(store: Arc<dyn BlockStore>) -> (Arc<Fs>, Arc<ManualClock>) {
         flush_interval: i64::MAX / 4,
         read_only: false,
     };
-    (Fs::new(node, store, packer, reader, pools, clock.clone(), config), clock)
+    Fs::new(FsParts { metadata, store, packer, reader, pools, clock }, config)
 }
 
 /// Open for reading and writing.

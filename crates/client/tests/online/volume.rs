@@ -8,8 +8,9 @@ use kestrel_admin::cut::Cut;
 use kestrel_admin::finding::Severity;
 use kestrel_admin::gc;
 use kestrel_client::fs::{
-    Caller, CompactOptions, Compacted, CopyRange, Creation, FileHandle, Fs, FsConfig, IoPools, wait,
+    Caller, CompactOptions, Compacted, CopyRange, Creation, FileHandle, Fs, FsConfig, FsParts, IoPools, wait,
 };
+use kestrel_client::metadata::Embedded;
 use kestrel_data::packer::{ObjectIds, Packer, PackerConfig};
 use kestrel_data::reader::{Reader, ReaderConfig};
 use kestrel_data::store::{BlockStore, list_all};
@@ -63,7 +64,15 @@ pub fn volume(store: Arc<dyn BlockStore>) -> Volume {
         flush_interval: i64::MAX / 4,
         read_only: false,
     };
-    let fs = Fs::new(node, store.clone(), packer, reader, pools, clock, config);
+    let parts = FsParts {
+        metadata: Arc::new(Embedded::new(node)),
+        store: store.clone(),
+        packer,
+        reader,
+        pools,
+        clock,
+    };
+    let fs = Fs::new(parts, config);
     Volume { fs, engine, store }
 }
 
@@ -84,7 +93,7 @@ pub fn close(fs: &Arc<Fs>, file: Arc<FileHandle>) {
 /// Copies all of `from` over the beginning of `to`.
 pub fn copy(fs: &Arc<Fs>, from: &Arc<FileHandle>, to: &Arc<FileHandle>) -> u64 {
     let (from, to) = (from.clone(), to.clone());
-    let range = CopyRange { from, from_offset: 0, to, to_offset: 0, len: 1 << 20 };
+    let range = CopyRange { from, from_offset: 0, to, to_offset: 0, len: 1 << 20, unprivileged: None };
     wait(|done| fs.copy_range(range, done)).unwrap()
 }
 

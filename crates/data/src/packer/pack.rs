@@ -52,7 +52,7 @@ impl Lane {
 /// Writes rounds to the store.
 pub(super) struct Writer {
     store: Arc<dyn BlockStore>,
-    ids: Arc<dyn ObjectIds>,
+    pub ids: Arc<dyn ObjectIds>,
     volume: VolumeId,
     pack_bytes: u64,
     pub pins: Arc<Pins>,
@@ -114,6 +114,8 @@ impl Writer {
     fn begin<R>(&self, mut begin: impl FnMut(ObjectId) -> Result<R>) -> Result<(ObjectId, R)> {
         let mut taken = Error::Invalid { what: "no object number is free" };
         for _ in 0..NUMBERS_TRIED_MAX {
+            // From before the number is taken until `begin` has pinned the object.
+            let _beginning = self.pins.begin(self.ids.floor());
             let object = self.ids.next()?;
             match begin(object) {
                 Err(error @ Error::Exists { .. }) => taken = error,

@@ -1,5 +1,6 @@
 //! Which objects must not be deleted although nothing refers to them yet.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kestrel_types::ids::ObjectId;
@@ -8,17 +9,56 @@ use rustc_hash::FxHashMap;
 
 /// Pins by object.
 #[derive(Debug, Default)]
-pub(super) struct Pins(Mutex<FxHashMap<ObjectId, usize>>);
+pub(super) struct Pins(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    pinned: FxHashMap<ObjectId, usize>,
+    /// By number of those who are about to pin an object at or above it.
+    beginning: BTreeMap<ObjectId, usize>,
+}
 
 impl Pins {
     /// A new pin of `object`.
     pub fn pin(self: &Arc<Self>, object: ObjectId) -> Pin {
-        *self.0.lock().entry(object).or_default() += 1;
+        *self.0.lock().pinned.entry(object).or_default() += 1;
         Pin(Arc::new(Held { object, pins: Arc::clone(self) }))
     }
 
     pub fn is_pinned(&self, object: ObjectId) -> bool {
-        self.0.lock().contains_key(&object)
+        self.0.lock().pinned.contains_key(&object)
+    }
+
+    /// Announces that an object at or above `floor` will be pinned, until what is returned is dropped.
+    pub fn begin(&self, floor: ObjectId) -> Beginning<'_> {
+        *self.0.lock().beginning.entry(floor).or_default() += 1;
+        Beginning { floor, pins: self }
+    }
+
+    /// No object below this is pinned or about to be; `None` if none is at all.
+    pub fn oldest(&self) -> Option<ObjectId> {
+        let state = self.0.lock();
+        let pinned = state.pinned.keys().min().copied();
+        let beginning = state.beginning.keys().next().copied();
+        pinned.into_iter().chain(beginning).min()
+    }
+}
+
+/// Somebody is about to pin an object.
+pub(super) struct Beginning<'a> {
+    floor: ObjectId,
+    pins: &'a Pins,
+}
+
+impl Drop for Beginning<'_> {
+    fn drop(&mut self) {
+        let mut state = self.pins.0.lock();
+        if let Some(count) = state.beginning.get_mut(&self.floor) {
+            *count -= 1;
+            if *count == 0 {
+                state.beginning.remove(&self.floor);
+            }
+        }
     }
 }
 
@@ -30,11 +70,11 @@ struct Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let mut pins = self.pins.0.lock();
-        if let Some(count) = pins.get_mut(&self.object) {
+        let mut state = self.pins.0.lock();
+        if let Some(count) = state.pinned.get_mut(&self.object) {
             *count -= 1;
             if *count == 0 {
-                pins.remove(&self.object);
+                state.pinned.remove(&self.object);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Packing under load, faults and crashes, over stores that append and stores that do not.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Instant;
 
@@ -283,6 +283,31 @@ fn packs_grow_over_rounds_are_sealed_when_full_or_idle_and_pinned_while_needed()
     assert!(packer.is_open(object));
     drop(copy);
     assert!(!packer.is_open(object));
+}
+
+#[test]
+fn the_oldest_open_object_is_the_oldest_pinned_or_the_next_number() {
+    struct Ids(AtomicU64);
+    impl ObjectIds for Ids {
+        fn next(&self) -> Result<ObjectId> {
+            Ok(self.0.fetch_add(1, Ordering::Relaxed))
+        }
+        fn floor(&self) -> ObjectId {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+    let config = PackerConfig { pack_bytes: 1, ..PackerConfig::new(VOLUME) };
+    let packer = Packer::new(Arc::new(MemoryStore::new()), Arc::new(Ids(7.into())), config).unwrap();
+    assert_eq!(packer.oldest_open(), 7, "nothing is open: all that will be has a number from 7 on");
+    let placed: Vec<Placed> =
+        (0..3).map(|seed| store_wait(&packer, bytes_of(seed, 10), 1).unwrap()).collect();
+    assert_eq!(placed[2].range.object, 9);
+    let mut placed = placed.into_iter();
+    for oldest in [7, 8, 9] {
+        assert_eq!(packer.oldest_open(), oldest);
+        drop(placed.next());
+    }
+    assert_eq!(packer.oldest_open(), 10);
 }
 
 #[test]

@@ -9,6 +9,10 @@ use kestrel_types::ids::ObjectId;
 /// What every key begins with.
 pub const ROOT: &str = "objects";
 
+/// A file at the root of a store in a directory that is no object: whoever serves the volume to clients that reach the same
+/// directory leaves a word there by which they recognize it.
+pub const MARKER: &str = ".kestrel-served";
+
 /// Number of prefixes.
 pub const PREFIXES: usize = 256;
 

@@ -167,7 +167,8 @@ impl LocalStore {
         for entry in std::fs::read_dir(&self.path)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            if key::parse_prefix(&name).is_none() || !entry.file_type()?.is_dir() {
+            let is_ours = key::parse_prefix(&name).is_some() && entry.file_type()?.is_dir();
+            if !is_ours && name != key::MARKER {
                 unknown.push(format!("{}/{name}", key::ROOT));
             }
         }

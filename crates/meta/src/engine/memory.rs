@@ -64,6 +64,22 @@ impl State {
     fn shown(&self, value: &Value) -> Position {
         if value.changed_at > self.durable { value.changed_at } else { 0 }
     }
+
+    /// Everything up to `target` is durable: it cannot be undone, and deletions need not be remembered.
+    fn settle(&mut self, target: Position) {
+        if target <= self.durable {
+            return;
+        }
+        self.durable = target;
+        let Self { rows, undo, .. } = self;
+        undo.retain(|(changed_at, key, _)| {
+            let settled = *changed_at <= target;
+            if settled && rows.get(key).is_some_and(|now| now.bytes.is_none() && now.changed_at <= target) {
+                rows.remove(key);
+            }
+            !settled
+        });
+    }
 }
 
 impl Default for MemoryEngine {
@@ -92,14 +108,21 @@ impl MemoryEngine {
     /// Goes back to the last sync, as a power loss would; waiting callbacks get an error and later ones work again.
     /// Faults that were injected are forgotten.
     pub fn crash(&mut self) {
+        self.crash_to(0);
+    }
+
+    /// As [`MemoryEngine::crash`], but batches up to `position` had reached the disk though nobody had asked for it.
+    pub fn crash_to(&mut self, position: Position) {
         let state = self.state.get_mut();
-        while let Some((_, key, old)) = state.undo.pop() {
+        while let Some((_, key, old)) = state.undo.pop_if(|(changed_at, ..)| *changed_at > position) {
             match old {
                 Some(value) => state.rows.insert(key, value),
                 None => state.rows.remove(&key),
             };
         }
-        state.appended = state.durable;
+        let left = position.clamp(state.durable, state.appended);
+        state.settle(left);
+        state.appended = left;
         state.commit_faults.clear();
         state.sync_faults.clear();
         state.full = false;
@@ -282,19 +305,8 @@ impl Engine for MemoryEngine {
             return Err(why);
         }
         state.stats.syncs += 1;
-        if target > state.durable {
-            state.durable = target;
-            // Batches committed while the hook ran stay undoable.
-            let State { rows, undo, .. } = &mut *state;
-            undo.retain(|(changed_at, key, _)| {
-                let settled = *changed_at <= target;
-                if settled && rows.get(key).is_some_and(|now| now.bytes.is_none() && now.changed_at <= target)
-                {
-                    rows.remove(key);
-                }
-                !settled
-            });
-        }
+        // Batches committed while the hook ran stay undoable.
+        state.settle(target);
         drop(state);
         self.waiters.advance(target);
         Ok(())
@@ -355,6 +367,21 @@ mod tests {
                 assert_eq!((row.value, row.changed_at), (Some(b"1".as_slice()), 0));
             })
             .unwrap();
+    }
+
+    #[test]
+    fn a_crash_may_leave_any_prefix() {
+        for (left, expected) in [(0, &[][..]), (1, &[b"a"]), (2, &[b"a", b"b"]), (3, &[b"b"]), (9, &[b"b"])] {
+            let mut engine = MemoryEngine::new(SyncWhen::Told);
+            engine.commit(BatchKind::Growing, put(b"a", b"1")).unwrap();
+            engine.commit(BatchKind::Growing, put(b"b", b"1")).unwrap();
+            engine.commit(BatchKind::Freeing, remove(b"a")).unwrap();
+            engine.crash_to(left);
+            assert_eq!(names(&engine), (expected.iter().map(|name| name.to_vec()).collect(), 0), "{left}");
+            assert_eq!((engine.appended(), engine.durable()), (left.min(3), left.min(3)));
+            engine.crash();
+            assert_eq!(names(&engine).0.len(), expected.len(), "what a crash left is durable");
+        }
     }
 
     #[test]

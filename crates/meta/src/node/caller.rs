@@ -4,18 +4,19 @@
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use kestrel_types::entry::Entry;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position, ROOT};
+use kestrel_types::inode::Kind;
 use kestrel_types::key::{KeyRef, Table};
-use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request, Usage};
 
 use super::courier::Parcel;
 use super::{Done, Durability, Node};
 use crate::ops::{self, chunks, readdir, usage};
-use crate::perm::{self, READ};
+use crate::perm::{self, Dentry, READ};
 use crate::pipeline::engine_error;
-use crate::view::{Stop, decode_dir_id};
+use crate::view::{Stop, decode_dir_id, guard_of};
 use crate::worker::{Sink, Slot, Woken};
 
 /// Most object numbers handed out at once.
@@ -55,8 +56,9 @@ impl Node {
     fn answer(&self, request: &Request) -> Result<(Answer, Position), Outcome> {
         match &request.op {
             Op::ReadDir { dir, after, limit, check } => {
-                let parent = self.opened_dir(&request.creds, *dir, *check)?;
-                Ok(readdir::run(&*self.engine, *dir, parent, after.as_ref(), *limit)?)
+                let (parent, changed_at) = self.opened_dir(&request.creds, *dir, *check)?;
+                let (answer, wait) = readdir::run(&*self.engine, *dir, parent, after.as_ref(), *limit)?;
+                Ok((answer, wait.max(changed_at)))
             }
             Op::Chunks { ino, first, last } => Ok(chunks::run(&*self.engine, *ino, *first, *last)?),
             Op::AllocObjects(count) if (1..=OBJECTS_MAX).contains(count) => {
@@ -71,7 +73,7 @@ impl Node {
                 Ok((Answer::Usage(Usage { files, dirs, bytes }), 0))
             }
             Op::TreeUsage(dir) => {
-                self.parent_of(*dir)?;
+                self.place_of(*dir)?;
                 Ok((Answer::Usage(usage::tree(&*self.engine, *dir)?), 0))
             }
             Op::Sync => Ok((Answer::Done, self.committed.load(Ordering::Relaxed))),
@@ -79,42 +81,64 @@ impl Node {
         }
     }
 
-    /// The directory above one that shall be listed; with `check`, only if the caller may read it.
-    fn opened_dir(&self, creds: &Creds, dir: InodeId, check: bool) -> Result<InodeId, Outcome> {
-        if let Some((dentry, _)) = self.core.replica.get(dir) {
-            if check {
-                perm::check(creds, dentry.guard, READ).map_err(Stop::without_rows)?;
-            }
-            return Ok(dentry.parent);
+    /// The directory above one that shall be listed, and the position to wait for; with `check`, only if the caller may read it.
+    fn opened_dir(&self, creds: &Creds, dir: InodeId, check: bool) -> Result<(InodeId, Position), Outcome> {
+        let (dentry, changed_at) = match self.core.replica.get(dir) {
+            Some(known) => known,
+            None => match self.dentry_of(dir)? {
+                Some(read) => read,
+                // It was moved between the two reads: nobody moves it now.
+                None => {
+                    let _all = self.hold_all();
+                    let damaged =
+                        FsError::because(libc::EIO, format!("metadata: damaged dirid row of {dir}"));
+                    self.dentry_of(dir)?.ok_or(damaged)?
+                }
+            },
+        };
+        if check {
+            perm::check(creds, dentry.guard, READ).map_err(Stop::without_rows)?;
         }
-        // Any worker may bring the dentry into the replica; this request does, and checks.
-        let mask = if check { READ } else { 0 };
-        let access = Op::Access(InodeRef::by_id(dir), mask);
-        self.call(Request { creds: creds.clone(), op: access }).map_err(|outcome| match outcome {
-            Outcome::Failed(error) if error.errno == libc::ESTALE => removed().into(),
-            other => other,
-        })?;
-        Ok(self.parent_of(dir)?)
+        Ok((dentry.parent, changed_at))
     }
 
-    fn parent_of(&self, dir: InodeId) -> FsResult<InodeId> {
+    /// A directory's dentry as the rows have it, and the position to wait for; `None` if it is not where it is said to be.
+    fn dentry_of(&self, dir: InodeId) -> FsResult<Option<(Dentry, Position)>> {
+        let damaged =
+            |why| FsError::because(libc::EIO, format!("metadata: damaged entry of directory {dir}: {why}"));
+        let (parent, name) = self.place_of(dir)?;
+        let mut found = Ok(None);
+        let read = self.engine.get_many(&[KeyRef::new(Table::Entry, parent, &name)], &mut |_, row| {
+            found = row
+                .value
+                .map(Entry::decode)
+                .transpose()
+                .map(|entry| entry.map(|entry| (entry, row.changed_at)));
+        });
+        read.map_err(engine_error)?;
+        let parent = if dir == ROOT { ROOT } else { parent };
+        Ok(match found.map_err(damaged)? {
+            Some((Entry::Inode(inode), changed_at)) if inode.ino == dir && inode.kind == Kind::Dir => {
+                Some((Dentry { ino: dir, parent, guard: guard_of(&inode) }, changed_at))
+            }
+            _ => None,
+        })
+    }
+
+    /// Where a directory is: the one above it, and its name; nowhere of the root.
+    fn place_of(&self, dir: InodeId) -> FsResult<(InodeId, Box<[u8]>)> {
         if dir == ROOT {
-            return Ok(ROOT);
+            return Ok((0, Box::default()));
         }
-        let mut parent = Err(removed());
-        let key = KeyRef::new(Table::DirId, dir, b"");
-        let read = self.engine.get_many(&[key], &mut |_, row| {
+        let mut place = Err(FsError::new(libc::ENOENT, "the directory has been removed"));
+        let read = self.engine.get_many(&[KeyRef::new(Table::DirId, dir, b"")], &mut |_, row| {
             if let Some(bytes) = row.value {
-                parent = decode_dir_id(bytes).map(|(parent, _)| parent).map_err(|why| {
+                place = decode_dir_id(bytes).map(|(parent, name)| (parent, name.into())).map_err(|why| {
                     FsError::because(libc::EIO, format!("metadata: damaged dirid row of {dir}: {why}"))
                 });
             }
         });
         read.map_err(engine_error)?;
-        parent
+        place
     }
-}
-
-fn removed() -> FsError {
-    FsError::new(libc::ENOENT, "the directory has been removed")
 }

@@ -2,11 +2,12 @@
 //!
 //! The engine calls back on its syncer thread, which must not be kept: a callback of ours may send the next request, and that may
 //! have to wait for the very sync that the thread is there for. So callbacks run on a thread of their own, in the order of the
-//! positions they waited for; threads that wait are woken at once.
+//! positions they waited for; threads that wait are woken at once. A simulation runs everything on one thread: its engine syncs
+//! when it is told to, so callbacks may run inside that ([`Replies::Inline`]).
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::{JoinHandle, ThreadId};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use kestrel_types::request::{Outcome, Reply};
@@ -24,11 +25,19 @@ pub(super) struct Parcel {
     pub since: Instant,
 }
 
-/// The thread that runs callbacks. At most one round is queued for each batch that waits for the log.
+/// Who runs callbacks that waited for the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replies {
+    /// A thread of the node's own.
+    Thread,
+    /// The thread on which the engine says that the position is durable. For engines without a syncer thread.
+    Inline,
+}
+
+/// The thread that runs callbacks, if there is one. At most one round is queued for each batch that waits for the log.
 pub(super) struct Courier {
     rounds: Option<Sender<Vec<(Done, Reply)>>>,
     thread: Option<JoinHandle<()>>,
-    id: ThreadId,
 }
 
 /// A way to hand replies to the courier, from any thread.
@@ -40,12 +49,14 @@ pub(super) struct Tray {
 }
 
 impl Courier {
-    pub fn start() -> std::io::Result<Self> {
+    pub fn start(replies: Replies) -> std::io::Result<Self> {
+        if replies == Replies::Inline {
+            return Ok(Self { rounds: None, thread: None });
+        }
         let (rounds, incoming) = channel();
         let thread =
             std::thread::Builder::new().name("kestrel-replies".into()).spawn(move || deliver(&incoming))?;
-        let id = thread.thread().id();
-        Ok(Self { rounds: Some(rounds), thread: Some(thread), id })
+        Ok(Self { rounds: Some(rounds), thread: Some(thread) })
     }
 
     /// A tray whose replies count in lane `lane` of the counters.
@@ -58,7 +69,8 @@ impl Drop for Courier {
     fn drop(&mut self) {
         self.rounds = None;
         // The last callback may hold the last reference to the node, and so end here on the thread itself.
-        if let Some(thread) = self.thread.take().filter(|_| std::thread::current().id() != self.id) {
+        let own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
+        if let Some(thread) = self.thread.take().filter(|thread| !own(thread)) {
             // A callback that panicked has already been reported by the panic itself.
             let _ = thread.join();
         }
@@ -97,14 +109,20 @@ impl Tray {
                 sink => sink.give(reply),
             }
         }
-        if round.is_empty() {
-            return;
-        }
-        if let Some(rounds) = &self.rounds
-            && let Err(unsent) = rounds.send(round)
-        {
-            // The courier is gone with its node; nobody is left to send more.
-            unsent.0.into_iter().for_each(|(done, reply)| done(reply));
-        }
+        self.call(round);
+    }
+
+    /// Runs callbacks that waited for the log.
+    pub fn call(&self, round: Vec<(Done, Reply)>) {
+        let here = match &self.rounds {
+            _ if round.is_empty() => return,
+            Some(rounds) => match rounds.send(round) {
+                Ok(()) => return,
+                // The courier is gone with its node; nobody is left to send more.
+                Err(unsent) => unsent.0,
+            },
+            None => round,
+        };
+        here.into_iter().for_each(|(done, reply)| done(reply));
     }
 }

@@ -36,7 +36,7 @@ enum Own {
     Reply(Reply),
     /// The reply comes when this position is durable.
     Later(Reply, Position),
-    Moved(usize, Job),
+    Moved(usize, Box<Job>),
 }
 
 /// What a batch leaves to do when no role is held any more.
@@ -76,7 +76,7 @@ impl Node {
                 }
                 Some(Own::Moved(to, moved)) => {
                     self.finish(after);
-                    (lane, job) = (to, moved);
+                    (lane, job) = (to, *moved);
                 }
                 None => unreachable!("a batch ends each of its requests"),
             }
@@ -243,7 +243,7 @@ impl Node {
     /// Sends a job to another lane.
     fn send_on(&self, to: usize, job: Job, after: &mut Aftermath) {
         match job.sink {
-            Sink::Caller => after.own = Some(Own::Moved(to, job)),
+            Sink::Caller => after.own = Some(Own::Moved(to, Box::new(job))),
             _ => {
                 self.lanes[to].push(job);
                 after.pending |= 1 << to;

@@ -24,13 +24,17 @@ pub const DUE_MAX: usize = 1024;
 impl Node {
     /// Up to `limit` objects whose grace period is over and that nothing refers to. From now on until
     /// [`Node::forget_object`] a commit that would refer to one of them fails with `EIO`. Objects for which `in_use` holds
-    /// (somebody may still come to refer to bytes just stored there) stay due; it is asked with every role held.
+    /// (somebody may still come to refer to bytes just stored there) stay due; it is asked with every role held. While clients
+    /// claim what they had open before a restart nobody knows that: none.
     pub fn due_objects(
         &self,
         now: Nanos,
         limit: usize,
         in_use: &dyn Fn(ObjectId) -> bool,
     ) -> FsResult<Vec<ObjectId>> {
+        if self.core.reclaiming.lasts() {
+            return Ok(Vec::new());
+        }
         let now_seconds = (now.max(0) / SECOND).cast_unsigned();
         let mut due: Vec<(u64, ObjectId)> = Vec::new();
         let visited = self.engine.scan_table(Table::Reap, None, &mut |key, _| {

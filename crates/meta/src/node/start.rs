@@ -15,16 +15,16 @@ use kestrel_types::request::{Creds, Op, Request};
 use parking_lot::Mutex;
 
 use super::courier::Courier;
-use super::{Node, NodeConfig, RootAttr, WORKERS_MAX, refused, without};
+use super::{Durability, Node, NodeConfig, RootAttr, WORKERS_MAX, refused, without};
 use crate::engine::{BatchKind, Engine, Mutation};
 use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key};
 use crate::ops::usage;
 use crate::pipeline::engine_error;
 use crate::replica::Replica;
 use crate::rows::number_of;
-use crate::session::{Condemned, MovedTable, OpenState, OpenTable, Sweeps};
+use crate::session::{Condemned, Moved, MovedTable, NewPlace, OpenState, OpenTable, Reclaiming, Sweeps};
 use crate::stats::LaneCounters;
-use crate::view::{Core, encode_dir_id};
+use crate::view::{Core, decode_dir_id, encode_dir_id};
 use crate::worker::Worker;
 
 /// Version of the record "usage".
@@ -77,6 +77,34 @@ fn sweeps(engine: &dyn Engine) -> FsResult<Sweeps> {
     Ok(sweeps)
 }
 
+/// Files without names.
+fn nameless(engine: &dyn Engine) -> FsResult<Vec<InodeId>> {
+    let mut nameless = Vec::new();
+    let visited = engine.scan_table(Table::Link, None, &mut |key, row| {
+        // A damaged row is fsck's business; it must not keep the volume from opening.
+        if Inode::decode(&mut Reader::new(row)).is_ok_and(|inode| inode.nlink == 0) {
+            nameless.push(key.id);
+        }
+        ControlFlow::Continue(())
+    });
+    visited.map_err(engine_error)?;
+    Ok(nameless)
+}
+
+/// Where files went that were open when the node stopped. `None` for a damaged row, which tells nothing.
+fn moved_rows(engine: &dyn Engine) -> FsResult<Vec<(InodeId, Option<NewPlace>)>> {
+    let mut rows = Vec::new();
+    let visited = engine.scan_table(Table::Moved, None, &mut |key, row| {
+        if key.suffix.is_empty() {
+            let place = decode_dir_id(row).ok().filter(|(parent, _)| *parent != 0);
+            rows.push((key.id, place.map(|(parent, name)| (parent, name.into()))));
+        }
+        ControlFlow::Continue(())
+    });
+    visited.map_err(engine_error)?;
+    Ok(rows)
+}
+
 impl Node {
     /// Writes the root directory and the counters of a new volume, and syncs.
     ///
@@ -101,7 +129,7 @@ impl Node {
     }
 
     /// Opens a volume: reads the counters, adds up its figures unless it was closed properly, and deletes files that were
-    /// open and had no name.
+    /// open and had no name; with [`NodeConfig::serves`] they stay for clients to claim, until [`Node::end_grace`].
     ///
     /// # Errors
     /// `EINVAL` for bad settings or an engine without a volume; the engine's.
@@ -136,26 +164,39 @@ impl Node {
         if closed.is_some() {
             changes.push(without("usage"));
         }
+        let opens = OpenTable::new();
+        let moved = MovedTable::default();
+        for (ino, place) in moved_rows(&*engine)? {
+            match place {
+                Some(place) if config.serves => moved.set(ino, Moved::To { place, row: true }, &opens),
+                _ => changes.push(Mutation { key: Key::new(Table::Moved, ino, b""), value: None }),
+            }
+        }
         if !changes.is_empty() {
             engine.commit(BatchKind::Freeing, changes).map_err(engine_error)?;
         }
+        // A proper stop leaves no file without a name.
+        let nameless = if closed.is_some() { Vec::new() } else { nameless(&*engine)? };
         let core = Core {
             replica: Replica::new(config.replica_bytes),
-            opens: OpenTable::new(),
-            moved: MovedTable::default(),
+            opens,
+            moved,
             condemned: Condemned::default(),
             sweeps: sweeps(&*engine)?,
+            serves: config.serves,
+            reclaiming: Reclaiming::default(),
             workers: config.workers,
             shares,
             grace: config.grace,
         };
-        let courier = Courier::start().map_err(|why| {
+        let courier = Courier::start(config.replies).map_err(|why| {
             FsError::because(libc::EAGAIN, format!("metadata: the thread for replies did not start: {why}"))
         })?;
-        let node = Arc::new(Self {
+        let mut node = Self {
             engine,
             clock,
-            durability: config.durability,
+            // Nobody waits for what the node does first.
+            durability: Durability::Fsync,
             batch_max: config.batch_max,
             core,
             lanes: (0..=config.workers).map(|_| Worker::default()).collect(),
@@ -168,25 +209,19 @@ impl Node {
             reopening: Mutex::new(()),
             committed: AtomicU64::new(0),
             courier,
-        });
-        if closed.is_none() {
-            node.reclaim_orphans()?;
+        };
+        if config.serves {
+            node.core.reclaiming.begin(nameless);
+        } else {
+            node.delete_nameless(nameless)?;
         }
-        Ok(node)
+        node.durability = config.durability;
+        Ok(Arc::new(node))
     }
 
-    /// Deletes files without a name: those that were open when the node stopped.
-    fn reclaim_orphans(&self) -> FsResult<()> {
-        let mut orphans: Vec<InodeId> = Vec::new();
-        let visited = self.engine.scan_table(Table::Link, None, &mut |key, row| {
-            // A damaged row is fsck's business; it must not keep the volume from opening.
-            if Inode::decode(&mut Reader::new(row)).is_ok_and(|inode| inode.nlink == 0) {
-                orphans.push(key.id);
-            }
-            ControlFlow::Continue(())
-        });
-        visited.map_err(engine_error)?;
-        for ino in orphans {
+    /// Deletes files without names: those that were open when the node stopped.
+    fn delete_nameless(&self, nameless: Vec<InodeId>) -> FsResult<()> {
+        for ino in nameless {
             self.core.opens.set(ino, OpenState { count: 1, orphan: true, linkable: false });
             if let Err(why) = self.call(Request { creds: Creds::root(), op: Op::Release(ino) }) {
                 self.core.opens.set(ino, OpenState::default());

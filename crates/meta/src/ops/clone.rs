@@ -38,6 +38,10 @@ pub fn run(
     let source = view.find(from, Use::Read)?;
     let target = view.find(to, Use::Write)?;
     check(&source.inode, &target.inode, window)?;
+    let mode = match creds.uid {
+        0 => target.inode.mode,
+        _ => perm::without_set_ids(creds, target.inode.mode, target.inode.gid)?,
+    };
     let home = target.at.home();
     let size = target.inode.size.max(window.to + window.len);
     let mut content = new_content(view, &source.inode, &target.inode, window)?;
@@ -49,9 +53,7 @@ pub fn run(
     let Found { mut inode, at } = target;
     let old_size = inode.size;
     content.apply(view, &mut inode, home)?;
-    if creds.uid != 0 {
-        inode.mode = perm::without_set_ids(inode.mode);
-    }
+    inode.mode = mode;
     inode.size = size;
     inode.mtime = view.now;
     inode.ctime = view.now;

@@ -7,18 +7,18 @@
 //! - A size below the present one cuts; one above makes a hole.
 //! - mtime comes from the client that wrote. ctime becomes the same unless it is newer already; it never lies in the future.
 //!
-//! No permission is needed: the file was open for writing. References to objects go up and down in the same batch as the
+//! No permission is needed: the file was open for writing. Who asks only matters for set-id bits that a write by him drops. References to objects go up and down in the same batch as the
 //! content changes, so a crash leaves either both or neither.
 
 use kestrel_types::inode::{Data, INLINE_MAX, Kind};
-use kestrel_types::request::{Answer, COMMIT_EXTENTS_MAX, Commit, NewData, Outcome};
+use kestrel_types::request::{Answer, COMMIT_EXTENTS_MAX, Commit, Creds, NewData, Outcome};
 
 use crate::content::{self, Content};
 use crate::perm;
 use crate::view::{Found, Run, Stop, Use, View, fail};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, commit: &Commit) -> Run<Answer> {
+pub fn run(view: &mut View<'_>, creds: &Creds, commit: &Commit) -> Run<Answer> {
     let found = view.find(&commit.inode, Use::Write)?;
     if found.inode.kind != Kind::File {
         return Err(fail(libc::EINVAL, "only regular files have content"));
@@ -26,6 +26,10 @@ pub fn run(view: &mut View<'_>, commit: &Commit) -> Run<Answer> {
     if found.inode.data_change != commit.base {
         return Err(Stop::Out(Box::new(Outcome::Conflict(Box::new(found.inode)))));
     }
+    let mode = match commit.kill_suid {
+        true => perm::without_set_ids(creds, found.inode.mode, found.inode.gid)?,
+        false => found.inode.mode,
+    };
     let size = commit.size.unwrap_or(found.inode.size);
     content::check_size(size)?;
     let home = found.at.home();
@@ -38,9 +42,7 @@ pub fn run(view: &mut View<'_>, commit: &Commit) -> Run<Answer> {
     let Found { mut inode, at } = found;
     let old_size = inode.size;
     content.apply(view, &mut inode, home)?;
-    if commit.kill_suid {
-        inode.mode = perm::without_set_ids(inode.mode);
-    }
+    inode.mode = mode;
     if size != old_size || commit.data != NewData::Unchanged {
         inode.data_change = view.stamp;
     }

@@ -52,11 +52,11 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) 
     match at {
         At::Link { cell, .. } if nameless => {
             view.put(cell, Value::Absent);
-            view.effects.usage[2] -= size;
+            view.effects.count_bytes(-size);
             view.change_dir(spot.share, 1, 0, size, true)?;
             view.put(spot.entry, Value::Entry(Entry::Inode(inode.clone())));
             view.set_open(ino, OpenState { orphan: false, linkable: false, ..open });
-            view.effects.moved.push((ino, Some((spot.dir.ino, place.name.as_bytes().into()))));
+            view.move_to(ino, spot.dir.ino, place.name.as_bytes());
         }
         At::Link { cell, .. } => {
             view.change_dir(spot.share, 1, 0, 0, true)?;
@@ -67,13 +67,13 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) 
             if let Some(share) = old_share {
                 view.change_dir(share, 0, 0, -size, false)?;
             }
-            view.effects.usage[2] += size;
+            view.effects.count_bytes(size);
             view.change_dir(spot.share, 1, 0, 0, true)?;
             view.put(cell, Value::Entry(Entry::Link { ino, kind }));
             view.put(spot.entry, Value::Entry(Entry::Link { ino, kind }));
             let link = view.link_cell(ino);
             view.put(link, Value::Inode(inode.clone()));
-            view.effects.moved.push((ino, None));
+            view.move_away(ino);
         }
     }
     Ok(Answer::Inode(Box::new(inode)))

@@ -4,17 +4,20 @@
 //! permission and works on regular files only (elsewhere it is ignored, as Linux does); it sets times even on an empty file.
 //!
 //! Opens are counted in the node's memory, so that the data of a file that loses its last name stays until the last
-//! release. After a crash nothing is open: files without names are deleted when the volume is opened.
+//! release. After a crash of an embedded volume nothing is open: files without names are deleted when it is opened. Clients across a
+//! network live on: they claim what they had open ([`claim`]), and answers that tell of opens are given again ([`again`]).
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::InodeRef;
-use kestrel_types::request::{Answer, Creds, OpenFlags};
+use kestrel_types::request::{Answer, Creds, Op, OpenFlags};
 
 use crate::content::{self, Content, Removal};
 use crate::perm::{self, EXEC, READ, WRITE};
 use crate::rows::Value;
-use crate::view::{Found, Run, Use, View, fail};
+use crate::session::OpenState;
+use crate::txn::Told;
+use crate::view::{At, Found, Run, Stop, Use, View, fail};
 
 /// What is needed of the inode.
 pub fn use_for(flags: &OpenFlags) -> Use {
@@ -24,7 +27,15 @@ pub fn use_for(flags: &OpenFlags) -> Use {
 /// Runs Open.
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, flags: &OpenFlags) -> Run<Answer> {
     let found = view.find(inode, use_for(flags))?;
-    existing(view, creds, found, flags)
+    let (ino, strayed) = (found.inode.ino, view.strayed(inode, &found));
+    if strayed.is_some() {
+        view.need_exclusive()?;
+    }
+    let answer = existing(view, creds, found, flags)?;
+    if let Some((parent, name)) = strayed {
+        view.move_to(ino, parent, &name);
+    }
+    Ok(answer)
 }
 
 /// Opens a file that exists.
@@ -32,7 +43,7 @@ pub fn existing(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFl
     check(creds, &found, flags)?;
     let is_file = found.inode.kind == Kind::File;
     if flags.truncate && is_file {
-        return truncated(view, found, flags);
+        return truncated(view, creds, found, flags);
     }
     view.begin()?;
     if found.inode.kind != Kind::Dir {
@@ -63,7 +74,11 @@ fn check(creds: &Creds, found: &Found, flags: &OpenFlags) -> Run<()> {
     perm::check(creds, found.guard(), want)
 }
 
-fn truncated(view: &mut View<'_>, found: Found, flags: &OpenFlags) -> Run<Answer> {
+fn truncated(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFlags) -> Run<Answer> {
+    let mode = match flags.kill_suid {
+        true => perm::without_set_ids(creds, found.inode.mode, found.inode.gid)?,
+        false => found.inode.mode,
+    };
     let home = found.at.home();
     let changes = found.inode.size != 0;
     let mut content = if changes { content::truncate(view, &found.inode, 0)? } else { Content::default() };
@@ -78,9 +93,7 @@ fn truncated(view: &mut View<'_>, found: Found, flags: &OpenFlags) -> Run<Answer
         inode.size = 0;
         inode.data_change = view.stamp;
     }
-    if flags.kill_suid {
-        inode.mode = perm::without_set_ids(inode.mode);
-    }
+    inode.mode = mode;
     inode.mtime = view.now;
     inode.ctime = view.now;
     inode.change = view.stamp;
@@ -95,13 +108,19 @@ pub fn release(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {
     if state.count == 0 {
         return Err(fail(libc::EBADF, "the file is not open"));
     }
-    if state.count > 1 || !state.orphan {
+    let reclaiming = view.core.reclaiming.lasts();
+    if state.count > 1 || !state.orphan || reclaiming {
         view.begin()?;
-        view.count_release(ino);
+        let last = view.count_release(ino);
+        if last && reclaiming && state.orphan {
+            view.core.reclaiming.keep(ino);
+        } else if last && !reclaiming {
+            view.settle(ino);
+        }
         return Ok(Answer::Done);
     }
     let cell = view.link_cell(ino);
-    let inode = view.link(cell)?.cloned();
+    let inode = view.link(cell)?.filter(|inode| inode.nlink == 0).cloned();
     let removal = match &inode {
         Some(inode) => Some(Removal::prepare(view, inode, view.core.home_of_inode(ino))?),
         None => None,
@@ -110,8 +129,74 @@ pub fn release(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {
     if let (Some(removal), Some(inode)) = (removal, inode) {
         removal.apply(view)?;
         view.put(cell, Value::Absent);
-        view.effects.usage[2] -= inode.size.cast_signed();
+        view.effects.count_bytes(-inode.size.cast_signed());
     }
     view.count_release(ino);
     Ok(Answer::Done)
+}
+
+/// Opens that a client had before the node restarted, or before its session expired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// How many, above zero.
+    pub count: u32,
+    /// The file was made without a name and may be given one.
+    pub linkable: bool,
+}
+
+/// Counts opens that a client claims, of the file that `op`, an Open, names; no permission is needed, it was checked then.
+/// `ESTALE` if the file does not exist any more. Exclusive, since it may concern a file without names.
+pub fn claim(view: &mut View<'_>, op: &Op, claim: Claim) -> Run<Answer> {
+    let Op::Open(asked, _) = op else { return Err(fail(libc::EINVAL, "only opens are claimed")) };
+    if claim.count == 0 {
+        return Err(fail(libc::EINVAL, "no opens are claimed"));
+    }
+    view.need_exclusive()?;
+    let found = view.find(asked, Use::Claim)?;
+    let (ino, state) = (found.inode.ino, view.open_state(found.inode.ino));
+    if found.is_dir() {
+        return Err(fail(libc::EISDIR, "opens of directories are not counted"));
+    }
+    let nameless = matches!(found.at, At::Link { .. }) && found.inode.nlink == 0;
+    if nameless && state.count == 0 && !view.core.reclaiming.lasts() {
+        return Err(fail(libc::ESTALE, "the file does not exist any more"));
+    }
+    let strayed = view.strayed(asked, &found);
+    view.begin()?;
+    let linkable = claim.linkable || (state.count > 0 && state.linkable);
+    let count = state.count.saturating_add(claim.count);
+    view.set_open(ino, OpenState { count, orphan: nameless, linkable: nameless && linkable });
+    if let Some((parent, name)) = strayed {
+        view.move_to(ino, parent, &name);
+    }
+    Ok(Answer::Opened { inode: Box::new(found.inode), created: false })
+}
+
+/// Gives the answer that `op` was given the first time. If it tells of an open, that counts again: whatever counted it then
+/// was lost with the node or has gone with the session. A release too: the client, which heard no answer, has claimed what it
+/// wanted to give back. Exclusive, since it may concern a file without names.
+pub fn again(view: &mut View<'_>, op: &Op, told: &Told) -> Run<Answer> {
+    view.need_exclusive()?;
+    view.wait = view.wait.max(told.changed_at);
+    let answer = told.answer.clone().map_err(Stop::Fail)?;
+    let ino = match &answer {
+        Answer::Opened { inode, .. } if inode.kind != Kind::Dir => inode.ino,
+        _ => {
+            return match op {
+                Op::Release(ino) if view.open_state(*ino).count > 0 => release(view, *ino),
+                _ => Ok(answer),
+            };
+        }
+    };
+    let cell = view.link_cell(ino);
+    let nameless = view.link(cell)?.is_some_and(|inode| inode.nlink == 0);
+    view.begin()?;
+    let state = view.open_state(ino);
+    let linkable =
+        if state.count > 0 { state.linkable } else { matches!(op, Op::TmpFile { exclusive: false, .. }) };
+    view.set_open(
+        ino,
+        OpenState { count: state.count.saturating_add(1), orphan: nameless, linkable: nameless && linkable },
+    );
+    Ok(answer)
 }

@@ -206,7 +206,7 @@ fn arrive(view: &mut View<'_>, spot: &Spot, name: &[u8], mut found: Found) -> Ru
             view.put(spot.entry, Value::Entry(Entry::Link { ino, kind }));
         }
         At::Name { .. } => {
-            view.effects.moved.push((ino, Some((spot.dir.ino, name.into()))));
+            view.move_to(ino, spot.dir.ino, name);
             view.put(spot.entry, Value::Entry(Entry::Inode(found.inode)));
         }
         At::Dir(_) => view.put(spot.entry, Value::Entry(Entry::Inode(found.inode))),

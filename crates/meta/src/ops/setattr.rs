@@ -1,7 +1,8 @@
 //! SetAttr: chmod, chown, truncate, utimes, one or several at once.
 //!
 //! - **chown**: the superuser; the owner may keep the owner and give a group he is in (`EPERM`). Whoever does it, set-user-id goes, and
-//!   set-group-id if the group may execute; not on directories. (Linux treats root like others here.)
+//!   set-group-id if the group may execute or he is not in the group it was; not on directories. (Linux treats root like others
+//!   here, but for that he counts as a member of every group.)
 //! - **chmod**: owner or superuser (`EPERM`). Set-group-id is dropped if the caller is neither privileged nor in the group.
 //! - **size**: regular files (`EISDIR`, `EINVAL`), write permission unless it comes through a descriptor (`EACCES`); above
 //!   the limit `EFBIG`. Times of modification and change are set even if the size stays; `data_change` only if it does not.
@@ -126,7 +127,7 @@ fn check(creds: &Creds, inode: &Inode, set: &SetAttr) -> Run<u16> {
     let mut mode = inode.mode;
     let chown = set.uid.is_some() || set.gid.is_some();
     if inode.kind != Kind::Dir && (chown || set.kill_suid) {
-        mode = perm::without_set_ids(mode);
+        mode = perm::without_set_ids(creds, mode, inode.gid)?;
     }
     if let Some(new) = set.mode {
         if !owns {

@@ -5,9 +5,10 @@
 //!
 //! The common case, a file with one name that is not open: entry, share, and what its content refers to, in one worker's
 //! batch. A file that is open moves to table `link` with no names until its last release; one with several names counts down
-//! there. Both touch a row of another worker, so they are exclusive.
+//! there. Both touch a row of another worker, so they are exclusive. After a restart of a node that serves clients across a network
+//! every file counts as open until they have claimed what is ([`crate::session::Reclaiming`]).
 
-use kestrel_types::inode::Inode;
+use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::Place;
 use kestrel_types::request::{Answer, Creds};
 
@@ -52,11 +53,12 @@ impl Detach {
     pub fn prepare(view: &mut View<'_>, found: Found) -> Run<Self> {
         let open = view.open_state(found.inode.ino);
         let linked = matches!(found.at, At::Link { .. });
-        if linked || open.count > 0 {
+        let may_be_open = open.count > 0 || view.core.reclaiming.lasts() && found.inode.kind != Kind::Symlink;
+        if linked || may_be_open {
             view.need_exclusive()?;
         }
         let last = !linked || found.inode.nlink <= 1;
-        let removal = if last && open.count == 0 {
+        let removal = if last && !may_be_open {
             Some(Removal::prepare(view, &found.inode, found.at.home())?)
         } else {
             None
@@ -83,19 +85,23 @@ impl Detach {
             removal.apply(view)?;
             if let At::Link { cell, .. } = at {
                 view.put(cell, Value::Absent);
-                view.effects.usage[2] -= size;
+                view.effects.count_bytes(-size);
             }
-            view.effects.moved.push((ino, None));
+            view.move_away(ino);
             return Ok(inode);
         }
         if inode.nlink == 0 {
-            view.set_open(ino, OpenState { orphan: true, linkable: false, ..self.open });
-            view.effects.moved.push((ino, None));
+            if self.open.count > 0 {
+                view.set_open(ino, OpenState { orphan: true, linkable: false, ..self.open });
+            } else {
+                view.core.reclaiming.keep(ino);
+            }
+            view.move_away(ino);
         }
         let cell = match at {
             At::Link { cell, .. } => cell,
             At::Name { .. } | At::Dir(_) => {
-                view.effects.usage[2] += size;
+                view.effects.count_bytes(size);
                 view.link_cell(ino)
             }
         };

@@ -75,7 +75,7 @@ pub fn volume(engine: &dyn Engine) -> Result<[i64; 3], EngineError> {
         let mut reader = kestrel_types::codec::Reader::new(row);
         match kestrel_types::inode::Inode::decode(&mut reader) {
             Ok(inode) => {
-                bytes += inode.size.cast_signed();
+                bytes = bytes.wrapping_add(inode.size.cast_signed());
                 ControlFlow::Continue(())
             }
             Err(why) => {
@@ -86,6 +86,6 @@ pub fn volume(engine: &dyn Engine) -> Result<[i64; 3], EngineError> {
     })?;
     match damage {
         Some(why) => Err(why),
-        None => Ok([sum.children - sum.subdirs, sum.subdirs, sum.bytes + bytes]),
+        None => Ok([sum.children - sum.subdirs, sum.subdirs, sum.bytes.wrapping_add(bytes)]),
     }
 }

@@ -171,7 +171,7 @@ impl View<'_> {
         let mut stat = self.share(share)?;
         stat.children += children;
         stat.subdirs += subdirs;
-        stat.bytes += bytes;
+        stat.bytes = stat.bytes.wrapping_add(bytes);
         if touch {
             stat.mtime = stat.mtime.max(self.now);
         }
@@ -179,7 +179,7 @@ impl View<'_> {
         self.put(share, Value::DirStat(stat));
         self.effects.usage[0] += children - subdirs;
         self.effects.usage[1] += subdirs;
-        self.effects.usage[2] += bytes;
+        self.effects.count_bytes(bytes);
         Ok(())
     }
 }

@@ -32,6 +32,8 @@ pub enum Use {
     Open,
     /// Change its record.
     Write,
+    /// Count opens of before a restart; with every role held.
+    Claim,
 }
 
 /// Where an inode's record lies.
@@ -133,6 +135,10 @@ impl View<'_> {
         if owner_only && home != self.worker && !self.exclusive() {
             return Err(Stop::Forward(home, Route::Number));
         }
+        if inode.nlink == 0 && using != Use::Claim && self.open_state(ino).count == 0 {
+            // It is kept in case a client claims it; nobody else can know it.
+            return Ok(None);
+        }
         Ok(Some(Found { inode, at: At::Link { cell, home } }))
     }
 
@@ -205,19 +211,6 @@ impl View<'_> {
         self.find_dir_record(ino)?.ok_or(fail(libc::ESTALE, "the directory does not exist any more"))
     }
 
-    /// Where a renamed file went.
-    fn moved(&mut self, ino: InodeId) -> Option<(InodeId, Box<[u8]>)> {
-        let here = self.effects.moved.iter().rev().find(|(moved, _)| *moved == ino);
-        match here {
-            Some((_, place)) => {
-                // Known from an earlier operation of this batch, whatever rows that leads to.
-                self.depends = true;
-                place.clone()
-            }
-            None => self.core.moved.get(ino),
-        }
-    }
-
     /// The share that counts a file's bytes, if one does. Ask before [`View::begin`].
     pub fn bytes_share(&mut self, at: &At) -> Option<CellId> {
         match at {
@@ -240,7 +233,7 @@ impl View<'_> {
                 self.put(*cell, Value::Entry(Entry::Inode(inode)));
             }
             At::Link { cell, .. } => {
-                self.effects.usage[2] += growth;
+                self.effects.count_bytes(growth);
                 self.put(*cell, Value::Inode(inode));
             }
         }

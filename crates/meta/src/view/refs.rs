@@ -1,14 +1,15 @@
-//! What an inode holds on to: opens of it, references to objects, chunks, extended attributes.
+//! What an inode holds on to: opens of it, the place it moved to, references to objects, chunks, extended attributes.
 
 use kestrel_types::clock::SECOND;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::Table;
+use kestrel_types::name::InodeRef;
 use kestrel_types::stat::ObjStat;
 
-use super::{Run, View, damaged, fail};
+use super::{At, Found, Run, View, damaged, encode_dir_id, fail};
 use crate::effects::OpenUndo;
 use crate::rows::{CellId, Value, number_of, share_suffix};
-use crate::session::OpenState;
+use crate::session::{Moved, NewPlace, OpenState};
 use crate::tally::Tally;
 
 /// Rows of a file's chunks, by chunk.
@@ -26,18 +27,100 @@ impl View<'_> {
         self.effects.opens.push(OpenUndo::Opened(ino));
     }
 
-    /// Counts a release.
-    pub fn count_release(&mut self, ino: InodeId) {
+    /// Counts a release. Whether it was the last one.
+    pub fn count_release(&mut self, ino: InodeId) -> bool {
         let before = self.core.opens.get(ino);
-        if self.core.opens.release(ino).is_some() {
+        let left = self.core.opens.release(ino);
+        if left.is_some() {
             self.effects.opens.push(OpenUndo::Released(ino, before));
         }
+        left.is_none_or(|left| left.count == 0)
     }
 
     /// Changes how a file is open. Only with every role held, or for an inode that nobody knows yet.
     pub fn set_open(&mut self, ino: InodeId, state: OpenState) {
         self.effects.opens.push(OpenUndo::Set(ino, self.core.opens.get(ino)));
         self.core.opens.set(ino, state);
+    }
+
+    /// What an earlier operation of this batch made of a file's place.
+    fn moved_here(&mut self, ino: InodeId) -> Option<Moved> {
+        let (_, moved) = self.effects.moved.iter().rev().find(|(moved, _)| *moved == ino)?;
+        // Whatever rows that leads to.
+        self.depends = true;
+        Some(moved.clone())
+    }
+
+    /// Where a renamed file went.
+    pub(super) fn moved(&mut self, ino: InodeId) -> Option<NewPlace> {
+        match self.moved_here(ino) {
+            Some(Moved::To { place, .. }) => Some(place),
+            Some(Moved::Away) => None,
+            None => self.core.moved.get(ino),
+        }
+    }
+
+    fn has_moved_row(&mut self, ino: InodeId) -> bool {
+        if !self.effects.moved_rows && !self.core.moved.has_row(ino) {
+            return false;
+        }
+        match self.moved_here(ino) {
+            Some(Moved::To { row, .. }) => row,
+            Some(Moved::Away) => false,
+            None => self.core.moved.has_row(ino),
+        }
+    }
+
+    /// A file has another place now. Clients that saw it elsewhere still find it, those that have it open across a network
+    /// also after a restart of the node. With every role held.
+    pub fn move_to(&mut self, ino: InodeId, parent: InodeId, name: &[u8]) {
+        let may_be_open = || self.core.reclaiming.lasts() || self.open_state(ino).count > 0;
+        let row = self.core.serves && may_be_open();
+        if row {
+            let cell = self.rows.cell(Table::Moved, ino, b"");
+            self.put(cell, Value::Bytes(encode_dir_id(parent, name)));
+            self.effects.moved_rows = true;
+        } else {
+            self.delete_moved_row(ino);
+        }
+        self.effects.moved.push((ino, Moved::To { place: (parent, name.into()), row }));
+    }
+
+    /// No place leads to a file's record any more. If somebody has it open, with every role held.
+    pub fn move_away(&mut self, ino: InodeId) {
+        self.delete_moved_row(ino);
+        self.effects.moved.push((ino, Moved::Away));
+    }
+
+    /// Nobody has a file open any more, so a restart need not know where it went. At the inode's own worker.
+    pub fn settle(&mut self, ino: InodeId) {
+        if self.has_moved_row(ino)
+            && let Some(place) = self.moved(ino)
+        {
+            self.delete_moved_row(ino);
+            self.effects.moved.push((ino, Moved::To { place, row: false }));
+        }
+    }
+
+    fn delete_moved_row(&mut self, ino: InodeId) {
+        if self.has_moved_row(ino) {
+            let cell = self.rows.cell(Table::Moved, ino, b"");
+            self.put(cell, Value::Absent);
+        }
+    }
+
+    /// The place of a file that was found elsewhere than its client saw it, if a restart would forget the way.
+    pub fn strayed(&mut self, asked: &InodeRef, found: &Found) -> Option<NewPlace> {
+        let At::Name { cell, parent, .. } = found.at else { return None };
+        if !self.core.serves {
+            return None;
+        }
+        let name = self.rows.suffix(cell);
+        if asked.seen.as_ref().is_some_and(|seen| (seen.0, seen.1.as_bytes()) == (parent, name)) {
+            return None;
+        }
+        let place = (parent, name.into());
+        if self.has_moved_row(asked.ino) { None } else { Some(place) }
     }
 
     /// Asks for the shares that a tally is going to change. Before [`View::begin`].

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 
 use kestrel_meta::engine::Engine;
 use kestrel_meta::ids::decode_counter;
+use kestrel_meta::txn::{TxnKey, WINDOW, decode_answer, decode_session};
 use kestrel_meta::view::decode_dir_id;
 use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;
@@ -24,6 +25,8 @@ pub struct Found {
     /// Rows of chunks that were cut off and are still there.
     pub swept: usize,
     pub objects: BTreeMap<u64, i64>,
+    /// Files of which table `moved` tells where they went.
+    pub moved: BTreeSet<u64>,
 }
 
 type Rows = BTreeMap<(u64, Vec<u8>), Vec<u8>>;
@@ -63,7 +66,7 @@ pub fn check(engine: &dyn Engine, may_be_orphan: &dyn Fn(u64) -> bool) -> Found 
                     stat.subdirs += 1;
                     dirs.insert(inode.ino, (*parent, name.clone()));
                 } else {
-                    stat.bytes += inode.size as i64;
+                    stat.bytes = stat.bytes.wrapping_add(inode.size as i64);
                     assert_eq!(inode.nlink, 1, "{inode:?}");
                 }
                 assert_eq!(inodes.insert(inode.ino, inode.clone()), None, "twice: {inode:?}");
@@ -117,7 +120,7 @@ pub fn check(engine: &dyn Engine, may_be_orphan: &dyn Fn(u64) -> bool) -> Found 
             "shares of directory {dir}"
         );
         found.files += real.children - real.subdirs;
-        found.bytes += real.bytes;
+        found.bytes = found.bytes.wrapping_add(real.bytes);
     }
     found.dirs = dirs.len() as i64 - 1;
     // Hard links.
@@ -132,7 +135,7 @@ pub fn check(engine: &dyn Engine, may_be_orphan: &dyn Fn(u64) -> bool) -> Found 
             assert!(may_be_orphan(ino), "file {ino} has no name and nobody has it open");
             found.orphans += 1;
         }
-        found.bytes += inode.size as i64;
+        found.bytes = found.bytes.wrapping_add(inode.size as i64);
         linked.insert(ino);
         assert!(inodes.insert(ino, inode).is_none(), "inode {ino} has two records");
     }
@@ -140,6 +143,28 @@ pub fn check(engine: &dyn Engine, may_be_orphan: &dyn Fn(u64) -> bool) -> Found 
         assert!(linked.contains(ino), "a name refers to {ino}, which is not there");
     }
     check_content(engine, &inodes, &mut found);
+    for ((ino, suffix), row) in table(engine, Table::Moved) {
+        assert!(suffix.is_empty());
+        let (parent, name) = decode_dir_id(&row).unwrap();
+        let entry = entries.get(&(parent, name.to_vec())).map(|row| Entry::decode(row).unwrap());
+        assert!(
+            matches!(entry, Some(Entry::Inode(inode)) if inode.ino == ino),
+            "{ino} is not where it moved to"
+        );
+        found.moved.insert(ino);
+    }
+    for ((id, suffix), row) in table(engine, Table::Txn) {
+        match TxnKey::decode(id, &suffix).expect("a key of table txn") {
+            TxnKey::Session(client) => assert_eq!(decode_session(client, &row).unwrap().client, client),
+            TxnKey::Answer(client, slot) => {
+                let (seq, reply) = decode_answer(&row).unwrap();
+                assert!(
+                    reply.is_ok() && seq % WINDOW == u64::from(slot),
+                    "answer {seq} to {client}: {reply:?}"
+                );
+            }
+        }
+    }
     for inode in inodes.values() {
         assert!(inode.ino < ceiling("inodes"), "{inode:?}");
         assert!(inode.change < ceiling("clock") && inode.data_change < ceiling("clock"), "{inode:?}");

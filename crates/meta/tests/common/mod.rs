@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 pub mod check;
-pub mod model;
 pub mod rules;
 pub mod steps;
 pub mod stress;
+
+pub use kestrel_model::code as errno;
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use kestrel_meta::node::{Durability, Node, NodeConfig, RootAttr};
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::inode::Inode;
 use kestrel_types::name::{Name, Place};
-use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
+use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 
 /// A node on an engine in memory.
 pub struct Fixture {
@@ -97,16 +98,6 @@ impl Fixture {
     pub fn check(&self) -> check::Found {
         let anything_open = self.node.stats().open_files > 0;
         check::check(&*self.engine as &dyn Engine, &|_| anything_open)
-    }
-}
-
-pub fn errno(reply: &Reply) -> i32 {
-    match reply {
-        Ok(_) => 0,
-        Err(Outcome::Failed(error)) => error.errno,
-        Err(Outcome::NeedGroups) => model::NEED_GROUPS,
-        Err(Outcome::Conflict(_)) => model::CONFLICT,
-        Err(Outcome::Symlink { .. }) => model::SYMLINK,
     }
 }
 

@@ -1,12 +1,16 @@
 //! Random steps, turned into requests on what exists at that moment, so that a failing sequence can be shrunk.
 #![allow(clippy::manual_is_multiple_of, reason = "dice read better with a remainder")]
 
+mod finish;
+mod served;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kestrel_meta::engine::EngineError;
+use kestrel_model::{Layout, Model, NEED_GROUPS};
 use kestrel_types::extent::{Extent, Source};
-use kestrel_types::inode::{CHUNK_BYTES, Data, Kind};
+use kestrel_types::inode::{CHUNK_BYTES, Kind};
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
@@ -15,8 +19,7 @@ use kestrel_types::request::{
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
-use super::model::{Byte, Layout, Model};
-use super::{Fixture, check, errno, name};
+use super::{Fixture, errno, name};
 
 /// A step's dice.
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +51,7 @@ pub struct World {
     pub model: Model,
     known: Vec<Known>,
     next_object: u64,
-    synced: BTreeMap<u64, super::model::Node>,
+    synced: BTreeMap<u64, Arc<kestrel_model::Node>>,
     faults: bool,
     /// What happened, for the message of a failure.
     trace: Vec<String>,
@@ -59,7 +62,7 @@ const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 impl World {
     pub fn new(fixture: Fixture, faults: bool) -> Self {
         let mut model = Model::new(kestrel_types::clock::SECOND * 1_000);
-        model.nodes.get_mut(&1).unwrap().data_change = 1;
+        model.node_mut(1).data_change = 1;
         let synced = model.nodes.clone();
         Self {
             fixture: Some(fixture),
@@ -108,8 +111,11 @@ impl World {
     }
 
     /// One of the inodes that are as wanted, if there are any.
-    fn such(&self, a: u8, c: u8, wanted: impl Fn(&super::model::Node) -> bool) -> InodeRef {
-        let known = self.known.iter().filter(|known| self.model.nodes.get(&known.ino).is_some_and(&wanted));
+    fn such(&self, a: u8, c: u8, wanted: impl Fn(&kestrel_model::Node) -> bool) -> InodeRef {
+        let known = self
+            .known
+            .iter()
+            .filter(|known| self.model.nodes.get(&known.ino).is_some_and(|node| wanted(node)));
         let known: Vec<&Known> = known.collect();
         match known.get(usize::from(a) % known.len().max(1)) {
             Some(known) if a % 8 != 0 => Self::reference(known, c),
@@ -235,7 +241,8 @@ impl World {
             truncate: raw.d & 0x60 == 0x20,
             kill_suid: raw.d & 0x80 != 0,
         };
-        let mode = [0o644, 0o755, 0o600, 0o777, 0o2775, 0o4755, 0o1777, 0o070][usize::from(raw.c % 8)];
+        let modes = [0o644, 0o755, 0o600, 0o777, 0o2775, 0o4755, 0o1777, 0o070, 0o2666, 0o6767];
+        let mode = modes[usize::from(raw.c) % modes.len()];
         match raw.op {
             0..=19 => Op::Lookup(self.taken(raw.a, raw.b)),
             20..=49 => Op::Create { place: self.place(raw.a, raw.b), mode, flags, exclusive: raw.d % 3 == 0 },
@@ -266,8 +273,9 @@ impl World {
             215..=219 => Op::Symlink(self.place(raw.a, raw.b), vec![b'x'; 1 + usize::from(raw.c)].into()),
             220..=223 => Op::TmpFile { dir: self.dir(raw.a), mode, exclusive: raw.d % 3 == 0 },
             224..=229 => {
-                let stored =
-                    |n: &super::model::Node| n.kind == Kind::File && n.layout != Layout::Inline && n.size > 0;
+                let stored = |n: &kestrel_model::Node| {
+                    n.kind == Kind::File && n.layout != Layout::Inline && n.size > 0
+                };
                 let from = self.such(raw.a, raw.c, stored);
                 let size = self.model.nodes.get(&from.ino).map_or(0, |node| node.size);
                 let (from_offset, len) = match raw.who % 3 {
@@ -331,7 +339,7 @@ impl World {
         self.model.now += 1_000_000;
         let unknown = Creds { groups: None, ..creds.clone() };
         let mut reply = self.fixture().call_as(&unknown, op.clone());
-        if errno(&reply) == super::model::NEED_GROUPS {
+        if errno(&reply) == NEED_GROUPS {
             reply = self.fixture().call_as(creds, op.clone());
         }
         self.judge(creds, &op, &reply)
@@ -378,14 +386,23 @@ impl World {
         if power_loss {
             self.model.nodes = self.synced.clone();
         }
-        for node in self.model.nodes.values_mut() {
-            node.opens = 0;
-        }
-        self.model.nodes.retain(|_, node| node.nlink > 0);
+        self.close_all();
         // Opening the volume made what it did on the way permanent only if it synced.
         self.fixture().node.engine().sync().unwrap();
         self.synced = self.model.nodes.clone();
-        // Where files went is forgotten: look everything up again.
+    }
+
+    /// Nothing is open any more, and files without names are gone.
+    fn close_all(&mut self) {
+        for node in self.model.nodes.values_mut() {
+            Arc::make_mut(node).opens = 0;
+        }
+        self.model.nodes.retain(|_, node| node.nlink > 0);
+        self.look_up_again();
+    }
+
+    /// Where files went is forgotten.
+    fn look_up_again(&mut self) {
         let mut places: BTreeMap<u64, Vec<(u64, Name)>> = BTreeMap::new();
         for (dir, node) in &self.model.nodes {
             for (name, child) in &node.children {
@@ -438,81 +455,5 @@ impl World {
             36..=45 => self.fixture().engine.set_full(raw.a % 3 == 0),
             _ => {}
         }
-    }
-
-    /// Compares everything, and checks the rows.
-    fn finish(&mut self) -> Result<(), String> {
-        self.fixture().engine.set_full(false);
-        let root = Creds::root();
-        let dirs: Vec<u64> =
-            self.model.nodes.iter().filter(|(_, node)| node.kind == Kind::Dir).map(|(ino, _)| *ino).collect();
-        for dir in dirs {
-            self.faults = false;
-            self.single(&root, Op::GetAttr(InodeRef::by_id(dir)))?;
-            self.single(&root, Op::ReadDir { dir, after: None, limit: 4096, check: false })?;
-            let names: Vec<Vec<u8>> = self.model.nodes[&dir].children.keys().cloned().collect();
-            for name in names {
-                self.file(dir, Name::new(&name).unwrap())?;
-            }
-        }
-        let model = &self.model;
-        let open = |ino: u64| model.nodes.get(&ino).is_some_and(|node| node.nlink == 0 && node.opens > 0);
-        let found = check::check(&*self.fixture().engine, &open);
-        let nameless = model.nodes.values().filter(|node| node.nlink == 0).count();
-        if found.orphans != nameless {
-            return Err(format!("{} files without a name, expected {nameless}", found.orphans));
-        }
-        let Ok(Answer::Usage(usage)) = self.fixture().call(Op::Usage) else { return Err("no usage".into()) };
-        let ours = (found.files as u64, found.dirs as u64, found.bytes as u64);
-        if (usage.files, usage.dirs, usage.bytes) != ours {
-            return Err(format!("usage {usage:?}, rows say {ours:?}"));
-        }
-        Ok(())
-    }
-
-    fn file(&mut self, dir: u64, name: Name) -> Result<(), String> {
-        let op = Op::Lookup(Place::new(dir, name));
-        let reply = self.fixture().call(op.clone());
-        self.model.now += 1_000_000;
-        self.fixture().clock.advance(1_000_000);
-        self.judge(&Creds::root(), &op, &reply)?;
-        let Ok(Answer::Inode(inode)) = reply else { return Err("no inode".into()) };
-        if inode.kind != Kind::File {
-            return Ok(());
-        }
-        let mut bytes: BTreeMap<u64, Byte> = BTreeMap::new();
-        let mut lay = |at: u64, extent: &Extent| {
-            if let Source::Stored { range, skip } = extent.source {
-                for i in 0..extent.len {
-                    bytes.insert(
-                        at + u64::from(extent.pos + i),
-                        Byte::Stored(range.object, range.offset, skip + i),
-                    );
-                }
-            }
-        };
-        match &inode.data {
-            Data::None => {}
-            Data::Inline(content) => bytes.extend((0..).zip(content.iter().map(|byte| Byte::Inline(*byte)))),
-            Data::Packed { range, visible } => {
-                lay(0, &Extent { len: *visible, ..Extent::of_range(0, *range) })
-            }
-            Data::Chunked => {
-                let Ok(Answer::Chunks(chunks)) =
-                    self.fixture().call(Op::Chunks { ino: inode.ino, first: 0, last: 10 })
-                else {
-                    return Err("no chunks".into());
-                };
-                for (chunk, extents) in &chunks {
-                    extents.iter().for_each(|extent| lay(chunk * CHUNK_BYTES, extent));
-                }
-            }
-        }
-        let node = &self.model.nodes[&inode.ino];
-        assert!(node.layout != Layout::None || node.bytes.is_empty());
-        if bytes != node.bytes {
-            return Err(format!("content of {inode:?}: {bytes:?}, expected {:?}", node.bytes));
-        }
-        Ok(())
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::WarmupArgs;
 use crate::failure::Failure;
-use crate::verbs::{mount_above, path_value, volume_of};
+use crate::verbs::{control_dir, mount_above, path_value};
 
 /// Paths in one request, at most: answers come, and work can be cut off, that often.
 const PATHS_MAX: usize = 4096;
@@ -146,7 +146,7 @@ impl Requests {
                 let dir = std::fs::canonicalize(parent).map_err(|why| fail(&why))?;
                 let entry = mount_above("warmup", &dir)?;
                 let below = dir.strip_prefix(&entry.mount_point).map_err(|why| fail(&why))?.to_path_buf();
-                let place = Place { volume: volume_of(&entry), below };
+                let place = Place { volume: control_dir(&entry), below };
                 self.known = Some((parent.to_path_buf(), place.clone()));
                 place
             }

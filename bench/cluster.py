@@ -1,0 +1,253 @@
+#!/usr/bin/env python3
+"""One metadata server and its clients on this machine, measured.
+
+    bench/cluster.py [--out target/bench] [--scratch DIR] [--seconds 3] [--rounds 3] [--depths 1,16,256,1024] [--quick]
+                     [--only echo,native,shared,bursts,mount]
+
+- echo: the physical limit: the same frames between the same sockets, answered by a server that does nothing
+  (crates/net/examples/echo); `raw` is written by hand, `link` has everything but a node.
+- native: one connection with whole paths, 1 to 1,024 calls in flight (crates/net/examples/netload); requests are counted.
+- shared: the same with all files in one directory, beside 64 private ones.
+- bursts: directories of 1 to 1,000 files each.
+- mount: `kestrel bench` on a mount of the server, beside a mount of an embedded volume.
+
+The server commits as a cluster does (`--durability commit`: every acknowledged change is on disk) and, for comparison, as an
+embedded volume does. Rounds are run in turn and the median is taken. Prints figures and the bars of issue 4, writes
+cluster.json and cluster.svg. Client, server and disk share the machine, so absolute figures mean something only on a quiet
+one; requests per operation and ratios within a run repeat.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TARGET = os.environ.get("CARGO_TARGET_DIR", f"{ROOT}/target")
+KESTREL = os.environ.get("KESTREL", f"{TARGET}/release/kestrel")
+EXAMPLES = os.environ.get("KESTREL_EXAMPLES", f"{TARGET}/release/examples")
+BURSTS = (1, 10, 100, 1000)
+
+# (way, operation, calls in flight, operations a second at least)
+BARS = [
+    ("native, commit", "stat", 256, 800_000),
+    ("native, commit", "create", 256, 150_000),
+]
+# Requests an operation on a deep path may take.
+REQUESTS = {"stat": 1, "create": 1, "open": 1, "unlink": 1, "mkdir": 1}
+# One shared directory against private ones, at least.
+SHARED_BAR = 0.95
+
+
+def run(*command):
+    done = subprocess.run([str(word) for word in command], text=True, capture_output=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+class Server:
+    """A volume of its own, served."""
+
+    def __init__(self, scratch, durability):
+        self.dir = tempfile.mkdtemp(dir=scratch)
+        self.volume = f"{self.dir}/volume"
+        run(KESTREL, "format", self.volume, "--durability", durability)
+        said = run(KESTREL, "serve", self.volume, "--listen", "127.0.0.1:0")
+        self.url = re.search(r"kestrel://\S+", said).group()
+        self.address, self.name = self.url.removeprefix("kestrel://").split("/")
+
+    def cpu_seconds(self):
+        """User and system time of the server so far."""
+        pid = json.loads(run(KESTREL, "status", self.volume, "--json"))["pid"]
+        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+            words = stat.read().rsplit(")", 1)[1].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self):
+        run(KESTREL, "serve", self.volume, "--stop")
+        shutil.rmtree(self.dir)
+
+
+class Bench:
+    def __init__(self, options):
+        self.options = options
+        self.rows = []
+
+    def add(self, way, operation, depth, **figures):
+        self.rows.append({"way": way, "operation": operation, "in_flight": depth, **figures})
+
+    def echo(self):
+        for row in lines(run(f"{EXAMPLES}/echo", self.options.seconds)):
+            if row["way"] != "threads":
+                self.add(f"echo, {row['way']}", "echo", row["in_flight"], per_s=row["requests_per_s"])
+
+    def netload(self, way, durability, directories, depths):
+        server = Server(self.options.scratch, durability)
+        before = server.cpu_seconds()
+        words = (server.address, server.name, self.options.seconds, directories, depths)
+        for row in lines(run(f"{EXAMPLES}/netload", *words)):
+            self.add(
+                way,
+                row["operation"],
+                row["in_flight"],
+                per_s=row["per_s"],
+                requests=row["requests_per_operation"],
+                failed=row["failed"],
+                p50_us=row["p50_us"],
+                p99_us=row["p99_us"],
+            )
+        self.add(way, "server CPU", 0, seconds=round(server.cpu_seconds() - before, 2))
+        server.stop()
+
+    def native(self):
+        for durability in ("commit", "fsync"):
+            self.netload(f"native, {durability}", durability, 64, self.options.depths)
+
+    def shared(self):
+        self.netload("64 directories", "commit", 64, "256")
+        self.netload("one directory", "commit", 1, "256")
+
+    def bursts(self):
+        """As many directories as make so many files in each, at what this machine creates in the time."""
+        created = self.figure("native, commit", "create", 256) or 20_000
+        files = created * self.options.seconds
+        for burst in BURSTS:
+            self.netload(f"{burst} files a directory", "commit", max(1, min(50_000, int(files / burst))), "256")
+
+    def mount(self):
+        for durability in ("commit", "fsync"):
+            server = Server(self.options.scratch, durability)
+            embedded = f"{server.dir}/embedded"
+            run(KESTREL, "format", embedded, "--durability", durability)
+            points = {}
+            for way, volume in ((f"mount of a server, {durability}", server.url), (f"embedded mount, {durability}", embedded)):
+                points[way] = tempfile.mkdtemp(dir=server.dir)
+                run(KESTREL, "mount", volume, points[way], "--log", f"{server.dir}/{len(points)}.log")
+            for way, point in points.items():
+                files = "200" if self.options.quick else "1000"
+                words = ("--json", "--relative", "--warm", "--phase", "metadata", "--threads", "16", "--files", files)
+                for row in json.loads(run(KESTREL, "bench", point, *words))["results"]:
+                    self.add(way, row["op"], 16, per_s=row["per_second"], cpu_us=row["cpu_us_per_op_machine"])
+            for point in points.values():
+                run(KESTREL, "umount", point)
+            server.stop()
+
+    def figure(self, way, operation, depth, what="per_s"):
+        found = [
+            row[what]
+            for row in self.rows
+            if (row["way"], row["operation"], row["in_flight"]) == (way, operation, depth) and what in row
+        ]
+        return statistics.median(found) if found else None
+
+
+def medians(rows):
+    """One row for each way, operation and depth."""
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["way"], row["operation"], row["in_flight"]), []).append(row)
+    result = []
+    for (way, operation, depth), group in groups.items():
+        merged = {"way": way, "operation": operation, "in_flight": depth}
+        for name in group[0]:
+            if name not in merged:
+                merged[name] = statistics.median(row[name] for row in group)
+        result.append(merged)
+    return result
+
+
+def bars(bench):
+    """(text, met) for every bar that was measured."""
+    found = []
+    for way, operation, depth, least in BARS:
+        figure = bench.figure(way, operation, depth)
+        if figure is not None:
+            found.append((f"{way}: {operation} at {depth} in flight: {figure:,.0f}/s (goal {least:,})", figure >= least))
+    for operation, most in REQUESTS.items():
+        native = [row for row in bench.rows if row["way"].startswith("native") and row["operation"] == operation]
+        counted = [row["requests"] for row in native if "requests" in row]
+        if counted:
+            worst = max(counted)
+            found.append((f"requests for a {operation} of a deep path: {worst:.3f} (goal {most})", worst <= most + 0.001))
+    private, shared = bench.figure("64 directories", "create", 256), bench.figure("one directory", "create", 256)
+    if private and shared:
+        ratio = shared / private
+        found.append((f"creates in one shared directory against 64: {ratio:.2f} (goal {SHARED_BAR})", ratio >= SHARED_BAR))
+    bursts = [bench.figure(f"{burst} files a directory", "create", 256) for burst in BURSTS]
+    if all(bursts):
+        least = min(bursts) / bursts[0]
+        text = f"creates in bursts of {BURSTS[0]} to {BURSTS[-1]:,} files: at least {least:.2f} of the first (goal 0.95)"
+        found.append((text, least >= 0.95))
+    return found
+
+
+def plot(path, rows):
+    """Bars for what was measured at 256 in flight, or on the mount, on a logarithmic scale."""
+    shown = [row for row in rows if "per_s" in row and (row["in_flight"] == 256 or "mount" in row["way"])]
+    height = 40 + 18 * len(shown)
+    most = max((row["per_s"] for row in shown), default=1)
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}" font-family="sans-serif" font-size="11">']
+    out.append('<text x="10" y="20" font-size="14">operations a second (256 in flight; mounts: 16 threads)</text>')
+    for number, row in enumerate(shown):
+        y = 36 + number * 18
+        width = 480 * row["per_s"] / most
+        out.append(f'<text x="250" y="{y + 11}" text-anchor="end">{row["way"]}: {row["operation"]}</text>')
+        out.append(f'<rect x="256" y="{y}" width="{max(width, 1):.0f}" height="14" fill="#4878a8"/>')
+        out.append(f'<text x="{262 + width:.0f}" y="{y + 11}">{row["per_s"]:,.0f}</text>')
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("\n".join([*out, "</svg>"]))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--out", default=f"{ROOT}/target/bench")
+    parser.add_argument("--scratch", default=os.environ.get("TMPDIR", "/var/tmp"))
+    parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--depths", default="1,16,256,1024")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", default="echo,native,shared,bursts,mount")
+    options = parser.parse_args()
+    if options.quick:
+        options.seconds, options.rounds = min(options.seconds, 1), 1
+    options.scratch = tempfile.mkdtemp(prefix="kestrel-bench.", dir=options.scratch)
+    os.makedirs(options.out, exist_ok=True)
+    bench = Bench(options)
+    try:
+        for number in range(options.rounds):
+            for part in options.only.split(","):
+                print(f"round {number + 1} of {options.rounds}: {part}", flush=True)
+                getattr(bench, part)()
+    finally:
+        for line in open("/proc/self/mountinfo", encoding="utf-8"):
+            point = line.split()[4]
+            if point.startswith(options.scratch):
+                subprocess.run([KESTREL, "umount", "--force", point], capture_output=True)
+        for entry in os.listdir(options.scratch):
+            subprocess.run([KESTREL, "serve", f"{options.scratch}/{entry}/volume", "--stop"], capture_output=True)
+        shutil.rmtree(options.scratch, ignore_errors=True)
+    rows = medians(bench.rows)
+    for row in rows:
+        rest = ", ".join(f"{name} {value:,.10g}" for name, value in row.items() if name not in ("way", "operation", "in_flight"))
+        print(f"{row['way']:<30} {row['operation']:<12} {row['in_flight']:>5}  {rest}")
+    judged = bars(bench)
+    for text, met in judged:
+        print(f"{'ok  ' if met else 'MISS'} {text}")
+    report = {"cores": os.cpu_count(), "rows": rows, "bars": [{"what": text, "met": met} for text, met in judged]}
+    with open(f"{options.out}/cluster.json", "w", encoding="utf-8") as file:
+        json.dump(report, file, indent=1)
+    plot(f"{options.out}/cluster.svg", rows)
+    print(f"\n{options.out}/cluster.json, {options.out}/cluster.svg")
+
+
+if __name__ == "__main__":
+    main()

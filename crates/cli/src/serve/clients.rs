@@ -1,0 +1,162 @@
+//! The clients of a process that serves a volume over the network: who they are, what they do, and what they ask.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use kestrel_cluster::admin::{Admin, Asker};
+use kestrel_cluster::listen::Door;
+use kestrel_types::clock::SECOND;
+use kestrel_types::error::FsError;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::control::Serving;
+
+/// Questions being answered at a time; each has a thread.
+const QUESTIONS_MAX: usize = 32;
+
+/// Sessions told of in a status; all are counted.
+const SESSIONS_TOLD_MAX: usize = 1000;
+
+/// Who is served, and where.
+pub struct Clients {
+    /// Name of the volume.
+    pub name: String,
+    /// Where clients connect.
+    pub address: SocketAddr,
+    /// The server.
+    pub door: Door,
+    /// The sockets, until they are closed.
+    pub sockets: Mutex<Option<kestrel_net::server::Serving>>,
+}
+
+impl Clients {
+    /// What `kestrel status` tells of them.
+    pub fn status(&self) -> Value {
+        let now = self.door.now();
+        let server = self.door.server();
+        let (figures, sessions) = (server.figures(now), server.sessions(now));
+        let told = sessions.iter().take(SESSIONS_TOLD_MAX).map(|session| {
+            json!({
+                "client": session.client.to_string(),
+                "who": session.who,
+                "peer": session.peer,
+                "state": session.state,
+                "since": crate::logger::utc(session.since),
+                "lease_left_seconds": session.lease_left as f64 / SECOND as f64,
+                "connections": session.incarnation,
+                "opens": session.opens,
+                "locks": session.locks,
+            })
+        });
+        json!({
+            "name": self.name,
+            "address": self.address.to_string(),
+            "sessions_total": figures.sessions,
+            "connected": figures.connected,
+            "opens": figures.opens,
+            "locks": figures.lock_ranges,
+            "grace_left_seconds": figures.grace_left as f64 / SECOND as f64,
+            "sessions": told.collect::<Vec<_>>(),
+        })
+    }
+
+    /// Their figures, by the names of metrics.
+    pub fn figures(&self, tell: &mut dyn FnMut(&'static str, u64)) {
+        let figures = self.door.server().figures(self.door.now());
+        let totals = figures.totals;
+        for (name, value) in [
+            ("server_sessions", figures.sessions),
+            ("server_connected", figures.connected),
+            ("server_opens", figures.opens),
+            ("server_lock_ranges", figures.lock_ranges),
+            ("server_lock_waits", figures.lock_waits),
+            ("server_calls", totals.calls),
+            ("server_batches", totals.batches),
+            ("server_retries", totals.retries),
+            ("server_retries_answered", totals.retries_answered),
+            ("server_welcomes", totals.welcomes),
+            ("server_refused", totals.refused),
+            ("server_superseded", totals.superseded),
+            ("server_sessions_begun", totals.sessions_begun),
+            ("server_sessions_ended", totals.sessions_ended),
+            ("server_sessions_expired", totals.sessions_expired),
+            ("server_sessions_reclaimed", totals.sessions_reclaimed),
+            ("server_opens_reclaimed", totals.opens_reclaimed),
+            ("server_opens_lost", totals.opens_lost),
+            ("server_locks_reclaimed", totals.locks_reclaimed),
+            ("server_locks_lost", totals.locks_lost),
+            ("server_calls_refused", totals.calls_refused),
+        ] {
+            tell(name, value);
+        }
+        let Some(wire) = self.sockets.lock().as_ref().map(kestrel_net::server::Serving::figures) else {
+            return;
+        };
+        for (name, value) in [
+            ("server_connections", wire.connections),
+            ("server_accepted", wire.accepted),
+            ("server_malformed", wire.malformed),
+            ("server_cut_off", wire.cut_off),
+            ("server_received_bytes", wire.bytes_in),
+            ("server_sent_bytes", wire.bytes_out),
+            ("server_writes", wire.writes),
+        ] {
+            tell(name, value);
+        }
+    }
+}
+
+/// Answers questions of clients, each on a thread of its own.
+#[derive(Default)]
+pub struct Questions {
+    serving: Mutex<Weak<Serving>>,
+    answering: Arc<()>,
+}
+
+impl Questions {
+    /// Who knows the answers.
+    pub fn belong_to(&self, serving: &Arc<Serving>) {
+        *self.serving.lock() = Arc::downgrade(serving);
+    }
+}
+
+impl Admin for Questions {
+    fn submit(&self, question: Box<[u8]>, asker: Asker) {
+        let refuse = |asker: Asker, errno, why: String| asker.answer(Err(FsError::because(errno, why)));
+        let Some(serving) = self.serving.lock().upgrade() else {
+            return refuse(asker, libc::EAGAIN, "the server is starting or ending; ask again".into());
+        };
+        // Each thread holds one reference, and so does this.
+        if Arc::strong_count(&self.answering) > QUESTIONS_MAX {
+            return refuse(
+                asker,
+                libc::EBUSY,
+                format!("{QUESTIONS_MAX} questions are being answered; ask later"),
+            );
+        }
+        let counted = self.answering.clone();
+        // Where the asker is while there is no thread yet, so that it gets an answer if there will be none.
+        let held = Arc::new(Mutex::new(Some(asker)));
+        let ours = held.clone();
+        let work = move || {
+            let _counted = counted;
+            let Some(asker) = ours.lock().take() else { return };
+            let answer = answer(&serving, &question, &asker);
+            asker.answer(answer.map_err(|why| FsError::because(libc::EIO, why)));
+        };
+        if let Err(why) = std::thread::Builder::new().name("kestrel-answer".into()).spawn(work)
+            && let Some(asker) = held.lock().take()
+        {
+            refuse(asker, libc::EAGAIN, format!("no thread to answer with: {why}"));
+        }
+    }
+}
+
+fn answer(serving: &Serving, question: &[u8], asker: &Asker) -> Result<Box<[u8]>, String> {
+    let question: Value = serde_json::from_slice(question)
+        .map_err(|error| format!("the question is not valid JSON: {error}"))?;
+    log::info!("{} asks: {}", asker.who(), question["verb"].as_str().unwrap_or("?"));
+    let mut tell = |event: &Value| asker.event(event.to_string().as_bytes());
+    Ok(serving.answer_afar(&question, &mut tell)?.to_string().into_bytes().into())
+}

@@ -1,0 +1,85 @@
+//! The mount of a volume that is served elsewhere: figures of its own, questions about the volume passed on to the server.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kestrel_client::fs::Fs;
+use kestrel_client::remote::RemoteUrl;
+use kestrel_client::storage::Storage;
+use serde_json::Value;
+
+use super::attendant::Attendant;
+use crate::metrics::{Snapshot, to_json};
+use crate::verbs::info;
+
+/// How long a quick question to the server may take.
+const QUICK: Duration = Duration::from_secs(15);
+
+/// What questions are about.
+pub struct RemoteMount {
+    /// The file system.
+    pub fs: Arc<Fs>,
+    /// Where its data is.
+    pub storage: Arc<Storage>,
+    /// Where it is served.
+    pub url: RemoteUrl,
+    /// Where it is mounted.
+    pub mount_point: PathBuf,
+    /// Nothing can be changed.
+    pub read_only: bool,
+    /// Since when.
+    pub begun: Instant,
+}
+
+impl Attendant for RemoteMount {
+    fn snapshot(&self) -> Snapshot {
+        Snapshot::take(&self.fs, None, self.begun.elapsed())
+    }
+
+    fn answer(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String> {
+        match question["verb"].as_str() {
+            Some("stats") => Ok(to_json(&self.snapshot())),
+            Some("status") => {
+                let mut out = self.ask(question, Some(QUICK), tell)?;
+                out["mounted"] = true.into();
+                out["mount_point"] = self.mount_point.to_string_lossy().into();
+                out["pid"] = std::process::id().into();
+                out["read_only"] = self.read_only.into();
+                out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
+                out["volume"] = self.url.to_string().into();
+                Ok(out)
+            }
+            Some("info") => {
+                let mut out = self.ask(question, Some(QUICK), tell)?;
+                // Whose disk cache holds what is a matter of this mount, not of the server.
+                info::tell_places(&mut out, &self.storage);
+                Ok(out)
+            }
+            Some("fsck" | "gc" | "compact") => self.ask(question, None, tell),
+            Some("warmup") => Err(format!(
+                "{} is served by another process: read the files to fill the disk cache of this mount",
+                self.url
+            )),
+            Some(other) => Err(format!(
+                "the mounting process does not know {other:?}; it may be older than this program"
+            )),
+            None => Err("the question has no verb".into()),
+        }
+    }
+}
+
+impl RemoteMount {
+    fn ask(
+        &self,
+        question: &Value,
+        limit: Option<Duration>,
+        tell: &mut dyn FnMut(&Value) -> bool,
+    ) -> Result<Value, String> {
+        let metadata = self.fs.metadata().remote().ok_or("the volume is not served elsewhere")?;
+        let mut on_event = |event| {
+            tell(&event);
+        };
+        metadata.remote().admin(question, limit, &mut on_event).map_err(|why| format!("{}: {why}", self.url))
+    }
+}

@@ -1,0 +1,306 @@
+//! `kestrel serve`.
+
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use kestrel_client::descriptor::Descriptor;
+use kestrel_client::remote::PORT_DEFAULT;
+use kestrel_client::storage::Offer;
+use kestrel_client::volume::{MountedVolume, Resources, Volume, VolumeLock};
+use kestrel_cluster::config::{LEASE_MAX, LEASE_MIN, ServerConfig};
+use kestrel_cluster::listen::Door;
+use kestrel_cluster::locks::LockLimits;
+use kestrel_cluster::server::Server;
+use kestrel_types::clock::{Clock, Nanos, SystemClock};
+use log::LevelFilter;
+
+use super::locate;
+use super::store_args::StoreArgs;
+use crate::failure::{Failure, Verdict};
+use crate::serve::attendant::Doors;
+use crate::serve::clients::{Clients, Questions};
+use crate::serve::control::Serving;
+use crate::serve::daemon;
+use crate::units::{duration_arg, log_level_arg, size_arg};
+
+/// Name of the log file within the volume's directory.
+const LOG_NAME: &str = "serve.log";
+
+/// How long clients get, at the end, for the answers to what they have asked.
+const LAST_ANSWERS: Duration = Duration::from_secs(5);
+
+/// How long a server that is told to end may take.
+const END_TIME_MAX: Duration = Duration::from_secs(120);
+
+/// Serve a volume to clients over the network.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel serve /data/vol --listen 10.0.0.1:9440
+  kestrel serve /data/vol --listen [::]:9440 --name photos --lease 60s
+  kestrel serve /data/vol --foreground --log-level debug
+  kestrel serve /data/vol --stop
+
+Clients mount it with `kestrel mount kestrel://HOST:PORT/NAME DIR`. Metadata goes through this process, file data straight
+between them and the block store: format the volume with --storage s3://… unless all of them run on this machine. Returns
+when it serves; the process stays in the background. Clients wait while it is restarted, and go on with their open files and
+locks. There is no authentication yet: who reaches the address may do what any user of the volume may. SIGTERM and SIGINT
+end it cleanly.")]
+pub struct ServeArgs {
+    /// The volume: a path or file:///path
+    pub volume: String,
+    /// Where to listen: ADDRESS:PORT
+    #[arg(long, value_name = "ADDR", default_value_t = format!("127.0.0.1:{PORT_DEFAULT}"))]
+    pub listen: String,
+    /// Name by which clients ask for the volume; by default the one it was formatted with
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// A client that is not heard of for this long loses its locks and what it has open
+    #[arg(long, value_name = "TIME", value_parser = duration_arg, default_value = "30s")]
+    pub lease: Duration,
+    /// How long clients of before a restart are waited for; as long as the lease by default
+    #[arg(long, value_name = "TIME", value_parser = duration_arg)]
+    pub grace: Option<Duration>,
+    /// End the process that serves the volume
+    #[arg(long, conflicts_with_all = ["listen", "name", "lease", "grace", "foreground"])]
+    pub stop: bool,
+    /// Stay in the foreground and log to the terminal
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Serve figures for Prometheus at http://ADDR/metrics, as 127.0.0.1:9464
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<SocketAddr>,
+    /// Log file; serve.log in the volume's directory by default
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+    /// What to log: error, warn, info, debug, trace
+    #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = log_level_arg)]
+    pub log_level: LevelFilter,
+    /// Memory for metadata rows
+    #[arg(long, value_parser = size_arg, value_name = "SIZE", default_value = "512M")]
+    pub metadata_memory: u64,
+    /// Set for the process in the background
+    #[arg(long, hide = true)]
+    pub report_readiness: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+/// Serves, in the background unless told otherwise.
+pub fn run(args: &ServeArgs) -> Result<Verdict, Failure> {
+    if args.stop {
+        crate::logger::install(LevelFilter::Warn);
+        return stop(args);
+    }
+    if !args.foreground {
+        crate::logger::install(LevelFilter::Warn);
+        return background(args);
+    }
+    crate::logger::install(args.log_level);
+    let served = serve(args);
+    if let (Err(failure), true) = (&served, args.report_readiness) {
+        daemon::report_error(&failure.reason());
+    }
+    served
+}
+
+fn fail(why: impl std::fmt::Display) -> Failure {
+    Failure::new("serve", why)
+}
+
+/// What is served, and where.
+struct Plan {
+    volume: PathBuf,
+    name: String,
+    listen: SocketAddr,
+}
+
+/// What can be judged without opening the volume.
+fn check(args: &ServeArgs) -> Result<Plan, Failure> {
+    let volume = locate("serve", &args.volume)?;
+    let descriptor = Descriptor::read(&volume).map_err(fail)?;
+    let leases =
+        Duration::from_nanos(LEASE_MIN.unsigned_abs())..=Duration::from_nanos(LEASE_MAX.unsigned_abs());
+    if !leases.contains(&args.lease) || args.grace.is_some_and(|grace| grace > *leases.end()) {
+        return Err(Failure::usage("serve: --lease must be 1s to 10m, --grace at most 10m"));
+    }
+    let listen = args.listen.to_socket_addrs().map_err(|why| {
+        Failure::usage(format!("serve: --listen {}: {why}; give ADDRESS:PORT", args.listen))
+    })?;
+    let listen = listen.into_iter().next();
+    let listen =
+        listen.ok_or_else(|| Failure::usage(format!("serve: --listen {}: no address", args.listen)))?;
+    let name = args.name.clone().unwrap_or(descriptor.settings.name);
+    // What a URL can carry.
+    if name.is_empty() || name.len() > 255 || name.contains('/') || name.chars().any(char::is_control) {
+        return Err(Failure::usage("serve: --name: 1 to 255 bytes, neither '/' nor control characters"));
+    }
+    args.store.options("serve")?;
+    Ok(Plan { volume, name, listen })
+}
+
+fn background(args: &ServeArgs) -> Result<Verdict, Failure> {
+    let plan = check(args)?;
+    let log = args.log.clone().unwrap_or_else(|| plan.volume.join(LOG_NAME));
+    let log = std::path::absolute(&log).unwrap_or(log);
+    let pid = daemon::start(&log).map_err(fail)?;
+    let question = serde_json::json!({ "verb": "status" });
+    let status =
+        super::ask("serve", &plan.volume, &question, kestrel_client::control::QUICK)?.unwrap_or_default();
+    let address = status["served"]["address"].as_str().map_or(plan.listen.to_string(), str::to_string);
+    println!(
+        "{} is served at kestrel://{address}/{} (process {pid}, log {})",
+        plan.volume.display(),
+        plan.name,
+        log.display()
+    );
+    Ok(Verdict::Good)
+}
+
+/// Serves until a signal comes.
+fn serve(args: &ServeArgs) -> Result<Verdict, Failure> {
+    let plan = check(args)?;
+    crate::serve::limits::raise_descriptor_limit();
+    let begun = Instant::now();
+    // First of all: an address that is taken must not cost a recovery.
+    let listener = TcpListener::bind(plan.listen).map_err(|why| match VolumeLock::holder(&plan.volume) {
+        Some(pid) => fail(format!("{}: in use by process {pid}; end that one first", plan.volume.display())),
+        None => fail(format!("--listen {}: {why}; choose another address", plan.listen)),
+    })?;
+    let resources = Resources {
+        metadata_bytes: args.metadata_memory,
+        store: args.store.options("serve")?,
+        ..Resources::default()
+    };
+    let role = format!("kestrel serve {}", plan.name);
+    let opened = Volume::open(&plan.volume.to_string_lossy(), &role, &resources)
+        .and_then(|volume| volume.serve_clients(&resources))
+        .map_err(fail)?;
+    let served = attend(args, &plan, &opened, listener, begun);
+    let stored = opened.fs.shutdown().map_err(fail);
+    let settled = opened.volume.engine.settle().map_err(fail);
+    if let Err(why) = stored.as_ref().and(settled.as_ref()) {
+        log::error!("the last changes could not be stored: {}", why.reason());
+    }
+    log::info!("{} closed", plan.volume.display());
+    served.and_then(|verdict| stored.and(settled).map(|()| verdict))
+}
+
+/// Opens all doors, waits for a signal, closes them.
+fn attend(
+    args: &ServeArgs,
+    plan: &Plan,
+    opened: &MountedVolume,
+    listener: TcpListener,
+    begun: Instant,
+) -> Result<Verdict, Failure> {
+    let questions = Arc::new(Questions::default());
+    let server = server(args, plan, opened, questions.clone())?;
+    let in_use = Arc::downgrade(&server);
+    // While it is not there, nobody can be asked what he uses.
+    opened
+        .fs
+        .also_in_use(Arc::new(move |object| in_use.upgrade().is_none_or(|server| server.in_use(object))));
+    let door = Door::new(server.clone(), begun);
+    let volume = &opened.volume;
+    let serving = Arc::new(Serving {
+        fs: opened.fs.clone(),
+        engine: volume.engine.clone(),
+        store: volume.store.clone(),
+        storage: volume.storage.clone(),
+        descriptor: volume.descriptor.clone(),
+        dir: plan.volume.clone(),
+        mount_point: None,
+        clients: OnceLock::new(),
+        read_only: false,
+        begun,
+        walking: parking_lot::Mutex::default(),
+    });
+    questions.belong_to(&serving);
+    let doors = Doors::open(&plan.volume, args.metrics, &serving).map_err(fail)?;
+    let (signalled, signal) = mpsc::channel();
+    crate::signals::on_signal(move |_| {
+        // Whoever does not wait any more is ending already.
+        let _ = signalled.send(());
+    });
+    let sockets = kestrel_net::server::serve(listener, Arc::new(door.clone()), Default::default())
+        .map_err(|why| fail(format!("--listen {}: {why}", plan.listen)))?;
+    let address = sockets.address();
+    let clients =
+        Clients { name: plan.name.clone(), address, door, sockets: parking_lot::Mutex::new(Some(sockets)) };
+    let clients = serving.clients.get_or_init(|| clients);
+    log::info!(
+        "{} serves at kestrel://{address}/{} after {:.1?}",
+        plan.volume.display(),
+        plan.name,
+        begun.elapsed()
+    );
+    if args.report_readiness {
+        daemon::report_ready();
+        // Keeps no directory busy.
+        let _ = std::env::set_current_dir("/");
+    }
+    let _ = signal.recv();
+    log::info!("{} ends; its clients will wait for it", plan.volume.display());
+    if let Some(sockets) = clients.sockets.lock().take() {
+        sockets.stop(LAST_ANSWERS);
+    }
+    server.close();
+    drop(doors);
+    Ok(Verdict::Good)
+}
+
+fn server(
+    args: &ServeArgs,
+    plan: &Plan,
+    opened: &MountedVolume,
+    questions: Arc<Questions>,
+) -> Result<Arc<Server>, Failure> {
+    let volume = &opened.volume;
+    let node = opened.fs.node().ok_or_else(|| fail("the volume was opened without its metadata"))?;
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let nanos = |time: Duration| Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX);
+    let config = ServerConfig {
+        volume: plan.name.clone(),
+        descriptor: Offer::new(&volume.descriptor, &volume.storage).map_err(fail)?.to_json().into(),
+        // Grows from start to start, as far as the wall clock does: what it is compared with are its own values only.
+        epoch: clock.now().unsigned_abs(),
+        lease: nanos(args.lease),
+        grace: nanos(args.grace.unwrap_or(args.lease)),
+        ..ServerConfig::default()
+    };
+    Server::new(node.clone(), clock, config, LockLimits::default(), questions, 0).map_err(fail)
+}
+
+/// Ends the process that serves the volume, and waits until it has.
+fn stop(args: &ServeArgs) -> Result<Verdict, Failure> {
+    let dir = locate("serve", &args.volume)?;
+    Descriptor::read(&dir).map_err(fail)?;
+    let question = serde_json::json!({ "verb": "status" });
+    let status = super::ask("serve", &dir, &question, kestrel_client::control::QUICK)?;
+    let Some(status) = status.filter(|status| status["served"].is_object()) else {
+        return Err(fail(format!("{}: nobody serves it", dir.display())));
+    };
+    let pid = status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 1);
+    let pid = pid
+        .ok_or_else(|| fail(format!("{}: who serves it does not say which process it is", dir.display())))?;
+    // SAFETY: takes no pointer; the process told its number over a socket that only the volume's owner can serve.
+    if unsafe { libc::kill(pid, libc::SIGTERM) } != 0 {
+        return Err(fail(format!("process {pid}: {}", std::io::Error::last_os_error())));
+    }
+    wait_until_closed(&dir, pid)
+}
+
+fn wait_until_closed(dir: &Path, pid: i32) -> Result<Verdict, Failure> {
+    let begun = Instant::now();
+    while VolumeLock::holder(dir).is_some() {
+        if begun.elapsed() > END_TIME_MAX {
+            let why = format!("process {pid} has not ended after {} s; see its log", END_TIME_MAX.as_secs());
+            return Err(fail(format!("{}: {why}", dir.display())));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(Verdict::Good)
+}

@@ -1,0 +1,133 @@
+//! Mounts of a served volume.
+
+use std::process::Stdio;
+use std::time::Instant;
+
+use crate::common::{Run, kestrel, run, tree};
+use crate::server::{PATIENCE, Server, until};
+
+/// Two mount points, unmounted when it is dropped. Their runtime directories are the test's own.
+struct Mounts<'a> {
+    server: &'a Server,
+}
+
+impl<'a> Mounts<'a> {
+    fn new(server: &'a Server) -> Self {
+        let mounts = Self { server };
+        for name in ["one", "two", "run"] {
+            std::fs::create_dir(server.place.path(name)).unwrap();
+        }
+        mounts.mount("one", &[]).expect(0, "is mounted on");
+        mounts.mount("two", &[]).expect(0, "is mounted on");
+        mounts
+    }
+
+    fn run(&self, args: &[&str]) -> Run {
+        let output =
+            kestrel(args).env("KESTREL_RUNTIME_DIR", self.server.place.path("run")).output().unwrap();
+        Run {
+            code: output.status.code().unwrap_or(-1),
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    fn mount(&self, name: &str, options: &[&str]) -> Run {
+        self.run(&[&["mount", &self.server.url(), &self.server.place.name(name)], options].concat())
+    }
+}
+
+impl Drop for Mounts<'_> {
+    fn drop(&mut self) {
+        for name in ["one", "two"] {
+            let _ = kestrel(&["umount", "--force", &self.server.place.name(name)])
+                .env("KESTREL_RUNTIME_DIR", self.server.place.path("run"))
+                .stderr(Stdio::null())
+                .status();
+        }
+    }
+}
+
+#[test]
+fn a_tree_written_through_one_mount_is_read_through_the_other_also_after_the_server_died() {
+    let server = Server::start("5s");
+    let mounts = Mounts::new(&server);
+    let (one, two) = (server.place.path("one"), server.place.path("two"));
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for number in 0..300 {
+                let dir = one.join(format!("dir{}", number % 7));
+                std::fs::create_dir_all(&dir).unwrap();
+                std::fs::write(dir.join(format!("file{number}")), vec![number as u8; number * 50]).unwrap();
+            }
+        });
+        server.restart();
+        writer.join().unwrap();
+    });
+    let (written, read) = (tree(&one), tree(&two));
+    assert_eq!(written.len(), 307);
+    assert!(written == read);
+    let status = mounts.run(&["status", &server.url(), "--json"]).expect(0, "").json();
+    let who: Vec<String> = status["served"]["sessions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|session| session["who"].as_str().unwrap().to_string())
+        .collect();
+    assert!(who.iter().any(|who| who.contains(&*one.to_string_lossy())), "{who:?}");
+    mounts.run(&["status", &server.place.name("one")]).expect(0, "served       as vol at");
+    let stats = mounts.run(&["stats", &server.place.name("one"), "--once", "--json"]).expect(0, "").json();
+    assert!(stats["metadata_requests_total"].as_u64().unwrap() > 300, "{stats}");
+    assert_eq!(stats["metadata_reconnects_total"], 1);
+    let file = server.place.name("two/dir0/file294");
+    mounts.run(&["info", &file]).expect(0, "14,700");
+    mounts.run(&["compact", &server.place.name("two")]).expect(0, "references moved");
+    mounts.run(&["gc", &server.url()]).expect(0, "0 leaked");
+    server.check();
+    mounts.run(&["umount", &server.place.name("one")]).expect(0, "");
+    mounts.run(&["umount", &server.place.name("two")]).expect(0, "");
+    until("both are gone", || server.status()["served"]["sessions_total"] == 0);
+    server.stop();
+    run(&["fsck", "--data", &server.place.volume()]).expect(0, "clean");
+    server.serve();
+}
+
+#[test]
+fn who_waits_for_a_dead_server_can_be_killed_and_gets_an_error_at_the_deadline() {
+    let server = Server::start("5s");
+    let mounts = Mounts::new(&server);
+    mounts.run(&["umount", &server.place.name("two")]).expect(0, "");
+    mounts.mount("two", &["--deadline", "3s"]).expect(0, "is mounted on");
+    std::fs::write(server.place.path("one/file"), b"content").unwrap();
+    server.kill();
+    // With a deadline of a minute, only the signal ends it.
+    let mut waiting = std::process::Command::new("stat")
+        .arg(server.place.path("one/file"))
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let failed = std::fs::metadata(server.place.path("two/file")).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(libc::EIO));
+    assert!(waiting.try_wait().unwrap().is_none(), "the other still waits");
+    let begun = Instant::now();
+    waiting.kill().unwrap();
+    waiting.wait().unwrap();
+    assert!(begun.elapsed() < PATIENCE / 2);
+    server.serve();
+    assert_eq!(std::fs::read(server.place.path("one/file")).unwrap(), b"content");
+    until("the other is back", || std::fs::read(server.place.path("two/file")).is_ok());
+}
+
+#[test]
+fn a_mount_point_is_used_once_and_a_dead_server_does_not_keep_a_mount_from_ending() {
+    let server = Server::start("5s");
+    let mounts = Mounts::new(&server);
+    mounts.mount("one", &[]).expect(1, "in use by");
+    mounts.run(&["umount", &server.place.name("two")]).expect(0, "");
+    mounts.mount("two", &["--deadline", "2s"]).expect(0, "is mounted on");
+    server.kill();
+    let begun = Instant::now();
+    mounts.run(&["umount", &server.place.name("two")]);
+    assert!(begun.elapsed() < PATIENCE / 2);
+    server.serve();
+}

@@ -1,0 +1,84 @@
+//! What several clients see of each other.
+
+use kestrel_types::range::RANGE_BYTES_MAX;
+
+use crate::server::{READ_MAX, Server};
+
+/// Larger than what is kept in the record.
+const STORED: usize = 100_000;
+
+#[test]
+fn what_one_closed_the_other_reads_when_it_opens() {
+    let server = Server::start("10s");
+    let (one, two) = (server.client("one"), server.client("two"));
+    for (round, len) in [3, STORED, 5_000_000, 10].into_iter().enumerate() {
+        let content = vec![round as u8 + 1; len];
+        let name = format!("file{round}");
+        one.put(&name, &content);
+        assert!(two.content(&name) == content, "{name} read by the other");
+        // An open file of the other: it sees what was committed when it asks for the attributes.
+        let held = two.open(&name);
+        one.put(&name, &[9; 10]);
+        assert_eq!(two.stat(held.ino()).unwrap().size, len.max(10) as u64);
+        two.close(held).unwrap();
+        assert!(two.content(&name).starts_with(&[9; 10]));
+    }
+    drop((one, two));
+    assert_eq!(server.status()["served"]["sessions_total"], 0, "both said farewell");
+    server.check();
+}
+
+#[test]
+fn a_file_lives_while_any_client_has_it_open() {
+    let server = Server::start("10s");
+    let (one, two) = (server.client("one"), server.client("two"));
+    two.put("gone", &vec![1; STORED]);
+    let held = one.open("gone");
+    two.unlink("gone");
+    assert_eq!(one.read(&held).unwrap(), vec![1; STORED]);
+    one.write(&held, 0, &vec![2; STORED]);
+    assert_eq!(one.read(&held).unwrap(), vec![2; STORED]);
+    assert_eq!(one.stat(held.ino()).unwrap().nlink, 0);
+    let ino = held.ino();
+    one.close(held).unwrap();
+    // Those who knew it still show what it was.
+    assert_eq!(server.client("three").stat(ino).unwrap_err().errno, libc::ESTALE);
+    server.check();
+}
+
+#[test]
+fn what_is_renamed_elsewhere_goes_on_being_written() {
+    let server = Server::start("10s");
+    let (one, two) = (server.client("one"), server.client("two"));
+    let held = one.open("old");
+    one.write(&held, 0, b"before ");
+    two.rename("old", "new");
+    one.write(&held, 7, b"after");
+    one.close(held).unwrap();
+    assert_eq!(two.content("new"), b"before after");
+    server.check();
+}
+
+#[test]
+fn writers_of_one_file_keep_each_others_bytes() {
+    let server = Server::start("10s");
+    let (one, two) = (server.client("one"), server.client("two"));
+    for (name, len) in [("small", 1000), ("packed", STORED), ("chunked", RANGE_BYTES_MAX as usize)] {
+        one.put(name, &vec![0; len]);
+        let (a, b) = (one.open(name), two.open(name));
+        // Neither knows of the other's bytes when it writes its own.
+        one.fs.write(&a, 0, &[1; 100], false).unwrap();
+        two.fs.write(&b, 200, &[2; 100], false).unwrap();
+        two.fs.write(&b, 50, &[3; 10], false).unwrap();
+        one.flush(&a).unwrap();
+        two.flush(&b).unwrap();
+        one.close(a).unwrap();
+        two.close(b).unwrap();
+        let mut wanted = vec![0; len];
+        wanted[..100].fill(1);
+        wanted[200..300].fill(2);
+        wanted[50..60].fill(3);
+        assert!(one.content(name) == wanted[..len.min(READ_MAX)], "{name}");
+    }
+    server.check();
+}

@@ -1,0 +1,95 @@
+//! The way to a volume's metadata: a node in this process, or a server across a network.
+//!
+//! **Order.** Requests that touch the same keys and are submitted one after the other by one thread are executed in that
+//! order. Replies may come in any order, on any thread.
+//!
+//! **Exactly once.** A request is executed once, or it fails having changed nothing, with one exception: one that a server
+//! across a network has not answered by the deadline (`EIO`) may have been executed.
+
+use std::sync::Arc;
+
+use kestrel_meta::node::{Done, Node};
+use kestrel_meta::stats::NodeStats;
+use kestrel_types::error::FsResult;
+use kestrel_types::request::Request;
+use kestrel_types::wire::{LockReply, LockRequest};
+
+use crate::remote::RemoteMetadata;
+
+/// Takes requests to whoever keeps the metadata.
+pub trait Metadata: Send + Sync {
+    /// Sends a request; `done` gets the reply, once, maybe before this returns. Does not wait for a network.
+    fn submit(&self, request: Request, done: Done);
+
+    /// Sends several requests at once.
+    fn submit_many(&self, requests: Vec<(Request, Done)>) {
+        for (request, done) in requests {
+            self.submit(request, done);
+        }
+    }
+
+    /// The node, if it is in this process: what needs the engine (deleting, rewriting, checking, dumping) runs here then.
+    fn local(&self) -> Option<&Arc<Node>> {
+        None
+    }
+
+    /// The connection, if the metadata is across a network: locks, questions to the server.
+    fn remote(&self) -> Option<&RemoteMetadata> {
+        None
+    }
+
+    /// The keeper of locks that other clients see. Without one the kernel keeps them for each mount by itself.
+    fn locks(&self) -> Option<&dyn LockServer> {
+        None
+    }
+
+    /// Requests answered, by kind, counted the same way wherever the node is.
+    fn stats(&self) -> NodeStats;
+
+    /// Lets go of the metadata, last of all: what is open is closed, and everything acknowledged is durable.
+    ///
+    /// # Errors
+    /// If it could not be made durable.
+    fn close(&self) -> FsResult<()>;
+}
+
+/// Keeps locks that all clients of a volume see.
+pub trait LockServer: Send + Sync {
+    /// Asks about a lock; `done` gets the answer, once, maybe before this returns. Answers the call's number.
+    fn lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> u64;
+
+    /// Ends the wait of a call: it is answered `EINTR`, unless it has been answered or does not wait.
+    fn cancel(&self, call: u64);
+}
+
+/// A node in this process.
+pub struct Embedded(Arc<Node>);
+
+impl Embedded {
+    /// The way to `node`.
+    pub fn new(node: Arc<Node>) -> Self {
+        Self(node)
+    }
+}
+
+impl Metadata for Embedded {
+    fn submit(&self, request: Request, done: Done) {
+        self.0.submit(request, done);
+    }
+
+    fn submit_many(&self, requests: Vec<(Request, Done)>) {
+        self.0.submit_many(requests);
+    }
+
+    fn local(&self) -> Option<&Arc<Node>> {
+        Some(&self.0)
+    }
+
+    fn stats(&self) -> NodeStats {
+        self.0.stats()
+    }
+
+    fn close(&self) -> FsResult<()> {
+        self.0.close()
+    }
+}

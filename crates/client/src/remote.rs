@@ -1,0 +1,127 @@
+//! A volume that a server serves: metadata across the network, file data straight from and to the block store.
+//!
+//! **Outages.** Calls wait while the server does not answer, up to a deadline, and fail with `EIO` then; what comes later
+//! waits again. Nothing has to be mounted anew: the connection comes back by itself, and what is open goes on. One line in
+//! the log tells that an outage began, one that it is over.
+//!
+//! **What the server may forget.** A restarted server is told what is open, locked and being written before anything else
+//! ([`holdings`]). A client that was away for longer than the lease has lost its locks, and files without names.
+//!
+//! **Order of bytes and names.** A commit is sent when the bytes it names are durable ([`durable`]).
+
+mod durable;
+mod holdings;
+mod metadata;
+mod opens;
+mod url;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kestrel_net::remote::{Remote, RemoteConfig};
+use kestrel_types::clock::{Clock, SystemClock};
+use serde_json::Value;
+
+pub use self::metadata::{RemoteMetadata, is_answering};
+pub use self::url::{PORT_DEFAULT, RemoteUrl, SCHEME};
+
+use self::durable::SyncFirst;
+use self::holdings::Holdings;
+use crate::descriptor::Descriptor;
+use crate::error::VolumeError;
+use crate::fs::Fs;
+use crate::storage::{Offer, Storage};
+use crate::volume::Resources;
+use crate::volume::assembly::Assembly;
+
+/// How long a call waits for a server that does not answer, unless another time is given.
+pub const DEADLINE_DEFAULT: Duration = Duration::from_secs(60);
+
+/// How a client presents itself to a server.
+#[derive(Debug, Clone)]
+pub struct Introduction {
+    /// For people who look at the server: host, process, mount point.
+    pub who: String,
+    /// How long a call waits for a server that does not answer.
+    pub deadline: Duration,
+    /// Nothing will be changed.
+    pub read_only: bool,
+}
+
+/// A volume in use through its server.
+pub struct RemoteVolume {
+    /// Where it is served.
+    pub url: RemoteUrl,
+    /// What it is.
+    pub descriptor: Descriptor,
+    /// Where its data is.
+    pub storage: Arc<Storage>,
+    /// The file system. Call [`Fs::shutdown`] before dropping it.
+    pub fs: Arc<Fs>,
+}
+
+impl RemoteVolume {
+    /// Connects to the server that `url` names, learns from it what the volume is, opens the block store, and starts a file
+    /// system. Waits for a server that does not answer up to the deadline. Starts threads: a process that goes to the
+    /// background does so before.
+    ///
+    /// # Errors
+    /// If no server answers, none serves this volume, or its store cannot be used from here; the text says which and what to
+    /// do.
+    pub fn open(url: &str, how: &Introduction, resources: &Resources) -> Result<Self, VolumeError> {
+        let url = RemoteUrl::parse(url)?;
+        let server = url.to_string();
+        let holdings = Arc::new(Holdings::new(server.clone()));
+        let (remote, welcome) = Remote::connect(config(&url, how), holdings.clone())
+            .map_err(|why| VolumeError::Io(format!("{server}: {why}")))?;
+        let opened = (|| {
+            let offer = Offer::from_json(&welcome.descriptor, &server)?;
+            let descriptor = offer.descriptor(&server)?;
+            let storage = Arc::new(Storage::open_offered(&offer, &server, &resources.store)?);
+            Ok((descriptor, storage))
+        })();
+        let (descriptor, storage) = opened.inspect_err(|_| remote.close())?;
+        let metadata = Arc::new(RemoteMetadata::new(remote, holdings.clone()));
+        if storage.needs_sync() {
+            metadata.sync_first(SyncFirst::new(storage.store.clone())?);
+        }
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let plan = Assembly { metadata, numbers: holdings.numbers.clone(), clock, read_only: how.read_only };
+        let fs = plan.assemble(&descriptor, storage.store.clone(), resources)?;
+        holdings.belongs_to(&fs);
+        Ok(Self { url, descriptor, storage, fs })
+    }
+}
+
+fn config(url: &RemoteUrl, how: &Introduction) -> RemoteConfig {
+    RemoteConfig {
+        addresses: url.addresses.clone(),
+        volume: url.name.clone(),
+        who: how.who.clone(),
+        deadline: how.deadline,
+    }
+}
+
+/// Asks a server something about a volume it serves, as the control socket is asked (`crate::control`); `on_event` gets what
+/// it tells meanwhile. Nothing of the volume is opened here. `limit` bounds the time between two answers.
+///
+/// # Errors
+/// What the server said, or that none answers.
+pub fn ask(
+    url: &str,
+    who: &str,
+    question: &Value,
+    limit: Option<Duration>,
+    on_event: &mut dyn FnMut(Value),
+) -> Result<Value, VolumeError> {
+    let url = RemoteUrl::parse(url)?;
+    let server = url.to_string();
+    let holdings = Arc::new(Holdings::new(server.clone()));
+    let deadline = limit.unwrap_or(DEADLINE_DEFAULT);
+    let how = Introduction { who: who.to_string(), deadline, read_only: true };
+    let (remote, _) = Remote::connect(config(&url, &how), holdings)
+        .map_err(|why| VolumeError::Io(format!("{server}: {why}")))?;
+    let answer = remote.admin(question, limit, on_event);
+    remote.close();
+    answer.map_err(|why| VolumeError::Io(format!("{server}: {why}")))
+}

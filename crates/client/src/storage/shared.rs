@@ -1,0 +1,176 @@
+//! The block store of a volume that one process serves and others use: a bucket, or a directory that all of them reach.
+//!
+//! A path says little about what lies there on another machine. So the server leaves a word in the directory (once, random),
+//! tells it to its clients, and a client that does not find it there does not use the directory: bytes that it would store
+//! in another one would be lost to everybody else.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+
+use kestrel_data::store::key::MARKER;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Base, Place, Storage, StoreOptions};
+use crate::descriptor::Descriptor;
+use crate::error::VolumeError;
+
+/// Random bytes of the word.
+const WORD_BYTES: usize = 16;
+
+/// Longest marker that is read, bytes.
+const MARKER_BYTES_MAX: u64 = 256;
+
+/// What a server tells a client of the volume, as JSON.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Offer {
+    /// What `kestrel.json` holds.
+    descriptor: Value,
+    /// Where its objects are, if that is a directory.
+    pub objects: Option<SharedDir>,
+}
+
+/// A directory with objects, and how to recognize it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedDir {
+    /// Absolute path at the server.
+    pub path: PathBuf,
+    /// What the marker in it holds.
+    pub word: String,
+}
+
+impl Offer {
+    /// What a server with this volume open offers. Leaves the marker in a directory that has none.
+    ///
+    /// # Errors
+    /// If the marker cannot be written or read.
+    pub fn new(descriptor: &Descriptor, storage: &Storage) -> Result<Self, VolumeError> {
+        let objects = match &storage.base {
+            Base::S3(_) => None,
+            Base::Dir(dir) => {
+                let path = fs::canonicalize(dir).map_err(|error| VolumeError::io("find", dir, &error))?;
+                let word = mark(&path)?;
+                Some(SharedDir { path, word })
+            }
+        };
+        let descriptor =
+            serde_json::to_value(descriptor).map_err(|why| VolumeError::Invalid(why.to_string()))?;
+        Ok(Self { descriptor, objects })
+    }
+
+    /// The offer as it travels.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::json!({ "descriptor": self.descriptor, "objects": self.objects }).to_string().into_bytes()
+    }
+
+    /// What the server named `server` offered.
+    ///
+    /// # Errors
+    /// If it is no offer.
+    pub fn from_json(text: &[u8], server: &str) -> Result<Self, VolumeError> {
+        serde_json::from_slice(text).map_err(|error| {
+            let why = format!(
+                "its description of the volume is not valid: {error}; use the same version of kestrel"
+            );
+            VolumeError::Corrupt(server.into(), why)
+        })
+    }
+
+    /// The volume's descriptor, checked as one that is read from a file.
+    ///
+    /// # Errors
+    /// As for [`Descriptor::read`].
+    pub fn descriptor(&self, server: &str) -> Result<Descriptor, VolumeError> {
+        Descriptor::from_json(self.descriptor.clone(), Path::new(server))
+    }
+}
+
+impl Storage {
+    /// Opens the block store of a volume that the server named `server` serves. Starts threads.
+    ///
+    /// # Errors
+    /// As for [`Storage::open`], and if the store is a directory that is not reached from here.
+    pub fn open_offered(offer: &Offer, server: &str, options: &StoreOptions) -> Result<Self, VolumeError> {
+        let descriptor = offer.descriptor(server)?;
+        let place = match &offer.objects {
+            Some(shared) => {
+                find(shared, server)?;
+                Place::Dir(shared.path.clone())
+            }
+            None => Place::of(Path::new(""), &descriptor.settings, options)?,
+        };
+        Self::open_at(place, &descriptor, options)
+    }
+
+    /// Whether what is acknowledged may still be lost with this machine, so that it must be synced before others rely on it.
+    pub fn needs_sync(&self) -> bool {
+        matches!(self.base, Base::Dir(_))
+    }
+}
+
+/// The word in the marker of a directory, which is made if there is none.
+fn mark(dir: &Path) -> Result<String, VolumeError> {
+    let path = dir.join(MARKER);
+    match read(&path) {
+        Ok(word) if !word.is_empty() => return Ok(word),
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(VolumeError::io("read", &path, &error));
+        }
+        _ => {}
+    }
+    let random = Path::new("/dev/urandom");
+    let mut bytes = [0; WORD_BYTES];
+    File::open(random)
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|error| VolumeError::io("read", random, &error))?;
+    let word: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let partial = dir.join(format!("{MARKER}.new"));
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&partial)?;
+        writeln!(file, "{word}")?;
+        file.sync_all()?;
+        fs::rename(&partial, &path)
+    };
+    write().map_err(|error| VolumeError::io("write", &path, &error))?;
+    Ok(word)
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(MARKER_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text.trim().to_string())
+}
+
+fn find(shared: &SharedDir, server: &str) -> Result<(), VolumeError> {
+    let dir = shared.path.display();
+    let unreachable = |why: String| {
+        VolumeError::Io(format!(
+            "the volume at {server} keeps its objects in the server's directory {dir}, which is not reached from here: {why}; \
+             share that directory under the same path, or use a volume formatted with --storage s3://…"
+        ))
+    };
+    match read(&shared.path.join(MARKER)) {
+        Ok(word) if word == shared.word => Ok(()),
+        Ok(_) => Err(unreachable("another directory lies there".into())),
+        Err(error) => Err(unreachable(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_recognized_by_the_word_in_it() {
+        let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let word = mark(here.path()).unwrap();
+        assert_eq!(mark(here.path()).unwrap(), word, "it stays");
+        let shared = |path: &Path| SharedDir { path: path.to_path_buf(), word: word.clone() };
+        find(&shared(here.path()), "server").unwrap();
+        let missing = find(&shared(there.path()), "server:1").unwrap_err().to_string();
+        assert!(missing.contains("server:1") && missing.contains("--storage s3://"), "{missing}");
+        mark(there.path()).unwrap();
+        assert!(find(&shared(there.path()), "server").unwrap_err().to_string().contains("another directory"));
+    }
+}

@@ -1,0 +1,55 @@
+//! Questions to the node as a whole: the control protocol, carried by the same connections.
+
+use std::sync::Arc;
+
+use kestrel_net::handler::Outbox;
+use kestrel_types::error::FsResult;
+use kestrel_types::wire::{Answered, Checksum, JSON_BYTES_MAX, ReplyTo, ToClient, encode_to_client};
+
+use crate::TABLE;
+use crate::session::Session;
+
+/// Answers questions.
+pub trait Admin: Send + Sync {
+    /// Takes a question, JSON text of at most [`JSON_BYTES_MAX`] bytes that is not checked further. Must not block: what takes
+    /// long is done on a thread of its own.
+    fn submit(&self, question: Box<[u8]>, asker: Asker);
+}
+
+/// Who asked, and the way back. Dropping it unanswered leaves the asker waiting until its deadline.
+pub struct Asker {
+    pub(crate) outbox: Arc<dyn Outbox>,
+    pub(crate) checksum: Checksum,
+    pub(crate) session: Arc<Session>,
+    pub(crate) incarnation: u64,
+    pub(crate) id: u64,
+}
+
+impl Asker {
+    /// Who asked, for people.
+    pub fn who(&self) -> String {
+        self.session.state.lock().who.clone()
+    }
+
+    /// Tells something before the answer is ready. False if nobody listens any more: then nobody waits for the answer either.
+    pub fn event(&self, json: &[u8]) -> bool {
+        let listens = self.session.state.lock().is_current(self.incarnation);
+        if listens && json.len() <= JSON_BYTES_MAX {
+            self.send(&ToClient::Event { id: self.id, json: json.into() });
+        }
+        listens
+    }
+
+    /// Gives the answer, JSON text.
+    pub fn answer(self, answer: FsResult<Box<[u8]>>) {
+        self.send(&ToClient::Reply(ReplyTo { id: self.id, table: TABLE, answered: Answered::Admin(answer) }));
+    }
+
+    fn send(&self, message: &ToClient) {
+        let mut frame = Vec::new();
+        // Only an event can be too large, and its length has been checked.
+        if encode_to_client(message, self.checksum, &mut frame).is_ok() {
+            self.outbox.send(&frame);
+        }
+    }
+}

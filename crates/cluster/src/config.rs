@@ -1,0 +1,60 @@
+//! Settings of a server, and its limits.
+
+use kestrel_types::clock::{Nanos, SECOND};
+
+/// How long the answers of a client that vanished are kept, so that it can still learn what became of its calls.
+pub const KEEP_EXPIRED: Nanos = 30 * 60 * SECOND;
+
+/// Most clients at a time, those that vanished and are still remembered included.
+pub const SESSIONS_MAX: usize = 65_536;
+
+/// Most opens that one client may have at a time, several of one file included.
+pub const OPENS_MAX: usize = 1 << 20;
+
+/// Most ranges of object numbers that one client may hold.
+pub const OBJECT_RANGES_MAX: usize = 65_536;
+
+/// Shortest lease: a client has to be heard of three times within it, over a network.
+pub const LEASE_MIN: Nanos = SECOND;
+
+/// Longest lease: what a client leaves behind blocks others for so long.
+pub const LEASE_MAX: Nanos = 600 * SECOND;
+
+/// Settings of a server.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// Name of the volume; clients must ask for it.
+    pub volume: String,
+    /// The volume's descriptor as JSON, shown to every client.
+    pub descriptor: Box<[u8]>,
+    /// Number of the node within its cluster.
+    pub node: u32,
+    /// Counts the starts of the node.
+    pub epoch: u64,
+    /// A client not heard of for this long has lost its session; [`LEASE_MIN`] to [`LEASE_MAX`].
+    pub lease: Nanos,
+    /// How long after a start clients of before may claim what they held.
+    pub grace: Nanos,
+    /// How long the answers of a client that vanished are kept.
+    pub keep_expired: Nanos,
+    /// Most clients at a time.
+    pub sessions_max: usize,
+    /// Most opens that one client may have at a time, several of one file included.
+    pub opens_max: usize,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            volume: String::new(),
+            descriptor: Box::new([]),
+            node: 0,
+            epoch: 0,
+            lease: 30 * SECOND,
+            grace: 30 * SECOND,
+            keep_expired: KEEP_EXPIRED,
+            sessions_max: SESSIONS_MAX,
+            opens_max: OPENS_MAX,
+        }
+    }
+}

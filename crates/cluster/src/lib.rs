@@ -1,0 +1,27 @@
+//! A metadata node as a server: clients, their sessions, and what they hold.
+//!
+//! A [`server::Server`] stands between connections, which know nothing of sessions, and the node, which knows nothing of
+//! clients. It keeps neither threads nor clocks nor sockets: it is called with batches of messages and with the time, by
+//! [`listen`] for real and by the simulation in one thread.
+//!
+//! What it promises (`metadata.md` §6, `docs/protocol.md`):
+//!
+//! - **Exactly once.** A numbered call is executed once, whatever is lost or sent again, also across a restart of the node
+//!   ([`session::window`], `kestrel_meta::txn`).
+//! - **Sessions.** What a client holds (open files, locks, object numbers) is its own, survives broken connections and, if the
+//!   client reclaims it, restarts; it goes when the client says farewell or is not heard of for the lease.
+//! - **A lie gains nothing.** Operations on handles are for those who hold them ([`admit`]).
+
+pub mod admin;
+pub mod admit;
+pub mod config;
+pub mod connection;
+pub mod figures;
+pub mod listen;
+pub mod locks;
+pub mod objects;
+pub mod server;
+pub mod session;
+
+/// Version of the table of placement: one node has one for ever.
+pub(crate) const TABLE: u64 = 1;

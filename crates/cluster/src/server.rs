@@ -1,0 +1,259 @@
+//! The server: sessions, leases, and what has to happen when time passes.
+//!
+//! **Locks of this crate, in the order in which they may be taken:** the directory of sessions; one session; then one of lock
+//! desk, objects, grace, releases. The node is called with none of them held, and so are outboxes except where noted.
+//!
+//! **Time** is handed in with every call: nanoseconds of one monotonic clock. Only records that outlive the process carry wall
+//! time, which comes from the volume's clock.
+
+mod grace;
+mod greet;
+mod lockdesk;
+mod reclaim;
+mod replies;
+mod time;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kestrel_meta::node::{Done, Node};
+use kestrel_meta::txn::Origin;
+use kestrel_net::handler::Outbox;
+use kestrel_types::clock::{Clock, Nanos};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{InodeId, ObjectId};
+use kestrel_types::request::{Creds, Op, Request};
+use kestrel_types::wire::{Checksum, ClientId, Refused, SessionState, ToClient, encode_to_client};
+use parking_lot::Mutex;
+
+use crate::admin::Admin;
+use crate::config::{LEASE_MAX, LEASE_MIN, ServerConfig};
+use crate::connection::Connection;
+use crate::figures::{Counts, Figures, SessionInfo};
+use crate::locks::LockLimits;
+use crate::objects::Objects;
+use crate::session::{Phase, Session};
+
+use grace::Grace;
+use lockdesk::LockDesk;
+
+pub(crate) use replies::{Batch, Submitted};
+
+/// A request on its way to the node.
+pub(crate) type Submission = (Request, Option<Origin>, Done);
+
+/// What answers need. It does not refer to the node, so answers that never come do not keep it open.
+pub(crate) struct Shared {
+    pub config: ServerConfig,
+    pub directory: Mutex<BTreeMap<ClientId, Arc<Session>>>,
+    /// Number of the last holder of locks and objects. None is given twice.
+    pub last_holder: AtomicU64,
+    pub desk: Mutex<LockDesk>,
+    pub objects: Mutex<Objects>,
+    pub grace: Mutex<Option<Grace>>,
+    /// Opens to give back to the node: their sessions are gone.
+    pub releases: Mutex<Vec<(InodeId, u32)>>,
+    pub counts: Counts,
+}
+
+/// See the module's header.
+pub struct Server {
+    pub(crate) node: Arc<Node>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) admin: Arc<dyn Admin>,
+    clock: Arc<dyn Clock>,
+    ticked: Mutex<Nanos>,
+}
+
+impl Server {
+    /// Serves a node that was opened for it (`NodeConfig::serves`): reads which clients had sessions and begins the grace
+    /// period, or ends it at once if there were none. `clock` is the volume's wall clock, `now` the monotonic one.
+    ///
+    /// # Errors
+    /// `EINVAL` for settings that make no sense; the engine's.
+    pub fn new(
+        node: Arc<Node>,
+        clock: Arc<dyn Clock>,
+        config: ServerConfig,
+        limits: LockLimits,
+        admin: Arc<dyn Admin>,
+        now: Nanos,
+    ) -> FsResult<Arc<Self>> {
+        if !(LEASE_MIN..=LEASE_MAX).contains(&config.lease) || !(0..=LEASE_MAX).contains(&config.grace) {
+            return Err(FsError::new(
+                libc::EINVAL,
+                "server: a lease is 1 to 600 s, a grace period at most 600 s",
+            ));
+        }
+        let records = node.sessions()?;
+        let shared = Shared {
+            config,
+            directory: Mutex::default(),
+            last_holder: AtomicU64::new(0),
+            desk: Mutex::new(LockDesk::new(limits)),
+            objects: Mutex::default(),
+            grace: Mutex::default(),
+            releases: Mutex::default(),
+            counts: Counts::default(),
+        };
+        let server = Arc::new(Self { node, shared: Arc::new(shared), admin, clock, ticked: Mutex::new(now) });
+        server.restore(records, now)?;
+        Ok(server)
+    }
+
+    /// Takes up the sessions there were before the restart.
+    fn restore(&self, records: Vec<kestrel_meta::txn::SessionRecord>, now: Nanos) -> FsResult<()> {
+        let wall = self.clock.now();
+        let mut grace = Grace::until(now.saturating_add(self.shared.config.grace));
+        let mut directory = self.shared.directory.lock();
+        for record in records {
+            let client = record.client;
+            let holder = self.shared.next_holder();
+            let session = Arc::new(Session::new(client, record.since, record.who, holder, now));
+            {
+                let mut state = session.state.lock();
+                state.recorded = true;
+                match record.ended {
+                    None => {
+                        state.begin_reclaim();
+                        state.told = SessionState::Restarted;
+                        state.may_claim_locks = true;
+                        grace.awaits(client);
+                    }
+                    Some(ended) => {
+                        state.phase = Phase::Expired;
+                        state.expired_at = now.saturating_sub(wall.saturating_sub(ended).max(0));
+                    }
+                }
+            }
+            directory.insert(client, session);
+        }
+        drop(directory);
+        if grace.is_over(now) {
+            self.node.end_grace()?;
+        } else {
+            self.shared.desk.lock().begin_grace();
+            *self.shared.grace.lock() = Some(grace);
+        }
+        Ok(())
+    }
+
+    /// A connection that has said nothing yet. `peer` is for people.
+    pub fn connect(self: &Arc<Self>, outbox: Arc<dyn Outbox>, checksum: Checksum, peer: &str) -> Connection {
+        Connection::new(self.clone(), outbox, checksum, peer.into())
+    }
+
+    /// Whether a living client may still come to refer to an object: then it must not be deleted though nothing refers to it.
+    pub fn in_use(&self, object: ObjectId) -> bool {
+        self.shared.grace.lock().is_some() || self.shared.objects.lock().in_use(object)
+    }
+
+    /// What it has done and holds.
+    pub fn figures(&self, now: Nanos) -> Figures {
+        let mut figures = Figures { totals: self.shared.counts.totals(), ..Figures::default() };
+        for session in self.all_sessions() {
+            let state = session.state.lock();
+            if state.is_alive() {
+                figures.sessions += 1;
+                figures.connected += u64::from(state.line.is_some());
+            } else {
+                figures.expired += 1;
+            }
+            figures.opens += state.opens.total() as u64;
+        }
+        let locks = self.shared.desk.lock().locks.counts();
+        figures.lock_ranges = locks.ranges as u64;
+        figures.lock_waits = locks.waits as u64;
+        figures.grace_left = self.shared.grace.lock().as_ref().map_or(0, |grace| grace.left(now));
+        figures
+    }
+
+    /// All sessions, in order of their clients' numbers.
+    pub fn sessions(&self, now: Nanos) -> Vec<SessionInfo> {
+        let info = |session: Arc<Session>| {
+            let state = session.state.lock();
+            SessionInfo {
+                client: session.client,
+                who: state.who.clone(),
+                peer: state.line.as_ref().map(|line| line.peer.to_string()),
+                state: match state.phase {
+                    Phase::Live => "live",
+                    Phase::Reclaiming => "reclaiming",
+                    Phase::Expired | Phase::Ended => "expired",
+                },
+                since: session.since,
+                lease_left: (session.heard() + self.shared.config.lease - now).max(0),
+                incarnation: state.incarnation,
+                opens: state.opens.total(),
+                locks: self.shared.desk.lock().locks.session_counts(state.holder).ranges,
+            }
+        };
+        self.all_sessions().into_iter().map(info).collect()
+    }
+
+    /// Closes every connection. Sessions stay recorded, so that clients find them again at the next start.
+    pub fn close(&self) {
+        for session in self.all_sessions() {
+            let line = session.state.lock().line.take();
+            if let Some(line) = line {
+                line.outbox.close("the node is shutting down");
+            }
+        }
+    }
+
+    pub(crate) fn all_sessions(&self) -> Vec<Arc<Session>> {
+        self.shared.directory.lock().values().cloned().collect()
+    }
+
+    /// Gives opens back to the node whose sessions are gone.
+    pub(crate) fn release_abandoned(&self) {
+        let releases = std::mem::take(&mut *self.shared.releases.lock());
+        let mut requests: Vec<Submission> = Vec::new();
+        for (ino, count) in releases {
+            for _ in 0..count {
+                let request = Request { creds: Creds::root(), op: Op::Release(ino) };
+                requests.push((
+                    request,
+                    None,
+                    Box::new(move |reply| {
+                        if let Err(why) = reply {
+                            log::warn!("inode {ino}: open of a client that is gone: {why:?}");
+                        }
+                    }),
+                ));
+            }
+        }
+        if !requests.is_empty() {
+            self.node.submit_many_from(requests);
+        }
+    }
+}
+
+impl Shared {
+    /// A number for a session to hold locks and objects under.
+    pub fn next_holder(&self) -> u64 {
+        self.last_holder.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Tells a client why it is not served, and closes its connection.
+    pub fn refuse(&self, outbox: &dyn Outbox, checksum: Checksum, why: FsError) {
+        self.counts.refused.add(1);
+        let close = why.reason.to_string();
+        let refused = ToClient::Refused(Refused { errno: why.errno, reason: why.reason });
+        self.send(outbox, checksum, &refused);
+        outbox.close(&close);
+    }
+
+    /// Sends one message.
+    pub fn send(&self, outbox: &dyn Outbox, checksum: Checksum, message: &ToClient) {
+        let mut frame = Vec::new();
+        match encode_to_client(message, checksum, &mut frame) {
+            Ok(()) => {
+                self.counts.bytes_out.add(frame.len() as u64);
+                outbox.send(&frame);
+            }
+            Err(why) => outbox.close(&why.to_string()),
+        }
+    }
+}

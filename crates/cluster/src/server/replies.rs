@@ -1,0 +1,153 @@
+//! Answers on their way from the node to clients.
+//!
+//! What the calls of one batch are answered while the batch is being submitted (reads, as a rule) leaves as one; answers that
+//! waited for the disk leave one by one, and the transport gathers them.
+//!
+//! An answer is taken to the session first (what it means for opens and objects, that its number is done) and then sent to
+//! the connection on which the call was asked last: it may have been sent again over a newer one.
+
+use std::sync::Arc;
+
+use kestrel_net::handler::Outbox;
+use kestrel_types::request::{Answer, Reply};
+use kestrel_types::wire::{Answered, Checksum, ReplyTo, ToClient, encode_to_client};
+use parking_lot::Mutex;
+
+use super::Shared;
+use crate::TABLE;
+use crate::admit::Effect;
+use crate::session::{Session, State};
+
+/// Frames gathered while a batch is submitted.
+#[derive(Default)]
+struct Gathered {
+    frames: Vec<u8>,
+    /// The batch has been submitted: what comes now is sent at once.
+    over: bool,
+}
+
+/// The calls of one batch of one connection.
+pub(crate) struct Batch {
+    shared: Arc<Shared>,
+    session: Arc<Session>,
+    incarnation: u64,
+    outbox: Arc<dyn Outbox>,
+    checksum: Checksum,
+    gathered: Mutex<Gathered>,
+}
+
+/// A call that was submitted.
+#[derive(Clone, Copy)]
+pub(crate) struct Submitted {
+    pub id: u64,
+    /// Its number, or 0.
+    pub seq: u64,
+    /// What its answer means for the session.
+    pub effect: Effect,
+}
+
+impl Batch {
+    pub fn new(
+        shared: Arc<Shared>,
+        session: Arc<Session>,
+        incarnation: u64,
+        outbox: Arc<dyn Outbox>,
+        checksum: Checksum,
+    ) -> Arc<Self> {
+        Arc::new(Self { shared, session, incarnation, outbox, checksum, gathered: Mutex::default() })
+    }
+
+    /// Sends a message on the connection that the batch came on.
+    pub fn send(&self, message: &ToClient) {
+        let mut gathered = self.gathered.lock();
+        if gathered.over {
+            drop(gathered);
+            return self.shared.send(&*self.outbox, self.checksum, message);
+        }
+        if let Err(why) = encode_to_client(message, self.checksum, &mut gathered.frames) {
+            self.outbox.close(&why.to_string());
+        }
+    }
+
+    /// Answers a call.
+    pub fn answer(&self, id: u64, answered: Answered) {
+        self.send(&ToClient::Reply(ReplyTo { id, table: TABLE, answered }));
+    }
+
+    /// The batch has been submitted.
+    pub fn submitted(&self) {
+        let mut gathered = self.gathered.lock();
+        gathered.over = true;
+        let frames = std::mem::take(&mut gathered.frames);
+        drop(gathered);
+        if !frames.is_empty() {
+            self.shared.counts.bytes_out.add(frames.len() as u64);
+            self.outbox.send(&frames);
+        }
+    }
+
+    /// The node's reply to a call.
+    pub fn reply(&self, call: Submitted, reply: Reply) {
+        if call.seq == 0 && call.effect == Effect::None {
+            return self.answer(call.id, Answered::Op(reply));
+        }
+        let mut state = self.session.state.lock();
+        if call.seq == 0 {
+            self.take_effect(&mut state, call.effect, &reply, true);
+            drop(state);
+            return self.answer(call.id, Answered::Op(reply));
+        }
+        let waiting = state.window.waiting(call.seq);
+        let keep = self.take_effect(&mut state, call.effect, &reply, waiting.is_some());
+        // On a newer connection the call has not been asked yet: when it is, the answer is there.
+        let asked = waiting.filter(|waiter| state.is_current(waiter.incarnation));
+        let Some(waiter) = asked else { return state.window.finish(call.seq, reply, keep) };
+        let message = ToClient::Reply(ReplyTo { id: waiter.id, table: TABLE, answered: Answered::Op(reply) });
+        let mut elsewhere = None;
+        if waiter.incarnation == self.incarnation {
+            self.send(&message);
+        } else if let Some(line) = &state.line {
+            let mut frame = Vec::new();
+            // A reply always fits: what is too large becomes an error.
+            let fits = encode_to_client(&message, line.checksum, &mut frame).is_ok();
+            elsewhere = fits.then(|| (line.outbox.clone(), frame));
+        }
+        if let ToClient::Reply(ReplyTo { answered: Answered::Op(reply), .. }) = message {
+            state.window.finish(call.seq, reply, keep);
+        }
+        drop(state);
+        if let Some((outbox, frame)) = elsewhere {
+            self.shared.counts.bytes_out.add(frame.len() as u64);
+            outbox.send(&frame);
+        }
+    }
+
+    /// What an answer means for the session. False if the answer no longer is true: its session was given up.
+    fn take_effect(&self, state: &mut State, effect: Effect, reply: &Reply, awaited: bool) -> bool {
+        let alive = state.is_alive();
+        match (effect, reply) {
+            (Effect::Opens { write }, Ok(Answer::Opened { inode, .. })) => {
+                if alive && awaited {
+                    state.opens.add(inode.ino, 1, write);
+                } else {
+                    self.shared.releases.lock().push((inode.ino, 1));
+                }
+                alive
+            }
+            (Effect::Releases { .. }, Ok(_)) => alive,
+            (Effect::Releases { ino, write }, Err(_)) => {
+                if alive {
+                    state.opens.add(ino, 1, write);
+                }
+                alive
+            }
+            (Effect::Allocates, Ok(Answer::Objects { first, count })) => {
+                if alive {
+                    self.shared.objects.lock().give(state.holder, *first, *count);
+                }
+                true
+            }
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Sessions: exactly once, what they hold, and when it goes.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use common::{Client, Fixture, LEASE, at, create, errno, opened, seen};
+use kestrel_types::clock::SECOND;
+use kestrel_types::request::{Answer, Op};
+use kestrel_types::wire::{
+    Answered, Body, LockAnswer, LockKind, LockMode, LockReply, LockRequest, LockSpan, Reclaim, ReclaimOpen,
+    SessionState, ToClient, ToServer,
+};
+
+fn lock(ino: u64, owner: u64) -> LockSpan {
+    LockSpan { ino, owner, pid: 7, kind: LockKind::Posix, mode: LockMode::Write, start: 0, end: 9 }
+}
+
+fn locks_heard(client: &Client) -> Vec<(u64, LockReply)> {
+    let locks = client.heard().into_iter().filter_map(|message| match message {
+        ToClient::Reply(reply) => match reply.answered {
+            Answered::Lock(answer) => Some((reply.id, answer)),
+            _ => None,
+        },
+        _ => None,
+    });
+    locks.collect()
+}
+
+fn set(client: &mut Client, fixture: &Fixture, span: LockSpan) -> u64 {
+    let call = client.call(Body::Lock(LockRequest::Set { lock: span, wait: true }));
+    let id = call.id;
+    client.send(fixture, vec![ToServer::Call(call)]);
+    id
+}
+
+#[test]
+fn nothing_is_acknowledged_before_it_is_durable() {
+    let fixture = Fixture::new();
+    let mut client = Client::new(1);
+    client.send_hello(&fixture, common::hello(1, 1, false));
+    assert!(client.heard().is_empty(), "the session's record is not durable");
+    fixture.sync();
+    assert!(matches!(client.heard().as_slice(), [ToClient::Welcome(_)]));
+    let call = client.op(create("a"));
+    client.send(&fixture, vec![ToServer::Call(call)]);
+    assert!(client.heard().is_empty());
+    fixture.sync();
+    assert_eq!(client.heard().len(), 1);
+}
+
+#[test]
+fn a_retry_is_answered_from_memory_and_from_rows_and_executed_once() {
+    let fixture = Fixture::new();
+    let mut client = Client::connected(1, &fixture);
+    let mut call = client.op(Op::MkDir(at("d"), 0o755));
+    let first = client.ask_call(&fixture, call.clone());
+    assert_eq!(errno(&first), 0);
+    call.retry = true;
+    assert_eq!(client.connect(&fixture), SessionState::Known);
+    assert_eq!(client.ask_call(&fixture, call.clone()), first);
+    let fixture = fixture.crash();
+    assert_eq!(client.connect(&fixture), SessionState::Restarted);
+    client.reclaim(&fixture, Reclaim { last: true, ..Reclaim::default() });
+    assert_eq!(client.ask_call(&fixture, call.clone()), first);
+    // Once acknowledged it is not known any more, and not executed either.
+    let mut next = client.op(Op::RmDir(at("d")));
+    next.acked = call.seq;
+    assert_eq!(errno(&client.ask_call(&fixture, next)), 0);
+    client.send(&fixture, vec![ToServer::Call(call)]);
+    fixture.sync();
+    assert!(client.heard().is_empty());
+}
+
+#[test]
+fn a_call_that_is_being_executed_answers_to_the_newest_connection() {
+    let fixture = Fixture::new();
+    let mut client = Client::connected(1, &fixture);
+    let call = client.op(create("a"));
+    client.send(&fixture, vec![ToServer::Call(call.clone())]);
+    let (mut old, _line) = client.take_connection();
+    // Known: answered at once, though the disk has not synced.
+    client.incarnation += 1;
+    client.send_hello(&fixture, common::hello(1, 2, true));
+    assert!(matches!(client.heard().as_slice(), [ToClient::Welcome(w)] if w.session == SessionState::Known));
+    client.send(&fixture, vec![ToServer::Call(kestrel_types::wire::Call { retry: true, ..call })]);
+    // What the old connection still brings has no effect.
+    let late = client.op(Op::MkDir(at("late"), 0o755));
+    old.receive(&mut vec![ToServer::Call(late)], fixture.now);
+    fixture.sync();
+    assert_eq!(client.heard().len(), 1);
+    assert_eq!(errno(&client.ask(&fixture, Op::Lookup(at("late")))), libc::ENOENT);
+    assert_eq!(errno(&client.ask(&fixture, Op::Lookup(at("a")))), 0);
+    let totals = fixture.server.figures(fixture.now).totals;
+    assert_eq!((totals.retries_running, totals.superseded, totals.stale_messages), (1, 1, 1));
+}
+
+#[test]
+fn opens_and_locks_go_with_the_lease_and_the_answers_stay() {
+    let mut fixture = Fixture::new();
+    let mut gone = Client::connected(1, &fixture);
+    let mut other = Client::connected(2, &fixture);
+    let mut call = gone.op(create("a"));
+    let (inode, _) = opened(&gone.ask_call(&fixture, call.clone()));
+    set(&mut gone, &fixture, lock(inode.ino, 1));
+    assert_eq!(locks_heard(&gone), [(2, Ok(LockAnswer::Done))]);
+    let waiting = set(&mut other, &fixture, lock(inode.ino, 1));
+    assert!(locks_heard(&other).is_empty());
+    assert_eq!(errno(&other.ask(&fixture, Op::Unlink(at("a")))), 0);
+    assert_eq!(errno(&gone.ask(&fixture, Op::GetAttr(seen(&inode, "a")))), 0);
+    // The one is silent, the other is heard of.
+    for _ in 0..4 {
+        fixture.pass(SECOND);
+        other.send(&fixture, vec![ToServer::Ping { oldest_open_object: u64::MAX }]);
+    }
+    fixture.sync();
+    assert!(gone.is_closed());
+    assert_eq!(locks_heard(&other), [(waiting, Ok(LockAnswer::Done))]);
+    assert_eq!(fixture.open_files(), 0);
+    assert_eq!(fixture.server.figures(fixture.now).totals.sessions_expired, 1);
+    // It comes back: what it had open is gone, but its calls are not executed again.
+    assert_eq!(gone.connect(&fixture), SessionState::Expired);
+    let opens = vec![ReclaimOpen { file: seen(&inode, "a"), count: 1, linkable: false }];
+    let locks = vec![lock(inode.ino, 1)];
+    let lost = gone.reclaim(&fixture, Reclaim { opens, locks, last: true, ..Reclaim::default() });
+    assert_eq!((lost.lost_opens, lost.lost_locks), (vec![inode.ino], vec![0]));
+    call.retry = true;
+    let (again, created) = opened(&gone.ask_call(&fixture, call));
+    assert_eq!((again.ino, created), (inode.ino, true));
+    assert_eq!(errno(&gone.ask(&fixture, Op::Lookup(at("a")))), libc::ENOENT);
+    // Half an hour later nobody knows it any more.
+    gone.lose_connection();
+    for _ in 0..1900 {
+        fixture.pass(SECOND);
+        other.send(&fixture, vec![ToServer::Ping { oldest_open_object: u64::MAX }]);
+    }
+    assert_eq!(fixture.server.sessions(fixture.now).len(), 1);
+    assert_eq!(fixture.node.sessions().unwrap().len(), 1);
+}
+
+#[test]
+fn a_process_that_was_stopped_does_not_expire_anybody() {
+    let mut fixture = Fixture::new();
+    let mut client = Client::connected(1, &fixture);
+    fixture.pass(SECOND);
+    fixture.now += 100 * LEASE;
+    fixture.server.tick(fixture.now);
+    fixture.pass(SECOND);
+    assert_eq!(errno(&client.ask(&fixture, create("a"))), 0);
+}
+
+#[test]
+fn after_a_restart_what_clients_hold_is_theirs_again() {
+    let mut fixture = Fixture::new();
+    let mut holder = Client::connected(1, &fixture);
+    let mut absent = Client::connected(2, &fixture);
+    let (inode, _) = opened(&holder.ask(&fixture, create("a")));
+    let (other, _) = opened(&absent.ask(&fixture, create("b")));
+    set(&mut holder, &fixture, lock(inode.ino, 1));
+    fixture = fixture.crash();
+    assert!(fixture.server.in_use(12345), "during the grace period every object is in use");
+    let mut third = Client::connected(3, &fixture);
+    for name in ["a", "b"] {
+        assert_eq!(errno(&third.ask(&fixture, Op::Unlink(at(name)))), 0);
+    }
+    let waiting = set(&mut third, &fixture, lock(inode.ino, 9));
+    let others = set(&mut third, &fixture, lock(other.ino, 9));
+    assert_eq!(holder.connect(&fixture), SessionState::Restarted);
+    let opens = vec![ReclaimOpen { file: seen(&inode, "a"), count: 1, linkable: false }];
+    let locks = vec![lock(inode.ino, 1)];
+    let reclaim = Reclaim { opens, locks, last: true, ..Reclaim::default() };
+    assert_eq!(holder.reclaim(&fixture, reclaim.clone()), Default::default());
+    // The answer was lost: said again, it counts once.
+    assert_eq!(holder.connect(&fixture), SessionState::Known);
+    assert_eq!(holder.reclaim(&fixture, reclaim), Default::default());
+    assert_eq!(fixture.open_files(), 1);
+    assert!(locks_heard(&third).is_empty());
+    for _ in 0..4 {
+        fixture.pass(SECOND);
+        for client in [&mut holder, &mut third] {
+            client.send(&fixture, vec![ToServer::Ping { oldest_open_object: u64::MAX }]);
+        }
+    }
+    // Who did not come back has lost what it had; who did has not.
+    assert_eq!(locks_heard(&third), [(others, Ok(LockAnswer::Done))]);
+    assert_eq!(errno(&holder.ask(&fixture, Op::GetAttr(seen(&inode, "a")))), 0);
+    assert_eq!(errno(&third.ask(&fixture, Op::GetAttr(seen(&other, "b")))), libc::ESTALE);
+    assert_eq!(errno(&holder.ask(&fixture, Op::Release(inode.ino))), 0);
+    let owner = LockRequest::ReleaseOwner { ino: inode.ino, owner: 1, kind: LockKind::Posix };
+    let call = holder.call(Body::Lock(owner));
+    holder.send(&fixture, vec![ToServer::Call(call)]);
+    assert_eq!(locks_heard(&third), [(waiting, Ok(LockAnswer::Done))]);
+    assert_eq!(absent.connect(&fixture), SessionState::Expired);
+}
+
+#[test]
+fn the_grace_period_ends_when_everybody_is_back_and_has_retried() {
+    let fixture = Fixture::new();
+    let mut client = Client::connected(1, &fixture);
+    let mut call = client.op(create("a"));
+    client.ask_call(&fixture, call.clone());
+    let mut fixture = fixture.crash();
+    let mut other = Client::connected(2, &fixture);
+    client.connect(&fixture);
+    // It did not hear the answer, so it does not claim the file; and the file is to be there for the retry.
+    client.reclaim(&fixture, Reclaim { last: true, ..Reclaim::default() });
+    fixture.pass(SECOND / 2);
+    assert_eq!(errno(&other.ask(&fixture, Op::Unlink(at("a")))), 0);
+    call.retry = true;
+    let (inode, created) = opened(&client.ask_call(&fixture, call));
+    assert!(created && fixture.server.figures(fixture.now).grace_left > 0);
+    client.send(&fixture, vec![ToServer::Ping { oldest_open_object: u64::MAX }]);
+    fixture.pass(SECOND / 2);
+    assert_eq!(fixture.server.figures(fixture.now).grace_left, 0);
+    assert_eq!(errno(&client.ask(&fixture, Op::GetAttr(seen(&inode, "a")))), 0);
+}
+
+#[test]
+fn farewell_releases_everything_at_once() {
+    let fixture = Fixture::new();
+    let mut client = Client::connected(1, &fixture);
+    opened(&client.ask(&fixture, create("a")));
+    let objects = client.ask(&fixture, Op::AllocObjects(10));
+    let Ok(Answer::Objects { first, .. }) = objects else { panic!("{objects:?}") };
+    assert!(fixture.server.in_use(first) && !fixture.server.in_use(first + 10));
+    client.send(&fixture, vec![ToServer::Ping { oldest_open_object: first + 1 }]);
+    assert!(!fixture.server.in_use(first) && fixture.server.in_use(first + 1));
+    client.send(&fixture, vec![ToServer::Bye]);
+    fixture.sync();
+    assert!(!fixture.server.in_use(first + 1));
+    assert_eq!((fixture.open_files(), fixture.server.figures(0).sessions), (0, 0));
+    assert!(fixture.node.sessions().unwrap().is_empty());
+}

@@ -1,0 +1,94 @@
+//! Which calls a thread makes: the same for the same seed, on few names, so that they meet.
+
+use super::tree::{DIR_NAMES, ROOT_NAMES, SUB_NAMES};
+use crate::rng::Rng;
+
+/// Files that are overwritten under the promise of close-to-open.
+pub const REGISTERS: usize = 2;
+
+/// A place as it is planned: the directory is opened first, whatever it is by then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spot {
+    /// One of [`ROOT_NAMES`].
+    Root(usize),
+    /// One of [`SUB_NAMES`] in whatever directory has this one of [`ROOT_NAMES`].
+    Sub(usize, usize),
+}
+
+/// A planned call; see [`super::tree::Call`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "as in tree::Call")]
+pub enum Plan {
+    Create(Spot),
+    Publish(Spot),
+    Unlink(Spot),
+    Mkdir(usize),
+    Rmdir(usize),
+    Rename(Spot, Spot, bool),
+    Stat(Spot),
+    Read(Spot),
+    ListRoot,
+    List(usize),
+    /// Overwrites a file in place.
+    Overwrite(usize),
+    /// Reads a file that is overwritten.
+    ReadRegister(usize),
+}
+
+/// The next call. In `overwriting` of 100 cases it is on a file that is overwritten.
+pub fn next(rng: &mut Rng, overwriting: u64) -> Plan {
+    if rng.percent(overwriting) {
+        let at = rng.below(REGISTERS as u64) as usize;
+        return if rng.percent(40) { Plan::Overwrite(at) } else { Plan::ReadRegister(at) };
+    }
+    let dir = |rng: &mut Rng| rng.below(DIR_NAMES as u64) as usize;
+    match rng.below(90) {
+        0..10 => Plan::Create(spot(rng)),
+        10..22 => Plan::Publish(spot(rng)),
+        22..35 => Plan::Unlink(spot(rng)),
+        35..43 => Plan::Mkdir(dir(rng)),
+        43..51 => Plan::Rmdir(dir(rng)),
+        51..66 => rename(rng),
+        66..75 => Plan::Stat(spot(rng)),
+        75..86 => Plan::Read(spot(rng)),
+        86..88 => Plan::ListRoot,
+        _ => Plan::List(dir(rng)),
+    }
+}
+
+fn spot(rng: &mut Rng) -> Spot {
+    if rng.percent(40) {
+        Spot::Sub(rng.below(DIR_NAMES as u64) as usize, rng.below(SUB_NAMES.len() as u64) as usize)
+    } else {
+        Spot::Root(rng.below(ROOT_NAMES.len() as u64) as usize)
+    }
+}
+
+/// From a name that may be a directory only to one that may be one, so that directories stay where the model has them.
+fn rename(rng: &mut Rng) -> Plan {
+    let no_replace = rng.percent(20);
+    loop {
+        let (from, to) = (spot(rng), spot(rng));
+        let may_be_dir = |spot| matches!(spot, Spot::Root(name) if name < DIR_NAMES);
+        if !may_be_dir(from) || may_be_dir(to) {
+            return Plan::Rename(from, to, no_replace);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_stay_in_the_root() {
+        let mut rng = Rng::new(1);
+        for _ in 0..20_000 {
+            if let Plan::Rename(Spot::Root(from), to, _) = next(&mut rng, 10)
+                && from < DIR_NAMES
+            {
+                assert!(matches!(to, Spot::Root(to) if to < DIR_NAMES), "{from} to {to:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The state of the model: files and directories by number.
+
+mod attr;
+mod data;
+mod judge;
+mod names;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kestrel_types::clock::Nanos;
+use kestrel_types::inode::Kind;
+use kestrel_types::range::Range;
+use kestrel_types::request::{Answer, Outcome, Reply};
+
+/// [`code`] of a request whose outcome depends on groups that the client must look up.
+pub const NEED_GROUPS: i32 = -1;
+/// [`code`] of a commit on content that has changed meanwhile.
+pub const CONFLICT: i32 = -2;
+/// [`code`] of a path that meets a symbolic link.
+pub const SYMLINK: i32 = -3;
+/// The request should have succeeded and did not, or with a number that cannot be.
+const MISFIT: i32 = -4;
+
+/// Numbers of inodes that nobody has seen yet begin here; a node hands out none as high.
+const UNSEEN: u64 = 1 << 63;
+
+/// How a request ended, as one number: 0, its errno, or one of the constants above.
+pub fn code(reply: &Reply) -> i32 {
+    match reply {
+        Ok(_) => 0,
+        Err(Outcome::Failed(error)) => error.errno,
+        Err(Outcome::NeedGroups) => NEED_GROUPS,
+        Err(Outcome::Conflict(_)) => CONFLICT,
+        Err(Outcome::Symlink { .. }) => SYMLINK,
+    }
+}
+
+/// Where a byte comes from; absent: a hole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Byte {
+    /// It is kept in the record.
+    Inline(u8),
+    /// Object, offset of the range, and the byte counted from the start of the range.
+    Stored(u64, u32, u32),
+}
+
+/// How content is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// There is none.
+    None,
+    /// In the record.
+    Inline,
+    /// In one range.
+    Packed(Range),
+    /// In chunks.
+    Chunked,
+}
+
+/// A file or directory.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Node {
+    /// Type.
+    pub kind: Kind,
+    /// Permission bits, 12 bits.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Names, or of a directory 2 and its subdirectories.
+    pub nlink: u32,
+    /// Device number.
+    pub rdev: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Last access.
+    pub atime: Nanos,
+    /// Last modification.
+    pub mtime: Nanos,
+    /// Last change.
+    pub ctime: Nanos,
+    /// The directory above a directory.
+    pub parent: u64,
+    /// What is in a directory, by name.
+    pub children: BTreeMap<Vec<u8>, u64>,
+    /// Content, byte by byte.
+    pub bytes: BTreeMap<u64, Byte>,
+    /// How it is kept.
+    pub layout: Layout,
+    /// State of the content; 0 if the reply that would tell has not been heard.
+    pub data_change: u64,
+    /// Extended attributes; under the name `->` a symbolic link's target.
+    pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// It has no name and may be given one.
+    pub linkable: bool,
+    /// Opens not yet released.
+    pub opens: u32,
+}
+
+/// See the crate's header.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Model {
+    /// Files and directories by number.
+    pub nodes: BTreeMap<u64, Arc<Node>>,
+    /// The time.
+    pub now: Nanos,
+    /// Times of replies are compared; else they may be any.
+    pub times: bool,
+    /// Inodes made by requests whose reply nobody heard.
+    unseen: u64,
+}
+
+/// A result, or the [`code`] of a failure.
+type Run<T> = Result<T, i32>;
+
+/// A reply as far as it was heard.
+type Heard<'a> = Option<&'a Reply>;
+
+const READ: u16 = 4;
+const WRITE: u16 = 2;
+const EXEC: u16 = 1;
+
+impl Model {
+    /// An empty file system, whose root anybody may write to.
+    pub fn new(now: Nanos) -> Self {
+        let mut model = Self { nodes: BTreeMap::new(), now, times: true, unseen: 0 };
+        let mut root = model.fresh(Kind::Dir, 0o777, 0, 0, 1);
+        root.parent = 1;
+        model.nodes.insert(1, Arc::new(root));
+        model
+    }
+
+    /// An empty file system that keeps no times, for histories that do not tell when a request was executed.
+    pub fn without_times() -> Self {
+        Self { times: false, ..Self::new(0) }
+    }
+
+    fn fresh(&self, kind: Kind, mode: u16, uid: u32, gid: u32, parent: u64) -> Node {
+        Node {
+            kind,
+            mode,
+            uid,
+            gid,
+            nlink: if kind == Kind::Dir { 2 } else { 1 },
+            rdev: 0,
+            size: if kind == Kind::Dir { 4096 } else { 0 },
+            atime: self.now,
+            mtime: self.now,
+            ctime: self.now,
+            parent,
+            children: BTreeMap::new(),
+            bytes: BTreeMap::new(),
+            layout: Layout::None,
+            data_change: 0,
+            xattrs: BTreeMap::new(),
+            linkable: false,
+            opens: 0,
+        }
+    }
+
+    fn node(&self, ino: u64) -> Run<&Node> {
+        self.nodes.get(&ino).map(Arc::as_ref).ok_or(libc::ESTALE)
+    }
+
+    /// A node that exists, to be changed.
+    pub fn node_mut(&mut self, ino: u64) -> &mut Node {
+        Arc::make_mut(self.nodes.get_mut(&ino).unwrap())
+    }
+
+    /// The number that a reply gives to a new inode and to the state of its content.
+    fn numbers(&mut self, heard: Heard<'_>) -> Run<(u64, u64)> {
+        match heard {
+            Some(Ok(Answer::Inode(inode) | Answer::Opened { inode, .. })) => {
+                Ok((inode.ino, inode.data_change))
+            }
+            Some(_) => Err(MISFIT),
+            None => {
+                self.unseen += 1;
+                Ok((UNSEEN + self.unseen, 0))
+            }
+        }
+    }
+
+    /// A reply shows that what was made unheard has this number.
+    fn bind(&mut self, unseen: u64, seen: u64) {
+        let Some(node) = self.nodes.remove(&unseen) else { return };
+        self.nodes.insert(seen, node);
+        let within: Vec<u64> =
+            self.nodes.iter().filter(|(_, node)| node.kind == Kind::Dir).map(|(dir, _)| *dir).collect();
+        for dir in within {
+            let node = &self.nodes[&dir];
+            if node.parent == unseen || node.children.values().any(|child| *child == unseen) {
+                let node = self.node_mut(dir);
+                node.parent = if node.parent == unseen { seen } else { node.parent };
+                node.children.values_mut().filter(|child| **child == unseen).for_each(|child| *child = seen);
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The model's permissions and attributes.
+
+use kestrel_types::inode::Kind;
+use kestrel_types::request::{Creds, OpenFlags, SetAttr, SetTime};
+
+use super::{EXEC, Heard, Model, READ, Run, WRITE};
+
+impl Model {
+    pub(super) fn member(creds: &Creds, gid: u32) -> bool {
+        creds.gid == gid || creds.groups.as_ref().is_some_and(|groups| groups.contains(&gid))
+    }
+
+    pub(super) fn allowed(&self, creds: &Creds, ino: u64, want: u16) -> Run<()> {
+        let node = self.node(ino)?;
+        let bits = if creds.uid == 0 {
+            let x = if node.kind == Kind::Dir || node.mode & 0o111 != 0 { EXEC } else { 0 };
+            READ | WRITE | x
+        } else if creds.uid == node.uid {
+            node.mode >> 6 & 7
+        } else if Self::member(creds, node.gid) {
+            node.mode >> 3 & 7
+        } else {
+            node.mode & 7
+        };
+        if bits & want == want { Ok(()) } else { Err(libc::EACCES) }
+    }
+
+    pub(super) fn open(&mut self, creds: &Creds, ino: u64, flags: &OpenFlags, heard: Heard<'_>) -> Run<u64> {
+        let node = self.node(ino)?;
+        match node.kind {
+            Kind::Symlink => return Err(libc::ELOOP),
+            Kind::Dir if flags.write || flags.truncate => return Err(libc::EISDIR),
+            _ => {}
+        }
+        let want = [(flags.read, READ), (flags.write || flags.truncate, WRITE), (flags.exec, EXEC)];
+        let want = want.iter().filter(|(on, _)| *on).fold(0, |sum, (_, bit)| sum | bit);
+        self.allowed(creds, ino, want)?;
+        if flags.truncate && self.node(ino)?.kind == Kind::File {
+            self.truncate(ino, 0, heard)?;
+            if flags.kill_suid {
+                self.kill_suid(creds, ino);
+            }
+        }
+        if self.node(ino)?.kind != Kind::Dir {
+            self.node_mut(ino).opens += 1;
+        }
+        Ok(ino)
+    }
+
+    pub(super) fn kill_suid(&mut self, creds: &Creds, ino: u64) {
+        let node = self.node_mut(ino);
+        node.mode &= !0o4000;
+        let keeps = creds.uid == 0 || Self::member(creds, node.gid);
+        if node.mode & 0o010 != 0 || !keeps {
+            node.mode &= !0o2000;
+        }
+    }
+
+    pub(super) fn setattr(&mut self, creds: &Creds, ino: u64, set: &SetAttr, heard: Heard<'_>) -> Run<()> {
+        let node = self.node(ino)?.clone();
+        let owner = creds.uid == 0 || creds.uid == node.uid;
+        if set.size.is_some() {
+            match node.kind {
+                Kind::File => {}
+                Kind::Dir => return Err(libc::EISDIR),
+                _ => return Err(libc::EINVAL),
+            }
+            if !set.through_handle {
+                self.allowed(creds, ino, WRITE)?;
+            }
+        }
+        if creds.uid != 0 {
+            if set.uid.is_some_and(|uid| uid != node.uid || creds.uid != node.uid) {
+                return Err(libc::EPERM);
+            }
+            if let Some(gid) = set.gid
+                && (creds.uid != node.uid || (gid != node.gid && !Self::member(creds, gid)))
+            {
+                return Err(libc::EPERM);
+            }
+        }
+        if set.mode.is_some() && !owner {
+            return Err(libc::EPERM);
+        }
+        let times = (set.atime, set.mtime);
+        if !owner && times != (None, None) {
+            let now_only = |t: Option<SetTime>| !matches!(t, Some(SetTime::At(_)));
+            match times {
+                _ if !now_only(times.0) || !now_only(times.1) => return Err(libc::EPERM),
+                _ if set.size.is_some() => {}
+                (Some(_), Some(_)) => self.allowed(creds, ino, WRITE)?,
+                _ => return Err(libc::EPERM),
+            }
+        }
+        if let Some(size) = set.size {
+            self.truncate(ino, size, heard)?;
+        }
+        if node.kind != Kind::Dir && (set.uid.is_some() || set.gid.is_some() || set.kill_suid) {
+            self.kill_suid(creds, ino);
+        }
+        let now = self.now;
+        let node = self.node_mut(ino);
+        node.uid = set.uid.unwrap_or(node.uid);
+        node.gid = set.gid.unwrap_or(node.gid);
+        if let Some(mode) = set.mode {
+            node.mode = mode;
+            if creds.uid != 0 && !Self::member(creds, node.gid) {
+                node.mode &= !0o2000;
+            }
+        }
+        let time = |set: SetTime| if let SetTime::At(at) = set { at } else { now };
+        node.atime = set.atime.map_or(node.atime, time);
+        node.mtime = set.mtime.map_or(node.mtime, time);
+        node.ctime = now;
+        Ok(())
+    }
+}

@@ -1,0 +1,207 @@
+//! What the model makes of requests and replies.
+
+use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::request::{Answer, Creds, DirEntry, Op, Reply};
+
+use super::{EXEC, Heard, Layout, MISFIT, Model, NEED_GROUPS, READ, Run, UNSEEN, WRITE, code};
+
+impl Model {
+    /// Does what the request asks, and says what it thinks of the reply.
+    ///
+    /// # Errors
+    /// What was expected instead; the model may be half-way then.
+    pub fn judge(&mut self, creds: &Creds, op: &Op, reply: &Reply) -> Result<(), String> {
+        let got = code(reply);
+        if got == NEED_GROUPS && creds.groups.is_none() {
+            return Ok(());
+        }
+        match (self.apply(creds, op, Some(reply)), reply) {
+            (Ok(shown), Ok(answer)) => self.compare(shown, answer),
+            (Ok(_) | Err(MISFIT), _) => Err(format!("expected success, got {got} {reply:?}")),
+            (Err(expected), _) if expected == got => Ok(()),
+            (Err(expected), _) => Err(format!("expected error {expected}, got {got} {reply:?}")),
+        }
+    }
+
+    /// Does what the request asks, whatever the reply was.
+    pub fn assume(&mut self, creds: &Creds, op: &Op) {
+        // A failure changes nothing: every check comes before the first change.
+        let _ = self.apply(creds, op, None);
+    }
+
+    fn compare(&mut self, shown: Shown, answer: &Answer) -> Result<(), String> {
+        match (shown, answer) {
+            (Shown::Inode(ino), Answer::Inode(inode) | Answer::Opened { inode, .. }) => {
+                let ino = self.show(ino, inode.ino);
+                self.same(ino, inode)
+            }
+            (Shown::Bytes(bytes), Answer::Bytes(real)) if **real == bytes => Ok(()),
+            (Shown::Removed(ino), Answer::Removed(real)) if self.show(ino, real.ino) == real.ino => Ok(()),
+            (Shown::Nothing, _) => Ok(()),
+            (Shown::Names(names), Answer::Entries { entries, end: true, .. }) => self.listed(&names, entries),
+            (shown, answer) => Err(format!("expected {shown:?}, got {answer:?}")),
+        }
+    }
+
+    /// The number that the model has for what a reply calls `seen`, now that it has been shown.
+    fn show(&mut self, ino: u64, seen: u64) -> u64 {
+        if ino < UNSEEN || self.nodes.contains_key(&seen) {
+            return ino;
+        }
+        self.bind(ino, seen);
+        seen
+    }
+
+    fn listed(&mut self, names: &[(Vec<u8>, u64, Kind)], entries: &[DirEntry]) -> Result<(), String> {
+        let fits = names.len() == entries.len()
+            && names.iter().zip(entries).all(|((name, ino, kind), entry)| {
+                (&**name, *kind) == (entry.name.as_bytes(), entry.kind)
+                    && self.show(*ino, entry.ino) == entry.ino
+            });
+        if fits { Ok(()) } else { Err(format!("expected {names:?}, got {entries:?}")) }
+    }
+
+    /// Compares an inode that was shown.
+    ///
+    /// # Errors
+    /// What was expected instead.
+    pub fn same(&mut self, ino: u64, real: &Inode) -> Result<(), String> {
+        let node = self.nodes.get(&ino).ok_or(format!("inode {ino} should not exist"))?;
+        let ours = (ino, node.kind, node.mode, node.uid, node.gid, node.nlink, node.rdev, node.size);
+        let theirs = (real.ino, real.kind, real.mode, real.uid, real.gid, real.nlink, real.rdev, real.size);
+        let times = (node.atime, node.mtime, node.ctime);
+        let real_times = (real.atime, real.mtime, real.ctime);
+        if ours != theirs || self.times && times != real_times {
+            return Err(format!("expected {ours:?} {times:?}, got {theirs:?} {real_times:?}"));
+        }
+        let layout = match &real.data {
+            Data::None => Layout::None,
+            Data::Inline(_) => Layout::Inline,
+            Data::Packed { range, .. } => Layout::Packed(*range),
+            Data::Chunked => Layout::Chunked,
+        };
+        if node.kind != Kind::File {
+            return Ok(());
+        }
+        if layout != node.layout || ![0, real.data_change].contains(&node.data_change) {
+            return Err(format!("expected {:?} {}, got {real:?}", node.layout, node.data_change));
+        }
+        if node.data_change == 0 {
+            self.node_mut(ino).data_change = real.data_change;
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, creds: &Creds, op: &Op, heard: Heard<'_>) -> Run<Shown> {
+        Ok(match op {
+            Op::Lookup(place) => Shown::Inode(self.walk(creds, place)?.1.ok_or(libc::ENOENT)?),
+            Op::Parent(dir) => Shown::Inode(self.node(*dir)?.parent),
+            Op::GetAttr(inode) => {
+                self.node(inode.ino)?;
+                Shown::Inode(inode.ino)
+            }
+            Op::SetAttr(inode, set) => {
+                self.setattr(creds, inode.ino, set, heard)?;
+                Shown::Inode(inode.ino)
+            }
+            Op::Access(inode, mask) => {
+                self.allowed(creds, inode.ino, (*mask & 7) as u16)?;
+                Shown::Nothing
+            }
+            Op::ReadLink(inode) => {
+                let node = self.node(inode.ino)?;
+                if node.kind != Kind::Symlink {
+                    return Err(libc::EINVAL);
+                }
+                Shown::Bytes(node.xattrs[&b"->"[..]].clone())
+            }
+            Op::Create { place, mode, flags, exclusive } => {
+                let (_, there) = self.walk(creds, place)?;
+                if let Some(ino) = there {
+                    if *exclusive {
+                        return Err(libc::EEXIST);
+                    }
+                    match self.node(ino)?.kind {
+                        Kind::Dir => return Err(libc::EISDIR),
+                        Kind::Symlink => return Err(libc::ELOOP),
+                        _ => {}
+                    }
+                    return Ok(Shown::Inode(self.open(creds, ino, flags, heard)?));
+                }
+                let ino = self.add(creds, place, Kind::File, *mode, heard)?;
+                self.node_mut(ino).opens = 1;
+                Shown::Inode(ino)
+            }
+            Op::Open(inode, flags) => Shown::Inode(self.open(creds, inode.ino, flags, heard)?),
+            Op::TmpFile { dir, mode, exclusive } => {
+                self.node(*dir).map_err(|_| libc::ENOENT)?;
+                self.allowed(creds, *dir, WRITE | EXEC)?;
+                let ino = self.make(creds, *dir, Kind::File, *mode, heard)?;
+                let node = self.node_mut(ino);
+                (node.nlink, node.opens, node.linkable) = (0, 1, !exclusive);
+                Shown::Inode(ino)
+            }
+            Op::Release(ino) => {
+                if self.nodes.get(ino).is_none_or(|node| node.opens == 0) {
+                    return Err(libc::EBADF);
+                }
+                self.node_mut(*ino).opens -= 1;
+                self.drop_if_gone(*ino);
+                Shown::Nothing
+            }
+            Op::MkNod { place, kind, mode, rdev } => {
+                let ino = self.add(creds, place, *kind, *mode, heard)?;
+                self.node_mut(ino).rdev = if matches!(kind, Kind::Char | Kind::Block) { *rdev } else { 0 };
+                Shown::Inode(ino)
+            }
+            Op::MkDir(place, mode) => Shown::Inode(self.add(creds, place, Kind::Dir, *mode, heard)?),
+            Op::Symlink(place, target) => {
+                let ino = self.add(creds, place, Kind::Symlink, 0o777, heard)?;
+                let node = self.node_mut(ino);
+                node.size = target.len() as u64;
+                node.xattrs.insert(b"->".to_vec(), target.to_vec());
+                Shown::Inode(ino)
+            }
+            Op::Unlink(place) => Shown::Removed(self.unlink(creds, place)?),
+            Op::RmDir(place) => Shown::Removed(self.rmdir(creds, place)?),
+            Op::Rename(from, to, flags) => {
+                self.rename(creds, from, to, flags.no_replace, flags.exchange)?;
+                Shown::Nothing
+            }
+            Op::Link(inode, place) => {
+                self.link(creds, inode.ino, place)?;
+                Shown::Inode(inode.ino)
+            }
+            Op::ReadDir { dir, check, .. } => {
+                self.node(*dir).map_err(|_| libc::ENOENT)?;
+                if *check {
+                    self.allowed(creds, *dir, READ)?;
+                }
+                let children = &self.node(*dir)?.children;
+                Shown::Names(children.iter().map(|(n, i)| (n.clone(), *i, self.nodes[i].kind)).collect())
+            }
+            Op::Commit(commit) => {
+                self.commit(creds, commit, heard)?;
+                Shown::Inode(commit.inode.ino)
+            }
+            Op::Clone { .. } => Shown::Inode(self.clone_range(creds, op, heard)?),
+            Op::GetXattr(..) | Op::SetXattr(..) | Op::RemoveXattr(..) | Op::ListXattr(_) => {
+                match self.xattr(creds, op)? {
+                    Some(bytes) => Shown::Bytes(bytes),
+                    None => Shown::Nothing,
+                }
+            }
+            _ => Shown::Nothing,
+        })
+    }
+}
+
+/// What a request shows.
+#[derive(Debug)]
+enum Shown {
+    Nothing,
+    Inode(u64),
+    Removed(u64),
+    Bytes(Vec<u8>),
+    Names(Vec<(Vec<u8>, u64, Kind)>),
+}

@@ -1,0 +1,274 @@
+//! The model's names: what finds, adds, moves and removes them.
+
+use std::sync::Arc;
+
+use kestrel_types::inode::Kind;
+use kestrel_types::name::Place;
+use kestrel_types::request::Creds;
+
+use super::{EXEC, Heard, MISFIT, Model, READ, Run, SYMLINK, WRITE};
+
+impl Model {
+    /// The directory a place leads to, and what has the name there.
+    pub(super) fn walk(&self, creds: &Creds, place: &Place) -> Run<(u64, Option<u64>)> {
+        let mut dir = place.base;
+        let gone = |_| libc::ENOENT;
+        self.node(dir).map_err(gone)?;
+        self.allowed(creds, dir, EXEC)?;
+        for name in &place.dirs {
+            let child = *self.node(dir).unwrap().children.get(name.as_bytes()).ok_or(libc::ENOENT)?;
+            match self.node(child).unwrap().kind {
+                Kind::Dir => {}
+                Kind::Symlink => return Err(SYMLINK),
+                _ => return Err(libc::ENOTDIR),
+            }
+            self.allowed(creds, child, EXEC)?;
+            dir = child;
+        }
+        Ok((dir, self.node(dir).unwrap().children.get(place.name.as_bytes()).copied()))
+    }
+
+    pub(super) fn sticky(&self, creds: &Creds, dir: u64, victim: u64) -> Run<()> {
+        let (d, v) = (self.node(dir)?, self.node(victim)?);
+        let fine = d.mode & 0o1000 == 0 || [0, d.uid, v.uid].contains(&creds.uid);
+        if fine { Ok(()) } else { Err(libc::EPERM) }
+    }
+
+    pub(super) fn may_remove(&self, creds: &Creds, dir: u64, victim: u64) -> Run<()> {
+        self.allowed(creds, dir, WRITE | EXEC)?;
+        self.sticky(creds, dir, victim)
+    }
+
+    pub(super) fn touch_dir(&mut self, dir: u64) {
+        let now = self.now;
+        let node = self.node_mut(dir);
+        (node.mtime, node.ctime) = (now, now);
+    }
+
+    pub(super) fn drop_if_gone(&mut self, ino: u64) {
+        let node = &self.nodes[&ino];
+        if node.kind != Kind::Dir && node.nlink == 0 && node.opens == 0 {
+            self.nodes.remove(&ino);
+        }
+    }
+
+    pub(super) fn unname(&mut self, ino: u64) {
+        let now = self.now;
+        let node = self.node_mut(ino);
+        node.nlink -= 1;
+        node.ctime = now;
+        self.drop_if_gone(ino);
+    }
+
+    pub(super) fn unlink(&mut self, creds: &Creds, place: &Place) -> Run<u64> {
+        let (dir, there) = self.walk(creds, place)?;
+        let ino = there.ok_or(libc::ENOENT)?;
+        self.may_remove(creds, dir, ino)?;
+        if self.node(ino)?.kind == Kind::Dir {
+            return Err(libc::EISDIR);
+        }
+        self.node_mut(dir).children.remove(place.name.as_bytes());
+        self.touch_dir(dir);
+        self.unname(ino);
+        Ok(ino)
+    }
+
+    pub(super) fn rmdir(&mut self, creds: &Creds, place: &Place) -> Run<u64> {
+        let (dir, there) = self.walk(creds, place)?;
+        let ino = there.ok_or(libc::ENOENT)?;
+        self.may_remove(creds, dir, ino)?;
+        let node = self.node(ino)?;
+        if node.kind != Kind::Dir {
+            return Err(libc::ENOTDIR);
+        }
+        if !node.children.is_empty() {
+            return Err(libc::ENOTEMPTY);
+        }
+        self.node_mut(dir).children.remove(place.name.as_bytes());
+        self.node_mut(dir).nlink -= 1;
+        self.touch_dir(dir);
+        self.nodes.remove(&ino);
+        Ok(ino)
+    }
+
+    pub(super) fn above(&self, above: u64, mut dir: u64) -> bool {
+        while dir != above && dir != 1 {
+            dir = self.nodes[&dir].parent;
+        }
+        dir == above
+    }
+
+    pub(super) fn rename(
+        &mut self,
+        creds: &Creds,
+        from: &Place,
+        to: &Place,
+        no_replace: bool,
+        exchange: bool,
+    ) -> Run<()> {
+        if no_replace && exchange {
+            return Err(libc::EINVAL);
+        }
+        let ((a, source), (b, target)) = (self.walk(creds, from)?, self.walk(creds, to)?);
+        let source = source.ok_or(libc::ENOENT)?;
+        if target.is_some() && no_replace {
+            return Err(libc::EEXIST);
+        }
+        if target.is_none() && exchange {
+            return Err(libc::ENOENT);
+        }
+        let is_dir = |ino: u64| self.nodes[&ino].kind == Kind::Dir;
+        let moves_dir = is_dir(source);
+        if a != b {
+            if moves_dir && self.above(source, b) {
+                return Err(libc::EINVAL);
+            }
+            if target.is_some_and(|target| is_dir(target) && self.above(target, a)) {
+                return Err(if exchange { libc::EINVAL } else { libc::ENOTEMPTY });
+            }
+        }
+        if target == Some(source) {
+            return Ok(());
+        }
+        self.may_remove(creds, a, source)?;
+        match target {
+            None => self.allowed(creds, b, WRITE | EXEC)?,
+            Some(target) => {
+                self.may_remove(creds, b, target)?;
+                if !exchange && moves_dir && !is_dir(target) {
+                    return Err(libc::ENOTDIR);
+                }
+                if !exchange && !moves_dir && is_dir(target) {
+                    return Err(libc::EISDIR);
+                }
+            }
+        }
+        if a != b {
+            if moves_dir {
+                self.allowed(creds, source, WRITE)?;
+            }
+            if exchange && is_dir(target.unwrap()) {
+                self.allowed(creds, target.unwrap(), WRITE)?;
+            }
+        }
+        if let Some(target) = target.filter(|_| !exchange)
+            && !self.nodes[&target].children.is_empty()
+        {
+            return Err(libc::ENOTEMPTY);
+        }
+        let target_is_dir = target.map(is_dir);
+        self.node_mut(a).children.remove(from.name.as_bytes());
+        self.node_mut(b).children.insert(to.name.as_bytes().to_vec(), source);
+        if moves_dir {
+            self.node_mut(a).nlink -= 1;
+            self.node_mut(b).nlink += 1;
+            self.node_mut(source).parent = b;
+        }
+        let now = self.now;
+        self.node_mut(source).ctime = now;
+        match (target, exchange) {
+            (Some(target), true) => {
+                self.node_mut(a).children.insert(from.name.as_bytes().to_vec(), target);
+                if target_is_dir == Some(true) {
+                    self.node_mut(b).nlink -= 1;
+                    self.node_mut(a).nlink += 1;
+                    self.node_mut(target).parent = a;
+                }
+                self.node_mut(target).ctime = now;
+            }
+            (Some(target), false) if target_is_dir == Some(true) => {
+                self.node_mut(b).nlink -= 1;
+                self.nodes.remove(&target);
+            }
+            (Some(target), false) => self.unname(target),
+            (None, _) => {}
+        }
+        self.touch_dir(a);
+        self.touch_dir(b);
+        Ok(())
+    }
+
+    pub(super) fn link(&mut self, creds: &Creds, ino: u64, place: &Place) -> Run<()> {
+        self.node(ino)?;
+        let (dir, there) = self.walk(creds, place)?;
+        if there.is_some() {
+            return Err(libc::EEXIST);
+        }
+        let node = self.node(ino)?;
+        if ![0, node.uid].contains(&creds.uid) {
+            let set_ids = node.mode & 0o4000 != 0 || node.mode & 0o2010 == 0o2010;
+            let safe = node.kind == Kind::File && !set_ids && self.allowed(creds, ino, READ | WRITE).is_ok();
+            if !safe {
+                return Err(libc::EPERM);
+            }
+        }
+        self.allowed(creds, dir, WRITE | EXEC)?;
+        let node = self.node(ino)?;
+        if node.kind == Kind::Dir {
+            return Err(libc::EPERM);
+        }
+        if node.nlink == 0 && !node.linkable {
+            return Err(libc::ENOENT);
+        }
+        let now = self.now;
+        let node = self.node_mut(ino);
+        node.nlink += 1;
+        node.ctime = now;
+        node.linkable = false;
+        self.node_mut(dir).children.insert(place.name.as_bytes().to_vec(), ino);
+        self.touch_dir(dir);
+        Ok(())
+    }
+
+    pub(super) fn make(
+        &mut self,
+        creds: &Creds,
+        dir: u64,
+        kind: Kind,
+        mode: u16,
+        heard: Heard<'_>,
+    ) -> Run<u64> {
+        let d = self.node(dir).unwrap();
+        let (gid, mut mode) = if d.mode & 0o2000 != 0 { (d.gid, mode) } else { (creds.gid, mode) };
+        if d.mode & 0o2000 != 0 {
+            if kind == Kind::Dir {
+                mode |= 0o2000;
+            } else if mode & 0o2010 == 0o2010 && creds.uid != 0 && !Self::member(creds, gid) {
+                mode &= !0o2000;
+            }
+        }
+        let (ino, data_change) = self.numbers(heard)?;
+        if self.nodes.contains_key(&ino) {
+            return Err(MISFIT);
+        }
+        let mut node = self.fresh(kind, mode, creds.uid, gid, dir);
+        node.data_change = data_change;
+        self.nodes.insert(ino, Arc::new(node));
+        Ok(ino)
+    }
+
+    pub(super) fn add(
+        &mut self,
+        creds: &Creds,
+        place: &Place,
+        kind: Kind,
+        mode: u16,
+        heard: Heard<'_>,
+    ) -> Run<u64> {
+        let (dir, there) = self.walk(creds, place)?;
+        if there.is_some() {
+            return Err(libc::EEXIST);
+        }
+        self.allowed(creds, dir, WRITE)?;
+        if matches!(kind, Kind::Char | Kind::Block) && creds.uid != 0 {
+            return Err(libc::EPERM);
+        }
+        let ino = self.make(creds, dir, kind, mode, heard)?;
+        self.node_mut(dir).children.insert(place.name.as_bytes().to_vec(), ino);
+        if kind == Kind::Dir {
+            self.node_mut(dir).nlink += 1;
+        }
+        self.touch_dir(dir);
+        Ok(ino)
+    }
+}

@@ -1,0 +1,222 @@
+//! Locks that other clients see: GETLK, SETLK and SETLKW of the kernel, and the signals that end a wait.
+//!
+//! **Signals.** The kernel tells of a signal once (INTERRUPT), maybe before the thread that has the request came to ask for
+//! the lock, maybe after it was answered. So what could not be matched is kept for a while: a request that comes to wait looks
+//! there first. A wait that is cancelled is answered by the server, with the lock if that was faster, else `EINTR`, which the
+//! kernel turns into a restart or an error as the signal's handler wants it.
+//!
+//! **Pages.** Who gets a lock may rely on what others wrote before they gave it up. Pages of the file that the kernel has
+//! cached are dropped first if the content has changed. That may have to wait for requests that only other threads answer,
+//! so a thread of its own does it. The same goes for files whose locks are lost with a session: their handles fail from then
+//! on, which programs would not notice for as long as the kernel answers from its pages.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, OnceLock};
+
+use kestrel_client::fs::{FileHandle, Fs, LockWait, LockedRange};
+use kestrel_fuse::{self as fuse, Notifier, Reply};
+use kestrel_types::error::FsResult;
+use kestrel_types::ids::InodeId;
+use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::dispatch::Mounted;
+
+/// Signals kept that belong to no known wait. Nearly all are for requests that were answered at that moment.
+const EARLY_MAX: usize = 1024;
+
+/// A file whose cached pages are outdated, and what goes on when they are dropped.
+type Outdated = (InodeId, Box<dyn FnOnce() + Send>);
+
+/// Waits for locks, by the kernel's number of the request.
+#[derive(Default)]
+struct Waits {
+    waits: FxHashMap<u64, LockWait>,
+    /// Requests that got a signal and were not found, the oldest first.
+    early: VecDeque<u64>,
+}
+
+/// What locks need beside the file system.
+#[derive(Default)]
+pub struct Locking {
+    waits: Mutex<Waits>,
+    /// To the thread that drops pages.
+    outdated: OnceLock<Mutex<Sender<Outdated>>>,
+}
+
+impl Locking {
+    /// Starts the thread that drops pages. It ends when this is dropped.
+    pub fn start(self: &Arc<Self>, fs: &Fs, notifier: Notifier) {
+        let (send, outdated) = mpsc::channel::<Outdated>();
+        let run = move || {
+            for (ino, go_on) in outdated {
+                if let Err(error) = notifier.invalidate_inode(ino, 0, 0) {
+                    log::warn!("inode {ino}: the kernel does not drop its cached pages: {error}");
+                }
+                go_on();
+            }
+        };
+        match std::thread::Builder::new().name("kestrel-pages".into()).spawn(run) {
+            Ok(_) => drop(self.outdated.set(Mutex::new(send))),
+            Err(error) => log::warn!("cannot start the thread that drops cached pages for locks: {error}"),
+        }
+        let pages = Arc::downgrade(self);
+        fs.when_locks_are_lost(Box::new(move |ino| {
+            if let Some(pages) = pages.upgrade() {
+                pages.drop_pages(ino, Box::new(|| {}));
+            }
+        }));
+    }
+
+    /// Drops the kernel's pages of a file, then goes on, on another thread.
+    fn drop_pages(&self, ino: InodeId, go_on: Box<dyn FnOnce() + Send>) {
+        let unsent = match self.outdated.get() {
+            Some(send) => send.lock().send((ino, go_on)).err().map(|unsent| unsent.0.1),
+            None => Some(go_on),
+        };
+        // Without the thread the pages stay until the file is opened again.
+        if let Some(go_on) = unsent {
+            go_on();
+        }
+    }
+
+    /// A request is going to wait; false if it got a signal already.
+    fn begin(&self, unique: u64, waiting: &LockWait) -> bool {
+        let mut waits = self.waits.lock();
+        if waits.early.contains(&unique) {
+            return false;
+        }
+        waits.waits.insert(unique, waiting.clone());
+        true
+    }
+
+    fn end(&self, unique: u64) {
+        self.waits.lock().waits.remove(&unique);
+    }
+
+    /// The caller of a request got a signal.
+    pub fn interrupted(&self, fs: &Fs, unique: u64) {
+        let mut waits = self.waits.lock();
+        let Some(waiting) = waits.waits.get(&unique).cloned() else {
+            if waits.early.len() >= EARLY_MAX {
+                waits.early.pop_front();
+            }
+            return waits.early.push_back(unique);
+        };
+        drop(waits);
+        fs.cancel_lock(&waiting);
+    }
+}
+
+impl Mounted {
+    /// Answers GETLK.
+    pub(crate) fn get_lock(&self, file: &FileHandle, lock: fuse::Lock, reply: Reply) {
+        let Some(span) = span(file.ino(), &lock) else { return reply.error(libc::EINVAL) };
+        let answer = move |reply: Reply, held: Option<LockSpan>| {
+            let (start, end, kind, pid) = match held {
+                Some(held) => (held.start, held.end, kernel_kind(held.mode), held.pid),
+                None => (lock.start, lock.end, libc::F_UNLCK, 0),
+            };
+            reply.lock(&fuse::Lock { start, end, kind: kind as u32, pid, ..lock });
+        };
+        self.fs().test_lock(file, span, self.patient(lock.pid, reply, answer));
+    }
+
+    /// Answers SETLK, and with `wait` SETLKW: takes a lock or gives it up.
+    pub(crate) fn set_lock(
+        &self,
+        file: &Arc<FileHandle>,
+        lock: fuse::Lock,
+        wait: bool,
+        (pid, unique): (u32, u64),
+        reply: Reply,
+    ) {
+        let Some(locking) = self.locking() else { return reply.error(libc::ENOSYS) };
+        let range = LockedRange { owner: lock.owner, kind: kind(&lock), start: lock.start, end: lock.end };
+        if lock.kind == libc::F_UNLCK as u32 {
+            return self.fs().unlock(file, range, self.patient(pid, reply, |reply, ()| reply.empty()));
+        }
+        let Some(span) = span(file.ino(), &lock) else { return reply.error(libc::EINVAL) };
+        let waiting = wait.then(LockWait::default);
+        if let Some(waiting) = &waiting
+            && !locking.begin(unique, waiting)
+        {
+            return reply.error(libc::EINTR);
+        }
+        let pages = locking.clone();
+        let answer = move |reply: Reply, changed: bool| match changed {
+            true => pages.drop_pages(span.ino, Box::new(move || reply.empty())),
+            false => reply.empty(),
+        };
+        // A process that was killed does not hold what it was granted afterwards.
+        let (fs, handle) = (self.fs().clone(), file.clone());
+        let undo = move |_| fs.unlock(&handle, range, Box::new(drop));
+        let done = self.patient_or_undo(pid, reply, answer, undo);
+        let waits = waiting.is_some().then(|| locking.clone());
+        let ended = Box::new(move |result: FsResult<bool>| {
+            if let Some(waits) = waits {
+                waits.end(unique);
+            }
+            done(result);
+        });
+        self.fs().set_lock(file, span, waiting, ended);
+    }
+}
+
+fn kind(lock: &fuse::Lock) -> LockKind {
+    if lock.flock { LockKind::Flock } else { LockKind::Posix }
+}
+
+fn kernel_kind(mode: LockMode) -> libc::c_int {
+    match mode {
+        LockMode::Read => libc::F_RDLCK,
+        LockMode::Write => libc::F_WRLCK,
+    }
+}
+
+/// What a lock of the kernel asks for; `None` if that is no lock.
+fn span(ino: InodeId, lock: &fuse::Lock) -> Option<LockSpan> {
+    let modes = [LockMode::Read, LockMode::Write];
+    let mode = modes.into_iter().find(|mode| kernel_kind(*mode) as u32 == lock.kind)?;
+    let (kind, end) = (kind(lock), lock.end.min(LOCK_END));
+    let fits = lock.start <= end;
+    fits.then_some(LockSpan { ino, owner: lock.owner, pid: lock.pid, kind, mode, start: lock.start, end })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_not_lost_whenever_it_comes() {
+        let locking = Locking::default();
+        let waiting = LockWait::default();
+        assert!(locking.begin(2, &waiting));
+        locking.end(2);
+        // Before the request came to wait.
+        for unique in 10..10 + EARLY_MAX as u64 + 1 {
+            locking.waits.lock().early.push_back(unique);
+        }
+        assert!(!locking.begin(20, &waiting) && locking.begin(8, &waiting));
+    }
+
+    #[test]
+    fn ranges_of_the_kernel_are_ours() {
+        let lock = fuse::Lock {
+            fh: 1,
+            owner: 7,
+            start: 0,
+            end: i64::MAX as u64,
+            kind: libc::F_WRLCK as u32,
+            pid: 3,
+            flock: true,
+        };
+        let span = |lock: fuse::Lock| super::span(5, &lock);
+        let all = span(lock).expect("a lock");
+        assert_eq!((all.kind, all.mode, all.start, all.end), (LockKind::Flock, LockMode::Write, 0, LOCK_END));
+        assert_eq!(span(fuse::Lock { kind: 77, ..lock }), None);
+        assert_eq!(span(fuse::Lock { start: u64::MAX, ..lock }), None);
+    }
+}

@@ -1,0 +1,268 @@
+//! Load on a real server by a native client: what one connection with whole paths gets out of a metadata node.
+//!
+//! Each way keeps a number of calls in flight, each asked by the completion of the one before. Requests that went over the wire are
+//! counted, so that "one request an operation, however deep the path" is a measured figure. Directories lie five levels deep;
+//! each has as many files as were created in it. Calls for existing files take them in turn, so all of them are touched.
+//!
+//! `cargo run --release -p kestrel-net --example netload -- HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…]` prints one JSON
+//! object a line: operation, calls in flight, operations per second, requests per operation, failures, CPU microseconds of the
+//! client per operation, latency. With one directory all creates go into the same; the default is 64.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kestrel_net::remote::{Holder, Remote, RemoteConfig};
+use kestrel_types::ids::ROOT;
+use kestrel_types::inode::Kind;
+use kestrel_types::name::Place;
+use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Reply, Request};
+use kestrel_types::wire::{Reclaim, ReclaimReply, SessionState, Welcome};
+use parking_lot::Mutex;
+
+type Failure = Box<dyn std::error::Error>;
+
+/// Most files kept open at once.
+const OPENS_MAX: u64 = 50_000;
+
+/// Every so many calls the latency is noted.
+const SAMPLE: u64 = 16;
+
+fn main() -> Result<(), Failure> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [address, volume, rest @ ..] = words.as_slice() else {
+        return Err("usage: netload HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…]".into());
+    };
+    let seconds = rest.first().map_or(Ok(2.0), |text| text.parse::<f64>())?;
+    let dirs = rest.get(1).map_or(Ok(64), |text| text.parse::<u64>())?.max(1);
+    let depths = rest.get(2).map_or("1,16,256,1024", String::as_str);
+    let config = RemoteConfig {
+        addresses: vec![address.clone()],
+        volume: volume.clone(),
+        who: format!("netload, process {}", std::process::id()),
+        deadline: Duration::from_secs(30),
+    };
+    let (remote, _) = Remote::connect(config, Arc::new(Nothing))?;
+    for depth in depths.split(',') {
+        let tree = Arc::new(Tree::make(&remote, dirs)?);
+        measure(&remote, &tree, depth.trim().parse::<u64>()?.max(1), Duration::from_secs_f64(seconds));
+    }
+    remote.close();
+    Ok(())
+}
+
+/// All operations with so many calls in flight.
+fn measure(remote: &Arc<Remote>, tree: &Arc<Tree>, depth: u64, time: Duration) {
+    let made = |what: Way, limit| run(remote, tree, what, depth, time, limit);
+    made(Way::MkDir, u64::MAX);
+    let files = made(Way::Create, u64::MAX).max(1);
+    made(Way::Stat { files }, u64::MAX);
+    let open = made(Way::Open { files }, files.min(OPENS_MAX));
+    made(Way::Close { inos: std::mem::take(&mut *tree.opened.lock()) }, open);
+    made(Way::Unlink, files);
+}
+
+/// Directories of this run, five levels below the root.
+struct Tree {
+    top: String,
+    dirs: u64,
+    opened: Mutex<Vec<u64>>,
+}
+
+impl Tree {
+    fn make(remote: &Remote, dirs: u64) -> Result<Self, Failure> {
+        static RUNS: AtomicU64 = AtomicU64::new(0);
+        let number = RUNS.fetch_add(1, Ordering::Relaxed);
+        let mut top = format!("netload-{}-{number}", std::process::id());
+        for level in 0..4 {
+            if level > 0 {
+                top += &format!("/level{level}");
+            }
+            make_dir(remote, &top)?;
+        }
+        (0..dirs).try_for_each(|dir| make_dir(remote, &format!("{top}/dir{dir}")))?;
+        Ok(Self { top, dirs, opened: Mutex::default() })
+    }
+
+    fn place(&self, kind: char, number: u64) -> Place {
+        let path = format!("{}/dir{}/{kind}{number:08}.jpg", self.top, number % self.dirs);
+        // Names like these are valid.
+        Place::from_path(ROOT, path.as_bytes()).unwrap_or_else(|why| panic!("{path}: {why}"))
+    }
+}
+
+fn make_dir(remote: &Remote, path: &str) -> Result<(), Failure> {
+    let op = Op::MkDir(Place::from_path(ROOT, path.as_bytes())?, 0o755);
+    match remote.call(Request { creds: Creds::root(), op }) {
+        Ok(_) => Ok(()),
+        Err(why) => Err(format!("mkdir {path}: {why:?}").into()),
+    }
+}
+
+/// What is asked for.
+enum Way {
+    MkDir,
+    Create,
+    Stat { files: u64 },
+    Open { files: u64 },
+    Close { inos: Vec<u64> },
+    Unlink,
+}
+
+impl Way {
+    fn name(&self) -> &'static str {
+        match self {
+            Way::MkDir => "mkdir",
+            Way::Create => "create",
+            Way::Stat { .. } => "stat",
+            Way::Open { .. } => "open",
+            Way::Close { .. } => "close",
+            Way::Unlink => "unlink",
+        }
+    }
+
+    fn op(&self, tree: &Tree, number: u64) -> Op {
+        match self {
+            Way::MkDir => Op::MkDir(tree.place('d', number), 0o755),
+            Way::Create => {
+                Op::MkNod { place: tree.place('f', number), kind: Kind::File, mode: 0o644, rdev: 0 }
+            }
+            // Neighbours in time are not neighbours in the tree.
+            Way::Stat { files } => Op::Lookup(tree.place('f', number.wrapping_mul(7919) % files)),
+            Way::Open { files } => Op::Create {
+                place: tree.place('f', number % files),
+                mode: 0o644,
+                flags: OpenFlags { read: true, ..OpenFlags::default() },
+                exclusive: false,
+            },
+            Way::Close { inos } => Op::Release(inos.get(number as usize).copied().unwrap_or(0)),
+            Way::Unlink => Op::Unlink(tree.place('f', number)),
+        }
+    }
+}
+
+/// What the callbacks of one measurement share.
+struct Run {
+    remote: Arc<Remote>,
+    tree: Arc<Tree>,
+    what: Way,
+    limit: u64,
+    asked: AtomicU64,
+    done: AtomicU64,
+    failed: AtomicU64,
+    running: AtomicU64,
+    over: AtomicBool,
+    latencies: Mutex<Vec<u32>>,
+}
+
+/// Runs one way of asking; answers how many calls succeeded.
+fn run(remote: &Arc<Remote>, tree: &Arc<Tree>, what: Way, depth: u64, time: Duration, limit: u64) -> u64 {
+    let name = what.name();
+    let before = remote.stats();
+    let (begun, cpu) = (Instant::now(), cpu_seconds());
+    let run = Arc::new(Run {
+        remote: remote.clone(),
+        tree: tree.clone(),
+        what,
+        limit,
+        asked: AtomicU64::new(0),
+        done: AtomicU64::new(0),
+        failed: AtomicU64::new(0),
+        running: AtomicU64::new(depth),
+        over: AtomicBool::new(false),
+        latencies: Mutex::default(),
+    });
+    (0..depth).for_each(|_| next(&run));
+    // What has a limit ends by itself.
+    while run.running.load(Ordering::SeqCst) > 0 {
+        std::thread::sleep(Duration::from_millis(1));
+        if begun.elapsed() >= time && limit == u64::MAX {
+            run.over.store(true, Ordering::SeqCst);
+        }
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let (done, failed) = (run.done.load(Ordering::SeqCst), run.failed.load(Ordering::SeqCst));
+    let mut latencies = std::mem::take(&mut *run.latencies.lock());
+    latencies.sort_unstable();
+    let at = |part: f64| latencies.get((latencies.len() as f64 * part) as usize).copied().unwrap_or(0);
+    let sent = remote.stats().sent - before.sent;
+    let line = serde_json::json!({
+        "operation": name,
+        "in_flight": depth,
+        "directories": tree.dirs,
+        "per_s": (done as f64 / seconds).round(),
+        "requests_per_operation": (sent as f64 / (done + failed).max(1) as f64 * 1000.0).round() / 1000.0,
+        "failed": failed,
+        "client_cpu_us": ((cpu_seconds() - cpu) * 1e6 / done.max(1) as f64 * 100.0).round() / 100.0,
+        "p50_us": at(0.5),
+        "p99_us": at(0.99),
+    });
+    println!("{line}");
+    done
+}
+
+/// One call after the other.
+fn next(run: &Arc<Run>) {
+    let number = run.asked.fetch_add(1, Ordering::Relaxed);
+    if run.over.load(Ordering::Relaxed) || number >= run.limit {
+        run.running.fetch_sub(1, Ordering::SeqCst);
+        return;
+    }
+    let begun = number.is_multiple_of(SAMPLE).then(Instant::now);
+    let request = Request { creds: Creds::root(), op: run.what.op(&run.tree, number) };
+    let then = run.clone();
+    run.remote.submit(
+        request,
+        Box::new(move |reply: Reply| {
+            match reply {
+                Ok(answer) => {
+                    then.done.fetch_add(1, Ordering::Relaxed);
+                    if let Answer::Opened { inode, .. } = answer {
+                        then.tree.opened.lock().push(inode.ino);
+                    }
+                }
+                Err(_) => {
+                    then.failed.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            if let Some(begun) = begun {
+                then.latencies.lock().push(u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX));
+            }
+            next(&then);
+        }),
+    );
+}
+
+/// User and system time of this process, seconds.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let ticks = |index: usize| {
+        stat.rsplit(')').next().and_then(|rest| rest.split(' ').nth(index)?.parse::<f64>().ok())
+    };
+    (ticks(12).unwrap_or(0.0) + ticks(13).unwrap_or(0.0)) / 100.0
+}
+
+/// Nothing is held that a server could lose.
+struct Nothing;
+
+impl Holder for Nothing {
+    fn welcomed(&self, _welcome: &Welcome) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn reclaim(&self, _lost: SessionState) -> Vec<Reclaim> {
+        vec![Reclaim { oldest_open_object: u64::MAX, last: true, ..Reclaim::default() }]
+    }
+
+    fn reclaimed(&self, _replies: Vec<ReclaimReply>, _lost: SessionState) {}
+
+    fn oldest_open_object(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn outage(&self, why: &str) {
+        eprintln!("outage: {why}");
+    }
+
+    fn restored(&self, _after: Duration) {}
+}

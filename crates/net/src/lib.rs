@@ -1,0 +1,18 @@
+//! Frames over sockets: the transport of a metadata node, and a client's connection to it.
+//!
+//! - [`handler`]: what a server implements to be served by
+//! - [`server`]: the listening side, on tokio;
+//! - [`link`]: a client's session as a state machine without sockets, threads, clocks and randomness, so that the simulator
+//!   drives the same code as
+//! - [`remote`]: the real connection, shared by many threads, which comes back after every outage.
+//!
+//! Messages and their bytes are `kestrel_types::wire`.
+
+pub mod backoff;
+pub mod handler;
+pub mod link;
+pub mod remote;
+pub mod server;
+
+#[cfg(test)]
+mod testing;

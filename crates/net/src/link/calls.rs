@@ -1,0 +1,147 @@
+//! The calls of a client that have no answer yet.
+
+use kestrel_types::clock::Nanos;
+use kestrel_types::request::Op;
+use kestrel_types::wire::{Body, Call, LockRequest};
+
+use super::{CALLS_MAX, Patience};
+
+/// Bits of an id that are the place in the table; the rest counts how often the place was used.
+const PLACE_BITS: u32 = PLACES_MAX.ilog2();
+
+/// Places in the table: the link's own calls need some when askers have all of theirs. A power of two.
+const PLACES_MAX: usize = 2 * CALLS_MAX;
+
+/// A call of this client. Ids are never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CallId(pub u64);
+
+/// Who waits for the answer.
+#[derive(Debug)]
+pub(super) enum Owner<D> {
+    /// Somebody.
+    Asker(D),
+    /// Nobody any more, but what becomes of it matters to the session.
+    GivenUp,
+    /// The link: part of a reclaim.
+    Reclaim,
+}
+
+/// How far a call has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// It waits for its turn.
+    Never,
+    /// On an earlier connection: it has to be sent again.
+    Before,
+    /// On the present connection.
+    Now,
+}
+
+/// A call without an answer.
+#[derive(Debug)]
+pub(super) struct Pending<D> {
+    pub call: Call,
+    pub owner: Owner<D>,
+    pub patience: Patience,
+    /// Counts calls in the order they were asked, which is the order of sending.
+    pub order: u64,
+    pub sent: Sent,
+    pub cancelled: bool,
+}
+
+impl<D> Pending<D> {
+    /// When it ends at the latest, with the node not heard of since `silent_since`.
+    pub fn limit(&self, silent_since: Option<Nanos>) -> Nanos {
+        match (&self.owner, self.patience) {
+            (Owner::Asker(_), Patience::Until(time) | Patience::Connection(time)) => time,
+            (Owner::Asker(_), Patience::Outage(longest)) => {
+                silent_since.map_or(Nanos::MAX, |since| since.saturating_add(longest))
+            }
+            _ => Nanos::MAX,
+        }
+    }
+
+    /// It may wait at the node for other clients, without a limit.
+    pub fn waits(&self) -> bool {
+        matches!(self.call.body, Body::Lock(LockRequest::Set { wait: true, .. }))
+    }
+
+    /// Its outcome matters to the session even if nobody waits for it any more: it adds an open or a lock, which then has to be
+    /// taken back, or takes away a lock.
+    pub fn is_pursued(&self) -> bool {
+        match &self.call.body {
+            Body::Op(request) => matches!(request.op, Op::Create { .. } | Op::Open(..) | Op::TmpFile { .. }),
+            Body::Lock(request) => !matches!(request, LockRequest::Get(_)),
+            Body::Reclaim(_) | Body::Admin(_) => false,
+        }
+    }
+}
+
+/// A table of calls by id.
+#[derive(Debug)]
+pub(super) struct Calls<D> {
+    places: Vec<Place<D>>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Place<D> {
+    uses: u64,
+    pending: Option<Pending<D>>,
+}
+
+impl<D> Calls<D> {
+    pub fn new() -> Self {
+        Self { places: Vec::new(), free: Vec::new() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// Keeps what `make` makes of the new id. The caller sees to it that there are at most [`PLACES_MAX`].
+    pub fn insert(&mut self, make: impl FnOnce(u64) -> Pending<D>) -> CallId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.places.push(Place { uses: 0, pending: None });
+            (self.places.len() - 1) as u32
+        });
+        let place = &mut self.places[index as usize];
+        place.uses += 1;
+        let id = place.uses << PLACE_BITS | u64::from(index);
+        place.pending = Some(make(id));
+        CallId(id)
+    }
+
+    pub fn get_mut(&mut self, id: CallId) -> Option<&mut Pending<D>> {
+        let place = self.places.get_mut(id.0 as usize & (PLACES_MAX - 1))?;
+        place.pending.as_mut().filter(|pending| pending.call.id == id.0)
+    }
+
+    pub fn remove(&mut self, id: CallId) -> Option<Pending<D>> {
+        let index = id.0 as usize & (PLACES_MAX - 1);
+        let place = self.places.get_mut(index)?;
+        let pending = place.pending.take_if(|pending| pending.call.id == id.0)?;
+        self.free.push(index as u32);
+        Some(pending)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Pending<D>> {
+        self.places.iter().filter_map(|place| place.pending.as_ref())
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Pending<D>> {
+        self.places.iter_mut().filter_map(|place| place.pending.as_mut())
+    }
+
+    /// Ids of the calls that `wanted` picks, in the order they were asked.
+    pub fn ids(&self, mut wanted: impl FnMut(&Pending<D>) -> bool) -> Vec<CallId> {
+        let mut found: Vec<_> = self
+            .iter()
+            .filter(|pending| wanted(pending))
+            .map(|pending| (pending.order, pending.call.id))
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|(_, id)| CallId(id)).collect()
+    }
+}

@@ -1,0 +1,222 @@
+//! A link and the model of a node, joined by a connection that does what the test says.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use kestrel_types::clock::Nanos;
+use kestrel_types::name::InodeRef;
+use kestrel_types::request::Answer;
+use kestrel_types::wire::{
+    Answered, Body, Checksum, Frames, Reclaim, ReclaimOpen, SessionState, ToClient, ToServer,
+    decode_to_server,
+};
+
+use super::config;
+use super::model::Model;
+use crate::link::*;
+
+/// What a call was, as far as its outcome can be checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    Make(u64),
+    Create(u64),
+    Open(u64),
+    Release(u64),
+    Other,
+}
+
+/// A link, a node, and the connection between them.
+pub struct World {
+    pub now: Nanos,
+    pub link: Link<(usize, Asked)>,
+    pub node: Model,
+    pub up: VecDeque<ToServer>,
+    pub down: VecDeque<ToClient>,
+    pub connected: bool,
+    pub asked: Vec<(Asked, Patience)>,
+    pub ids: Vec<CallId>,
+    pub outcomes: BTreeMap<usize, FsResult<Answered>>,
+    /// Opens that the client knows it has, by inode.
+    pub held: BTreeMap<u64, i64>,
+    /// Cuts messages out of the link's output.
+    frames: Frames,
+    /// Reclaims that were answered.
+    pub reclaimed: Vec<SessionState>,
+}
+
+impl World {
+    pub fn new() -> Self {
+        Self {
+            now: 0,
+            link: Link::new(config(), 0),
+            node: Model::default(),
+            up: VecDeque::new(),
+            down: VecDeque::new(),
+            connected: false,
+            asked: Vec::new(),
+            ids: Vec::new(),
+            outcomes: BTreeMap::new(),
+            held: BTreeMap::new(),
+            reclaimed: Vec::new(),
+            frames: Frames::default(),
+        }
+    }
+
+    pub fn ask(&mut self, body: Body, asked: Asked, patience: Patience) {
+        let index = self.asked.len();
+        self.asked.push((asked, patience));
+        self.ids.push(self.link.submit(body, patience, (index, asked)));
+        self.collect();
+    }
+
+    /// Takes what the link has to say.
+    pub fn collect(&mut self) {
+        let mut ended = Vec::new();
+        self.link.take_completions(&mut ended);
+        for Completion { done: (index, asked), result, .. } in ended {
+            match (asked, &result) {
+                (_, Ok(Answered::Op(Ok(Answer::Opened { inode, .. })))) => {
+                    *self.held.entry(inode.ino).or_default() += 1
+                }
+                (Asked::Release(ino), Ok(_)) => *self.held.entry(ino).or_default() -= 1,
+                _ => {}
+            }
+            assert!(self.outcomes.insert(index, result).is_none(), "call {index} ended twice");
+        }
+        while let Some(event) = self.link.next_event() {
+            match event {
+                Event::Welcomed(_) => self.link.accept(),
+                Event::ReclaimWanted { .. } => {
+                    let opens = self.held.iter().filter(|(_, count)| **count > 0).map(|(ino, count)| {
+                        ReclaimOpen { file: InodeRef::by_id(*ino), count: *count as u32, linkable: false }
+                    });
+                    let mut parts: Vec<Reclaim> =
+                        opens.map(|open| Reclaim { opens: vec![open], ..Reclaim::default() }).collect();
+                    if self.now % 2 == 0 {
+                        parts.clear();
+                        parts.push(Reclaim {
+                            opens: self
+                                .held
+                                .iter()
+                                .filter(|(_, count)| **count > 0)
+                                .map(|(ino, count)| ReclaimOpen {
+                                    file: InodeRef::by_id(*ino),
+                                    count: *count as u32,
+                                    linkable: false,
+                                })
+                                .collect(),
+                            ..Reclaim::default()
+                        });
+                    }
+                    self.link.reclaim(parts);
+                }
+                Event::Reclaimed { lost, .. } => self.reclaimed.push(lost),
+                Event::Serving | Event::Told { .. } => {}
+                Event::Refused(refused) => panic!("{refused:?}"),
+            }
+        }
+        let mut bytes = Vec::new();
+        while self.link.has_output() {
+            bytes.clear();
+            self.link.take_output(&mut bytes);
+            self.frames.push(&bytes);
+            while let Some(frame) = self.frames.next_frame().unwrap() {
+                let message = decode_to_server(frame).unwrap();
+                assert!(self.connected, "{message:?} without a connection");
+                self.up.push_back(message);
+            }
+        }
+        assert_eq!(self.frames.pending(), 0, "output is whole frames");
+    }
+
+    pub fn connect(&mut self) {
+        if !self.connected {
+            self.connected = true;
+            self.link.connected(self.now, Checksum::Crc32c);
+            self.collect();
+        }
+    }
+
+    pub fn cut(&mut self) {
+        if self.connected {
+            self.connected = false;
+            self.up.clear();
+            self.down.clear();
+            self.node.disconnected();
+            self.link.disconnected(self.now);
+            self.collect();
+        }
+    }
+
+    pub fn deliver_up(&mut self, most: usize) {
+        for message in self.up.drain(..most.min(self.up.len())) {
+            self.node.receive(message, &mut self.down);
+        }
+    }
+
+    pub fn deliver_down(&mut self, most: usize) {
+        let mut messages = self.down.drain(..most.min(self.down.len())).collect();
+        self.link.received(self.now, &mut messages).unwrap();
+        self.collect();
+    }
+
+    pub fn tick(&mut self) {
+        let pulse = self.link.tick(self.now, u64::MAX);
+        self.collect();
+        if pulse == Pulse::Lost {
+            self.cut();
+        }
+        for (index, (_, patience)) in self.asked.iter().enumerate() {
+            if let Patience::Until(limit) | Patience::Connection(limit) = patience
+                && *limit <= self.now
+            {
+                assert!(self.outcomes.contains_key(&index), "call {index} is not over at its deadline");
+            }
+        }
+    }
+
+    /// Everything gets through, until nothing moves any more.
+    pub fn settle(&mut self) {
+        self.connect();
+        self.collect();
+        loop {
+            self.deliver_up(usize::MAX);
+            self.node.grant(&mut self.down);
+            if self.down.is_empty() {
+                break;
+            }
+            self.deliver_down(usize::MAX);
+        }
+    }
+
+    /// What must hold when all is over.
+    pub fn check(&self) {
+        assert_eq!(self.outcomes.len(), self.asked.len(), "every call ends");
+        for (index, (asked, _)) in self.asked.iter().enumerate() {
+            let name = match asked {
+                Asked::Make(number) | Asked::Create(number) => format!("d{number}").into_bytes(),
+                _ => continue,
+            };
+            let made = self.node.made.get(&name).copied().unwrap_or(0);
+            match &self.outcomes[&index] {
+                Ok(_) => assert_eq!(made, 1, "{asked:?} succeeded"),
+                Err(error) if error.reason.contains("nothing was done") => {
+                    assert_eq!(made, 0, "{asked:?}: {error}")
+                }
+                Err(error) => assert!(made <= 1, "{asked:?} {made} times: {error}"),
+            }
+        }
+        let counts = |opens: &BTreeMap<u64, i64>| {
+            opens
+                .iter()
+                .filter(|(_, count)| **count != 0)
+                .map(|(ino, count)| (*ino, *count))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(counts(&self.node.opens), counts(&self.held), "the node counts what the client holds");
+    }
+
+    /// As if pongs had come all the time.
+    pub fn heard_until_now(&mut self) {
+        self.link.received(self.now, &mut vec![ToClient::Pong]).unwrap();
+    }
+}

@@ -1,0 +1,125 @@
+//! Time passes: patience that ends, pings, silence.
+
+use kestrel_types::clock::Nanos;
+use kestrel_types::error::FsError;
+use kestrel_types::ids::ObjectId;
+use kestrel_types::wire::ToServer;
+
+use super::calls::{Owner, Sent};
+use super::{CallId, GREETING_MAX, Link, Stage};
+
+/// How the connection is, at a tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pulse {
+    /// There is none, or nothing is wrong with it.
+    Fine,
+    /// The node has been silent for too long: close it and call [`Link::disconnected`].
+    Lost,
+}
+
+impl<D> Link<D> {
+    /// When [`Link::tick`] should be called next, at the latest.
+    pub fn next_tick(&self) -> Nanos {
+        let connection = match self.stage {
+            Stage::Greeting { since } | Stage::Welcomed { since, .. } => since.saturating_add(GREETING_MAX),
+            Stage::Reclaiming { .. } | Stage::Up => self
+                .pinged
+                .saturating_add(self.ping_every())
+                .min(self.heard.saturating_add(self.silence_max())),
+            Stage::Down | Stage::Ended => Nanos::MAX,
+        };
+        connection.min(self.earliest)
+    }
+
+    /// Ends calls whose patience has ended, and keeps the session alive. `oldest_open_object`: objects below it that this client
+    /// allocated are referenced or abandoned; `u64::MAX` if it has none open.
+    pub fn tick(&mut self, now: Nanos, oldest_open_object: ObjectId) -> Pulse {
+        self.oldest_open_object = oldest_open_object;
+        if now >= self.earliest {
+            self.give_up(now);
+        }
+        match self.stage {
+            Stage::Greeting { since } | Stage::Welcomed { since, .. }
+                if now >= since.saturating_add(GREETING_MAX) =>
+            {
+                return Pulse::Lost;
+            }
+            Stage::Reclaiming { .. } | Stage::Up => {
+                if now >= self.heard.saturating_add(self.silence_max()) {
+                    return Pulse::Lost;
+                }
+                if now >= self.pinged.saturating_add(self.ping_every()) {
+                    self.pinged = now;
+                    // Nothing stands between a reclaim and the last retry, see `Link::retrying`.
+                    if matches!(self.stage, Stage::Up) && self.retrying == 0 {
+                        self.say(&ToServer::Ping { oldest_open_object });
+                    }
+                }
+            }
+            _ => {}
+        }
+        Pulse::Fine
+    }
+
+    /// The lease lasts as long as the node hears of us: it does three times within one.
+    fn ping_every(&self) -> Nanos {
+        self.lease / 3
+    }
+
+    /// A ping is answered at once, so after two of them without an answer the connection is dead, and there is a third of the
+    /// lease left to come back.
+    fn silence_max(&self) -> Nanos {
+        self.lease / 3 * 2
+    }
+
+    fn give_up(&mut self, now: Nanos) {
+        let silent_since = self.silent_since;
+        let mut earliest = Nanos::MAX;
+        let due = self.calls.ids(|pending| {
+            let limit = pending.limit(silent_since);
+            if limit > now {
+                earliest = earliest.min(limit);
+            }
+            limit <= now
+        });
+        self.earliest = earliest;
+        for id in due {
+            self.give_up_one(id, now);
+        }
+        self.pump();
+    }
+
+    fn give_up_one(&mut self, id: CallId, now: Nanos) {
+        let silent = self.silent_since.map(|since| (now - since) / kestrel_types::clock::SECOND);
+        let Some(pending) = self.calls.get_mut(id) else { return };
+        let outcome = match pending.sent {
+            Sent::Never => "nothing was done",
+            Sent::Before | Sent::Now => "whether it was done is unknown",
+        };
+        let server = &self.config.server;
+        let reason = match silent {
+            Some(seconds) => format!(
+                "the metadata server {server} has not answered for {seconds} s; {outcome}: try again when it is back"
+            ),
+            None => format!(
+                "the metadata server {server} was too slow for the call's deadline; {outcome}: try again"
+            ),
+        };
+        let error = FsError::because(libc::EIO, reason);
+        if pending.sent == Sent::Never || !pending.is_pursued() {
+            self.end(id, Err(error));
+            return;
+        }
+        // It goes on without its asker.
+        let asker = std::mem::replace(&mut pending.owner, Owner::GivenUp);
+        pending.cancelled |= pending.waits();
+        let cancel = pending.cancelled && pending.sent == Sent::Now;
+        if cancel {
+            self.say_cancel(id);
+        }
+        if let Owner::Asker(done) = asker {
+            self.figures.failed += 1;
+            self.completions.push(super::Completion { id, done, result: Err(error) });
+        }
+    }
+}

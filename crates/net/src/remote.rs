@@ -1,0 +1,431 @@
+//! A client's connection to a metadata node, shared by all its threads: a [`Link`] on real sockets.
+//!
+//! **Sending.** The thread that asks also writes: it puts the call into the link's output and, if no other thread is writing,
+//! writes what is there until nothing is left (combining). What is asked from within completions leaves with one write when
+//! all completions of a read have run.
+//!
+//! **Receiving.** One thread reads, decodes, and runs the completions of everything that one read brought; another one looks at
+//! deadlines and sends pings. Completions run on either, one at a time on each; they may ask for more, but must not wait.
+//!
+//! **Outages.** The reading thread reconnects, with exponential backoff and jitter, to the addresses in turn, for ever. Calls wait
+//! meanwhile, each until its own deadline. The [`Holder`] is told at the beginning and the end.
+//!
+//! **The reader never blocks in a write.** A node that has answers we did not take stops reading us, so a reader that waits for
+//! room to write would wait for itself.
+
+mod admin;
+mod dial;
+mod duty;
+mod reader;
+mod sink;
+mod socket;
+mod ticker;
+mod writer;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use kestrel_types::clock::Nanos;
+use kestrel_types::request::{Op, Reply, Request};
+use kestrel_types::wire::{
+    Body, ClientId, LockRequest, Reclaim, ReclaimReply, SessionState, VOLUME_BYTES_MAX, Welcome,
+};
+use parking_lot::{Condvar, Mutex};
+
+use crate::link::{CallId, Completion, DEADLINE_MAX, Link, LinkConfig, Patience};
+use duty::Duty;
+use sink::Sink;
+use writer::Writer;
+
+pub use admin::AdminError;
+pub use sink::{Done, LockDone};
+
+/// Where to connect to, and how long to wait.
+#[derive(Debug, Clone)]
+pub struct RemoteConfig {
+    /// Addresses `host:port` of the node, tried in turn.
+    pub addresses: Vec<String>,
+    /// Name of the volume, 1 to 255 bytes.
+    pub volume: String,
+    /// For people who read the node's log: host, process, mount point.
+    pub who: String,
+    /// How long a call waits for its answer, whatever happens; at most [`DEADLINE_MAX`].
+    pub deadline: Duration,
+}
+
+/// What holds the state that the session stands for: open files, locks, objects. Called on the reading thread, but for
+/// [`Holder::oldest_open_object`]; must not wait for the node.
+pub trait Holder: Send + Sync {
+    /// The node answers, before anything else is sent to it. An error (it is not the volume that was mounted) closes the connection;
+    /// it is tried again.
+    fn welcomed(&self, welcome: &Welcome) -> Result<(), String>;
+
+    /// The node has lost the session: what is held of it, in parts. All answers of earlier connections have been delivered.
+    fn reclaim(&self, lost: SessionState) -> Vec<Reclaim>;
+
+    /// What the node says to that, part by part; the session goes on.
+    fn reclaimed(&self, replies: Vec<ReclaimReply>, lost: SessionState);
+
+    /// Objects below this number that this client allocated are referenced or abandoned; `u64::MAX` if it has none open.
+    fn oldest_open_object(&self) -> u64;
+
+    /// The node does not answer: once an outage, when the first attempt to come back has failed.
+    fn outage(&self, why: &str);
+
+    /// The outage is over.
+    fn restored(&self, after: Duration);
+}
+
+/// Why there is no connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConnectError(pub String);
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+/// Counters since the connection was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RemoteStats {
+    /// Calls asked.
+    pub calls: u64,
+    /// Calls sent, retries not counted: round trips.
+    pub sent: u64,
+    /// Calls sent again after a reconnect.
+    pub retries: u64,
+    /// Calls that ended without an answer.
+    pub failed: u64,
+    /// Times the connection was made again.
+    pub reconnects: u64,
+    /// Sessions that the node had lost.
+    pub reclaims: u64,
+    /// Bytes written.
+    pub bytes_sent: u64,
+    /// Bytes read.
+    pub bytes_received: u64,
+    /// Writes.
+    pub writes: u64,
+    /// Reads that brought something.
+    pub reads: u64,
+    /// Calls sent and not answered, at present.
+    pub in_flight: usize,
+    /// Calls that wait to be sent, at present.
+    pub waiting: usize,
+    /// How long there has been no service; none if there is.
+    pub outage: Option<Duration>,
+}
+
+#[derive(Debug, Default)]
+struct Traffic {
+    bytes_sent: AtomicU64,
+    bytes_received: AtomicU64,
+    writes: AtomicU64,
+    reads: AtomicU64,
+}
+
+fn count(counter: &AtomicU64, by: usize) {
+    counter.fetch_add(by as u64, Ordering::Relaxed);
+}
+
+/// What came of the first attempts to connect.
+enum Start {
+    Waiting { why: String },
+    Serving(Box<Welcome>),
+    Hopeless(String),
+}
+
+/// From the first connection to the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    /// Connections are made and used.
+    Open,
+    /// No more connections are made.
+    Closing,
+    /// The reading thread has ended.
+    Ended,
+}
+
+struct Shared {
+    config: RemoteConfig,
+    holder: Arc<dyn Holder>,
+    origin: Instant,
+    /// When the threads of the connection last looked at the clock.
+    noted: AtomicI64,
+    link: Mutex<Link<Sink>>,
+    writer: Writer,
+    admin: admin::Conversations,
+    traffic: Traffic,
+    start: Mutex<Start>,
+    started: Condvar,
+    life: Mutex<Life>,
+    changed: Condvar,
+}
+
+/// A client's connection to a metadata node. Dropping it closes the session without waiting.
+pub struct Remote {
+    shared: Arc<Shared>,
+}
+
+impl Remote {
+    /// Connects; waits until the node serves us, refuses us, or the deadline has passed.
+    ///
+    /// # Errors
+    /// With the reason, and what to do.
+    pub fn connect(
+        config: RemoteConfig,
+        holder: Arc<dyn Holder>,
+    ) -> Result<(Arc<Self>, Welcome), ConnectError> {
+        if config.addresses.is_empty() || !(1..=VOLUME_BYTES_MAX).contains(&config.volume.len()) {
+            return Err(ConnectError(
+                "no connection: a URL names at least one host and a volume of 1 to 255 bytes: kestrel://host:port/volume".into(),
+            ));
+        }
+        let client = ClientId(dial::random());
+        let link = LinkConfig {
+            volume: config.volume.clone(),
+            client,
+            who: config.who.clone(),
+            server: config.addresses.join(","),
+        };
+        let shared = Arc::new(Shared {
+            holder,
+            origin: Instant::now(),
+            noted: AtomicI64::new(0),
+            link: Mutex::new(Link::new(link, 0)),
+            writer: Writer::default(),
+            admin: admin::Conversations::default(),
+            traffic: Traffic::default(),
+            start: Mutex::new(Start::Waiting { why: "no answer".into() }),
+            started: Condvar::new(),
+            life: Mutex::new(Life::Open),
+            changed: Condvar::new(),
+            config,
+        });
+        let remote = Arc::new(Self { shared: shared.clone() });
+        remote.spawn("kestrel-net-read", reader::run)?;
+        remote.spawn("kestrel-net-tick", ticker::run)?;
+        let deadline = shared.origin + shared.config.deadline;
+        let mut start = shared.start.lock();
+        loop {
+            let why = match &*start {
+                Start::Serving(welcome) => {
+                    let welcome = Welcome::clone(welcome);
+                    drop(start);
+                    return Ok((remote, welcome));
+                }
+                Start::Hopeless(why) => Some(why.clone()),
+                Start::Waiting { .. } => None,
+            };
+            let timed_out = why.is_none() && shared.started.wait_until(&mut start, deadline).timed_out();
+            let why = match (&*start, why) {
+                (_, Some(why)) => why,
+                (Start::Waiting { why }, None) if timed_out => format!(
+                    "{why}, for {} s; check the address and that `kestrel serve` runs there",
+                    shared.config.deadline.as_secs()
+                ),
+                _ => continue,
+            };
+            drop(start);
+            remote.close();
+            let server = shared.config.addresses.join(",");
+            return Err(ConnectError(format!(
+                "cannot use volume {} of {server}: {why}",
+                shared.config.volume
+            )));
+        }
+    }
+
+    fn spawn(self: &Arc<Self>, name: &str, run: fn(&Shared)) -> Result<(), ConnectError> {
+        let shared = self.shared.clone();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || run(&shared));
+        // Threads end when the connection is closed, and are not waited for longer than that takes.
+        thread.map(drop).map_err(|error| {
+            ConnectError(format!(
+                "no connection: starting a thread failed: {error}; raise the limit of threads"
+            ))
+        })
+    }
+
+    /// Sends a request; `done` gets the reply, `EIO` at the deadline. Never waits for the node. Releases have no deadline: nobody
+    /// waits for them, but the node's count has to be right in the end.
+    pub fn submit(&self, request: Request, done: Done) {
+        let patience = self.shared.patience(&request.op);
+        self.shared.ask(|link| {
+            link.submit(Body::Op(request), patience, Sink::Op(done));
+        });
+    }
+
+    /// Sends several requests with one write.
+    pub fn submit_many(&self, requests: Vec<(Request, Done)>) {
+        self.shared.ask(|link| {
+            for (request, done) in requests {
+                let patience = self.shared.patience(&request.op);
+                link.submit(Body::Op(request), patience, Sink::Op(done));
+            }
+        });
+    }
+
+    /// Sends a request and waits for the reply. Not from within completions.
+    pub fn call(&self, request: Request) -> Reply {
+        sink::wait(|done| self.submit(request, done))
+    }
+
+    /// Sends a request about locks. One that waits has no deadline while the node is heard of.
+    pub fn lock(&self, request: LockRequest, done: LockDone) -> CallId {
+        let patience = if matches!(request, LockRequest::Set { wait: true, .. }) {
+            Patience::Outage(self.shared.deadline())
+        } else {
+            Patience::Until(self.shared.now().saturating_add(self.shared.deadline()))
+        };
+        self.shared.ask(|link| link.submit(Body::Lock(request), patience, Sink::Lock(done)))
+    }
+
+    /// Ends the waiting of a call (`EINTR`), unless it is answered before.
+    pub fn cancel(&self, id: CallId) {
+        self.shared.ask(|link| link.cancel(id));
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> RemoteStats {
+        let (figures, silent_since) = {
+            let link = self.shared.link.lock();
+            (link.figures(), link.silent_since())
+        };
+        let now = self.shared.now();
+        let traffic = &self.shared.traffic;
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        RemoteStats {
+            calls: figures.calls,
+            sent: figures.sent,
+            retries: figures.retries,
+            failed: figures.failed,
+            reconnects: figures.welcomes.saturating_sub(1),
+            reclaims: figures.reclaims,
+            bytes_sent: of(&traffic.bytes_sent),
+            bytes_received: of(&traffic.bytes_received),
+            writes: of(&traffic.writes),
+            reads: of(&traffic.reads),
+            in_flight: figures.in_flight,
+            waiting: figures.waiting,
+            outage: silent_since.map(|since| Duration::from_nanos((now - since).max(0).cast_unsigned())),
+        }
+    }
+
+    /// Ends the session: waits up to two seconds for what was asked, says Bye, fails what is left. Further calls fail. Not from
+    /// within completions.
+    pub fn close(&self) {
+        self.shared.close(Duration::from_secs(2));
+        let mut life = self.shared.life.lock();
+        if *life == Life::Closing {
+            // Longer than the node is waited for; only a thread that is connecting at this moment takes longer, and ends by
+            // itself.
+            self.shared.changed.wait_for(&mut life, Duration::from_secs(3));
+        }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.shared.close(Duration::ZERO);
+    }
+}
+
+impl Shared {
+    /// Nanoseconds since this client started.
+    fn now(&self) -> Nanos {
+        Nanos::try_from(self.origin.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
+    }
+
+    /// The time, also for what is asked within the completions that follow: calls may come by the thousand.
+    fn note_time(&self) -> Nanos {
+        let now = self.now();
+        self.noted.store(now, Ordering::Relaxed);
+        now
+    }
+
+    fn deadline(&self) -> Nanos {
+        Nanos::try_from(self.config.deadline.as_nanos()).unwrap_or(Nanos::MAX).min(DEADLINE_MAX)
+    }
+
+    fn patience(&self, op: &Op) -> Patience {
+        match op {
+            Op::Release(_) => Patience::Always,
+            _ => {
+                let now =
+                    if Duty::of(self).is_on() { self.noted.load(Ordering::Relaxed) } else { self.now() };
+                Patience::Until(now.saturating_add(self.deadline()))
+            }
+        }
+    }
+
+    /// Does something with the link, and what follows from it: writes, runs completions.
+    fn ask<T>(&self, ask: impl FnOnce(&mut Link<Sink>) -> T) -> T {
+        let mut ended = Vec::new();
+        let (answer, output) = {
+            let mut link = self.link.lock();
+            let answer = ask(&mut link);
+            if link.has_completions() {
+                link.take_completions(&mut ended);
+            }
+            (answer, link.has_output())
+        };
+        if output {
+            self.writer.offer();
+            if !Duty::of(self).is_on() {
+                self.write_all();
+            }
+        }
+        self.complete(&mut ended);
+        answer
+    }
+
+    /// Runs completions.
+    fn complete(&self, ended: &mut Vec<Completion<Sink>>) {
+        for Completion { id, done, result } in ended.drain(..) {
+            match done {
+                Sink::Admin => self.admin.end(id, result),
+                sink => sink.give(result),
+            }
+        }
+    }
+
+    fn is_closing(&self) -> bool {
+        *self.life.lock() != Life::Open
+    }
+
+    fn close(&self, patience: Duration) {
+        let end = Instant::now() + patience;
+        loop {
+            let figures = {
+                let link = self.link.lock();
+                if !link.is_up() {
+                    break;
+                }
+                link.figures()
+            };
+            if (figures.in_flight == 0 && figures.waiting == 0) || Instant::now() >= end {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.ask(Link::bye);
+        self.write_some();
+        {
+            let mut life = self.life.lock();
+            if *life == Life::Open {
+                *life = Life::Closing;
+            }
+        }
+        self.changed.notify_all();
+        self.writer.finish();
+    }
+}

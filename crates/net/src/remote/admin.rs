@@ -1,0 +1,97 @@
+//! Questions of the control protocol: long, rare, with messages before the answer.
+
+use std::fmt;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use kestrel_types::clock::Nanos;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::wire::{Answered, Body};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use serde_json::Value;
+
+use super::duty::Duty;
+use super::{Remote, Sink};
+use crate::link::{CallId, Patience};
+
+/// Why a question has no answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdminError(pub FsError);
+
+impl fmt::Display for AdminError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.reason)
+    }
+}
+
+impl std::error::Error for AdminError {}
+
+/// What comes back.
+enum Word {
+    Event(Box<[u8]>),
+    Answer(FsResult<Box<[u8]>>),
+}
+
+/// Questions that wait for their answers.
+#[derive(Default)]
+pub(super) struct Conversations(Mutex<FxHashMap<CallId, Sender<Word>>>);
+
+impl Conversations {
+    /// A message before the answer. Whoever does not listen any more does not need it.
+    pub fn told(&self, id: CallId, json: Box<[u8]>) {
+        if let Some(asker) = self.0.lock().get(&id) {
+            let _ = asker.send(Word::Event(json));
+        }
+    }
+
+    pub fn end(&self, id: CallId, result: FsResult<Answered>) {
+        let Some(asker) = self.0.lock().remove(&id) else { return };
+        let answer = result.and_then(|answered| match answered {
+            Answered::Admin(answer) => answer,
+            _ => Err(FsError::new(libc::EIO, "the metadata server answered something that was not asked")),
+        });
+        let _ = asker.send(Word::Answer(answer));
+    }
+}
+
+impl Remote {
+    /// Asks a question of the control protocol and waits for the answer, at most `limit`; `on_event` gets what is told before.
+    /// Never asked twice: if the connection is lost, so is the answer. Not from within completions.
+    ///
+    /// # Errors
+    /// If there is no answer, or it is no JSON.
+    pub fn admin(
+        &self,
+        question: &Value,
+        limit: Option<Duration>,
+        on_event: &mut dyn FnMut(Value),
+    ) -> Result<Value, AdminError> {
+        let shared = &self.shared;
+        debug_assert!(!Duty::of(shared).is_on(), "a completion must not wait");
+        let limit = limit.and_then(|limit| Nanos::try_from(limit.as_nanos()).ok()).unwrap_or(Nanos::MAX);
+        let patience = Patience::Connection(shared.now().saturating_add(limit));
+        let question = question.to_string().into_bytes().into_boxed_slice();
+        let (asker, words) = channel();
+        shared.ask(|link| {
+            let id = link.submit(Body::Admin(question), patience, Sink::Admin);
+            // Under the link's lock: no answer can come before this.
+            shared.admin.0.lock().insert(id, asker);
+        });
+        loop {
+            match words.recv() {
+                Ok(Word::Event(json)) => on_event(parse(&json)?),
+                Ok(Word::Answer(answer)) => return parse(&answer.map_err(AdminError)?),
+                Err(_) => {
+                    return Err(AdminError(FsError::new(libc::ESHUTDOWN, "the connection has been closed")));
+                }
+            }
+        }
+    }
+}
+
+fn parse(json: &[u8]) -> Result<Value, AdminError> {
+    serde_json::from_slice(json).map_err(|error| {
+        AdminError(FsError::because(libc::EIO, format!("the metadata server's answer is no JSON: {error}")))
+    })
+}

@@ -1,0 +1,30 @@
+//! Which threads run completions at present: what is asked on them is written when all have run.
+
+use std::cell::Cell;
+use std::ptr;
+
+use super::Shared;
+
+thread_local! {
+    /// The connection whose completions this thread runs.
+    static ON: Cell<*const Shared> = const { Cell::new(ptr::null()) };
+}
+
+/// A connection, from the point of view of the present thread.
+pub(super) struct Duty(*const Shared);
+
+impl Duty {
+    pub fn of(shared: &Shared) -> Self {
+        Self(ptr::from_ref(shared))
+    }
+
+    /// Whether this thread runs the connection's completions.
+    pub fn is_on(&self) -> bool {
+        ON.get() == self.0
+    }
+
+    /// Marks the present thread, which does nothing else as long as it lives.
+    pub fn take(&self) {
+        ON.set(self.0);
+    }
+}

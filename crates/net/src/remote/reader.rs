@@ -1,0 +1,263 @@
+//! The thread that connects, reads, and runs completions.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kestrel_types::wire::{self, Frames, ToClient, Welcome};
+
+use super::duty::Duty;
+use super::sink::Sink;
+use super::{Life, Shared, Start, count, dial, socket};
+use crate::backoff::Backoff;
+use crate::link::{Completion, Event};
+
+/// A connection that served for less time than this counts as a failed attempt: whatever ended it may do so again.
+const LASTING: Duration = Duration::from_secs(1);
+
+/// What an outage has come to.
+#[derive(Default)]
+struct Outage {
+    /// Served before, and not since.
+    since: Option<Instant>,
+    /// The holder knows.
+    told: bool,
+}
+
+/// Until the connection is closed: connects, serves, and again.
+pub(super) fn run(shared: &Shared) {
+    Duty::of(shared).take();
+    connect(shared);
+    *shared.life.lock() = Life::Ended;
+    shared.changed.notify_all();
+}
+
+fn connect(shared: &Shared) {
+    let [s0, s1, s2, s3, s4, s5, s6, s7, ..] = dial::random();
+    let mut backoff = Backoff::new(u64::from_be_bytes([s0, s1, s2, s3, s4, s5, s6, s7]));
+    let mut reader = Reader { shared, outage: Outage::default(), served: false };
+    let mut address = 0;
+    while !shared.is_closing() {
+        reader.served = false;
+        let begun = Instant::now();
+        let why = match dial::dial(&shared.config.addresses, address) {
+            Ok((stream, index)) => {
+                address = index;
+                let name = &shared.config.addresses[index];
+                let why = reader.serve(Arc::new(stream));
+                format!("{name}: {why}")
+            }
+            Err(why) => why,
+        };
+        if shared.is_closing() {
+            break;
+        }
+        if reader.served {
+            log::info!("net: connection to the metadata server lost: {why}");
+            reader.outage.since = Some(Instant::now());
+            if begun.elapsed() >= LASTING {
+                // It may have been the connection only: try again at once.
+                backoff.served();
+                continue;
+            }
+        } else {
+            reader.failed(why);
+        }
+        let now = shared.now();
+        let pause = Duration::from_nanos((backoff.failed(now) - now).max(0).cast_unsigned());
+        address = (address + 1) % shared.config.addresses.len();
+        let mut life = shared.life.lock();
+        if *life == Life::Open {
+            shared.changed.wait_for(&mut life, pause);
+        }
+    }
+}
+
+struct Reader<'a> {
+    shared: &'a Shared,
+    outage: Outage,
+    /// Calls were served on the present connection.
+    served: bool,
+}
+
+impl Reader<'_> {
+    /// An attempt failed.
+    fn failed(&mut self, why: String) {
+        if self.outage.since.is_some() && !self.outage.told {
+            self.outage.told = true;
+            self.shared.holder.outage(&why);
+        }
+        if let Start::Waiting { why: last } = &mut *self.shared.start.lock() {
+            *last = why;
+        }
+    }
+
+    /// Uses a connection to its end; answers why it ended.
+    fn serve(&mut self, stream: Arc<std::net::TcpStream>) -> String {
+        let shared = self.shared;
+        shared.writer.install(stream.clone());
+        shared.link.lock().connected(shared.now(), dial::checksum(&stream));
+        shared.writer.offer();
+        shared.write_some();
+        let why = self.read(&stream);
+        shared.writer.remove();
+        let mut ended = Vec::new();
+        {
+            let mut link = shared.link.lock();
+            link.disconnected(shared.now());
+            link.take_completions(&mut ended);
+        }
+        shared.complete(&mut ended);
+        why
+    }
+
+    fn read(&mut self, stream: &std::net::TcpStream) -> String {
+        let shared = self.shared;
+        let mut frames = Frames::default();
+        let mut messages: Vec<ToClient> = Vec::new();
+        let mut ended: Vec<Completion<Sink>> = Vec::new();
+        loop {
+            if shared.writer.is_stuck() {
+                // Answers are taken while requests wait for room; see the module's header.
+                match socket::wait(stream, true, Duration::from_secs(1)) {
+                    Ok(ready) => {
+                        if ready.write {
+                            shared.write_some();
+                        }
+                        if !ready.read {
+                            continue;
+                        }
+                    }
+                    Err(error) => return error.to_string(),
+                }
+            }
+            match socket::read_some(stream, frames.space()) {
+                Ok(0) => return "the other side has closed the connection".into(),
+                Ok(read) => {
+                    frames.filled(read);
+                    count(&shared.traffic.bytes_received, read);
+                    count(&shared.traffic.reads, 1);
+                }
+                Err(error) => return error.to_string(),
+            }
+            let decoded = decode(&mut frames, &mut messages);
+            let received = {
+                let mut link = shared.link.lock();
+                let received = link.received(shared.note_time(), &mut messages);
+                link.take_completions(&mut ended);
+                if link.has_output() {
+                    shared.writer.offer();
+                }
+                received
+            };
+            // What precedes an answer, the answers, and then the session: what the holder reclaims has to include them.
+            let events = self.told();
+            shared.complete(&mut ended);
+            if let Err(why) = self.events(events) {
+                return why;
+            }
+            if let Err(why) = decoded.and(received.map_err(|broken| broken.to_string())) {
+                return why;
+            }
+            shared.write_some();
+        }
+    }
+
+    /// Passes on what precedes answers, and answers what else happened.
+    fn told(&self) -> VecDeque<Event> {
+        let mut events: VecDeque<Event> = {
+            let mut link = self.shared.link.lock();
+            std::iter::from_fn(|| link.next_event()).collect()
+        };
+        events.retain_mut(|event| {
+            if let Event::Told { id, json } = event {
+                self.shared.admin.told(*id, std::mem::take(json));
+                return false;
+            }
+            true
+        });
+        events
+    }
+
+    /// Does what events ask for, and those that come of it.
+    fn events(&mut self, mut events: VecDeque<Event>) -> Result<(), String> {
+        let shared = self.shared;
+        loop {
+            let event = events.pop_front().or_else(|| shared.link.lock().next_event());
+            match event {
+                None => return Ok(()),
+                Some(Event::Welcomed(welcome)) => self.welcomed(welcome)?,
+                Some(Event::Serving) => self.serving(),
+                Some(Event::ReclaimWanted { lost }) => {
+                    let held = shared.holder.reclaim(lost);
+                    shared.link.lock().reclaim(held);
+                    shared.writer.offer();
+                }
+                Some(Event::Reclaimed { lost, replies }) => shared.holder.reclaimed(replies, lost),
+                Some(Event::Told { id, json }) => shared.admin.told(id, json),
+                Some(Event::Refused(refused)) => {
+                    // Some refusals pass: too many connections, a node that starts or stops.
+                    let passing = matches!(
+                        refused.errno,
+                        libc::EAGAIN | libc::EBUSY | libc::EUSERS | libc::ESHUTDOWN | libc::ESTALE
+                    );
+                    if !passing {
+                        self.hopeless(refused.reason.into_owned());
+                    }
+                }
+            }
+        }
+    }
+
+    fn welcomed(&mut self, welcome: Welcome) -> Result<(), String> {
+        let verdict = self.shared.holder.welcomed(&welcome);
+        match verdict {
+            Ok(()) => {
+                self.shared.link.lock().accept();
+                self.shared.writer.offer();
+                let mut start = self.shared.start.lock();
+                if matches!(*start, Start::Waiting { .. }) {
+                    *start = Start::Serving(Box::new(welcome));
+                    self.shared.started.notify_all();
+                }
+                Ok(())
+            }
+            Err(why) => {
+                self.hopeless(why.clone());
+                Err(why)
+            }
+        }
+    }
+
+    /// Waiting for a first connection is of no use.
+    fn hopeless(&self, why: String) {
+        let mut start = self.shared.start.lock();
+        if matches!(*start, Start::Waiting { .. }) {
+            *start = Start::Hopeless(why);
+            self.shared.started.notify_all();
+        }
+    }
+
+    fn serving(&mut self) {
+        self.served = true;
+        let outage = std::mem::take(&mut self.outage);
+        if let (Some(since), true) = (outage.since, outage.told) {
+            self.shared.holder.restored(since.elapsed());
+        }
+    }
+}
+
+/// Moves whole messages to `messages`.
+fn decode(frames: &mut Frames, messages: &mut Vec<ToClient>) -> Result<(), String> {
+    loop {
+        let frame = match frames.next_frame() {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Ok(()),
+            Err(error) => return Err(format!("the metadata server sent {error}")),
+        };
+        match wire::decode_to_client(frame) {
+            Ok(message) => messages.push(message),
+            Err(error) => return Err(format!("the metadata server sent {error}")),
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The thread that knows the time: deadlines, pings, silence.
+
+use std::time::Duration;
+
+use super::duty::Duty;
+use super::{Life, Shared};
+use crate::link::Pulse;
+
+/// Shortest and longest time between two looks. What is asked meanwhile may have a deadline before the next one, which is then
+/// missed by no more than this, and no more than a quarter of the deadline.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
+/// Time for the node to close after Bye.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Until the connection is closed.
+pub(super) fn run(shared: &Shared) {
+    Duty::of(shared).take();
+    let longest = (shared.config.deadline / 4).clamp(PAUSE.0, PAUSE.1);
+    let mut ended = Vec::new();
+    loop {
+        let oldest_open_object = shared.holder.oldest_open_object();
+        let (pulse, next, output) = {
+            let mut link = shared.link.lock();
+            let pulse = link.tick(shared.note_time(), oldest_open_object);
+            link.take_completions(&mut ended);
+            (pulse, link.next_tick(), link.has_output())
+        };
+        if pulse == Pulse::Lost {
+            log::debug!("net: the metadata server is silent; connecting again");
+            shared.writer.cut();
+        }
+        shared.complete(&mut ended);
+        if output {
+            shared.writer.offer();
+        }
+        // Also what other threads had to leave: the socket had no room, or they had written enough.
+        shared.write_some();
+        let pause =
+            Duration::from_nanos((next - shared.now()).max(0).cast_unsigned()).clamp(PAUSE.0, longest);
+        let mut life = shared.life.lock();
+        if *life == Life::Open && !shared.writer.wants_relief() {
+            shared.changed.wait_for(&mut life, pause);
+        }
+        if *life != Life::Open {
+            break;
+        }
+    }
+    // Bye was said: the node closes, or is not waited for.
+    let mut life = shared.life.lock();
+    if *life == Life::Closing {
+        shared.changed.wait_for(&mut life, FAREWELL);
+    }
+    drop(life);
+    shared.writer.cut();
+}

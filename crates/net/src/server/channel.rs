@@ -1,0 +1,142 @@
+//! What is queued for a peer, and what of a connection others than its task see.
+//!
+//! **Waking.** The task is awake from when it runs until it finds nothing to do, under the queue's lock. Whoever queues something
+//! while it sleeps wakes it, once; while it is awake it will look by itself. So all that is sent within one `receive`, and
+//! all that others send until the task runs, leaves with one write.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::Waker;
+
+use kestrel_types::wire;
+use parking_lot::Mutex;
+
+use super::UNSENT_BYTES_FATAL;
+use crate::handler::Outbox;
+
+#[derive(Default)]
+struct Queue {
+    bytes: Vec<u8>,
+    /// Close when everything is written.
+    closing: bool,
+    /// Close now.
+    aborted: bool,
+    /// Who sleeps until something is queued; none while the task is awake.
+    sleeper: Option<Waker>,
+}
+
+/// What the task is to do about its connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Go on.
+    Serve,
+    /// Read nothing more; close when everything is written.
+    Close,
+    /// Close now.
+    Abort,
+}
+
+/// One connection, as seen from outside of its task.
+#[derive(Default)]
+pub(super) struct Channel {
+    queue: Mutex<Queue>,
+    /// Calls received that have no reply yet.
+    pub calls: AtomicUsize,
+    /// The task does not read: the peer is not silent, but not heard.
+    pub paused: AtomicBool,
+    /// A Hello came.
+    pub greeted: AtomicBool,
+    /// There are unsent bytes.
+    pub unsent: AtomicBool,
+    /// Round of the watch in which the last whole frame came.
+    pub heard: AtomicU64,
+    /// Round of the watch in which the peer last took something, or there began to be something to take.
+    pub moved: AtomicU64,
+    /// For logs.
+    pub peer: String,
+}
+
+impl Channel {
+    pub fn new(peer: String, round: u64) -> Self {
+        Self { heard: AtomicU64::new(round), moved: AtomicU64::new(round), peer, ..Self::default() }
+    }
+
+    /// Takes what is queued, if `out` has been written completely. Also answers how many bytes are queued still.
+    pub fn collect(&self, out: &mut Vec<u8>) -> (Order, usize) {
+        let mut queue = self.queue.lock();
+        if out.is_empty() {
+            std::mem::swap(&mut queue.bytes, out);
+        }
+        (queue.order(), queue.bytes.len())
+    }
+
+    /// Goes to sleep, unless there is something to do that was not there at the last [`Channel::collect`]. `flushed`: what
+    /// is queued could be written at once.
+    pub fn sleep(&self, waker: &Waker, known: Order, flushed: bool) -> bool {
+        let mut queue = self.queue.lock();
+        if queue.order() != known || (flushed && !queue.bytes.is_empty()) {
+            return false;
+        }
+        queue.sleeper = Some(waker.clone());
+        true
+    }
+
+    /// Lets the task look around.
+    pub fn wake(&self) {
+        let sleeper = self.queue.lock().sleeper.take();
+        if let Some(sleeper) = sleeper {
+            sleeper.wake();
+        }
+    }
+
+    /// Closes the connection at once.
+    pub fn abort(&self, why: &str) {
+        log::debug!("net: connection of {} is cut off: {why}", self.peer);
+        self.queue.lock().aborted = true;
+        self.wake();
+    }
+
+    /// Drops what is queued and everything to come.
+    pub fn shut(&self) {
+        let mut queue = self.queue.lock();
+        queue.aborted = true;
+        queue.bytes = Vec::new();
+        queue.sleeper = None;
+    }
+}
+
+impl Queue {
+    fn order(&self) -> Order {
+        match (self.aborted, self.closing) {
+            (true, _) => Order::Abort,
+            (false, true) => Order::Close,
+            (false, false) => Order::Serve,
+        }
+    }
+}
+
+impl Outbox for Channel {
+    fn send(&self, frames: &[u8]) {
+        let replies = wire::count_replies(frames);
+        let mut queue = self.queue.lock();
+        if queue.aborted || queue.closing {
+            return;
+        }
+        queue.bytes.extend_from_slice(frames);
+        queue.aborted = queue.bytes.len() > UNSENT_BYTES_FATAL;
+        let sleeper = queue.sleeper.take();
+        drop(queue);
+        if replies > 0 {
+            // After the bytes are queued: who sees no open call must find all answers.
+            self.calls.fetch_sub(replies, Ordering::Release);
+        }
+        if let Some(sleeper) = sleeper {
+            sleeper.wake();
+        }
+    }
+
+    fn close(&self, why: &str) {
+        log::debug!("net: connection of {} is closed: {why}", self.peer);
+        self.queue.lock().closing = true;
+        self.wake();
+    }
+}

@@ -1,0 +1,255 @@
+//! The task of one connection.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+
+use kestrel_types::codec::DecodeError;
+use kestrel_types::wire::{self, FRAME_BYTES_MAX, Frames, HELLO_BYTES_MAX, ToServer, WireError};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use super::channel::{Channel, Order};
+use super::{BATCH_MAX, Shared, count};
+use crate::handler::Connection;
+
+/// What is kept of an emptied buffer of replies, bytes.
+const OUT_BYTES_KEPT: usize = 256 * 1024;
+
+/// Most bytes that are read and thrown away after the last word, so that the kernel does not send a reset in place of it.
+const LINGER_BYTES_MAX: usize = 16 << 20;
+
+/// How far the connection has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Messages are read and answered.
+    Serving,
+    /// The peer sent what is no message: nothing more is read, the reason is being sent.
+    Deaf,
+    /// Everything is said; this many bytes were thrown away while waiting for the peer to close.
+    Lingering(usize),
+}
+
+/// One connection.
+pub(super) struct Task {
+    shared: Arc<Shared>,
+    channel: Arc<Channel>,
+    stream: TcpStream,
+    connection: Box<dyn Connection>,
+    stage: Stage,
+    frames: Frames,
+    /// There may be whole frames among the bytes read.
+    undecoded: bool,
+    batch: Vec<ToServer>,
+    /// Bytes being written, from `written` on.
+    out: Vec<u8>,
+    written: usize,
+    /// Bytes queued besides.
+    queued: usize,
+}
+
+impl Task {
+    pub fn new(
+        shared: Arc<Shared>,
+        channel: Arc<Channel>,
+        stream: TcpStream,
+        connection: Box<dyn Connection>,
+    ) -> Self {
+        Self {
+            shared,
+            channel,
+            stream,
+            connection,
+            stage: Stage::Serving,
+            frames: Frames::new(HELLO_BYTES_MAX),
+            undecoded: false,
+            batch: Vec::new(),
+            out: Vec::new(),
+            written: 0,
+            queued: 0,
+        }
+    }
+
+    /// Serves the connection to its end.
+    pub async fn run(mut self) {
+        if let Err(error) = std::future::poll_fn(|cx| self.poll(cx)).await {
+            log::debug!("net: connection of {}: {error}", self.channel.peer);
+        }
+        self.channel.shut();
+        drop(self.stream);
+        self.connection.closed();
+    }
+
+    /// Does everything there is to do; ready when the connection is over.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            // Looked at before the queue: with no call open, the queue holds all answers.
+            let idle = self.channel.calls.load(Ordering::Acquire) == 0;
+            let mut order = Order::Serve;
+            let flushed = match self.poll_flush(cx, &mut order) {
+                Poll::Ready(result) => {
+                    result?;
+                    true
+                }
+                Poll::Pending => false,
+            };
+            let over = order == Order::Close || self.stage == Stage::Deaf || (self.shared.stopping() && idle);
+            let progress = match (order, self.stage) {
+                (Order::Abort, _) => return Poll::Ready(Ok(())),
+                (_, Stage::Lingering(_)) => self.poll_linger(cx)?,
+                _ if over && flushed => self.poll_last_word(cx)?,
+                _ if over || self.shared.stopping() || self.full() => Poll::Pending,
+                _ => self.poll_receive(cx)?,
+            };
+            match progress {
+                Poll::Ready(true) => {}
+                Poll::Ready(false) => return Poll::Ready(Ok(())),
+                Poll::Pending if self.channel.sleep(cx.waker(), order, flushed) => return Poll::Pending,
+                Poll::Pending => {}
+            }
+        }
+    }
+
+    /// Writes what is queued. Ready when there is nothing left.
+    fn poll_flush(&mut self, cx: &mut Context<'_>, order: &mut Order) -> Poll<io::Result<()>> {
+        loop {
+            let before = self.out.is_empty();
+            (*order, self.queued) = self.channel.collect(&mut self.out);
+            if self.out.is_empty() || *order == Order::Abort {
+                let lingers = matches!(self.stage, Stage::Lingering(_));
+                self.channel.unsent.store(lingers, Ordering::Relaxed);
+                return Poll::Ready(Ok(()));
+            }
+            if before {
+                self.moved();
+                self.channel.unsent.store(true, Ordering::Relaxed);
+            }
+            while self.written < self.out.len() {
+                let written = ready!(Pin::new(&mut self.stream).poll_write(cx, &self.out[self.written..]))?;
+                if written == 0 {
+                    return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+                }
+                self.written += written;
+                self.moved();
+                count(&self.shared.counters.bytes_out, written);
+                count(&self.shared.counters.writes, 1);
+            }
+            self.out.clear();
+            self.out.shrink_to(OUT_BYTES_KEPT);
+            self.written = 0;
+        }
+    }
+
+    fn moved(&self) {
+        self.channel.moved.store(self.shared.rounds.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Whether the peer has to wait until more is answered, or taken.
+    fn full(&self) -> bool {
+        let config = &self.shared.config;
+        let full = self.channel.calls.load(Ordering::Relaxed) >= config.calls_max
+            || self.out.len() - self.written + self.queued >= config.unsent_bytes_max;
+        self.channel.paused.store(full, Ordering::Relaxed);
+        full
+    }
+
+    /// Receives a batch, reading if nothing is left of the last read. Ready(false): the peer has closed.
+    fn poll_receive(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<bool>> {
+        if !self.undecoded {
+            let mut space = ReadBuf::new(self.frames.space());
+            match Pin::new(&mut self.stream).poll_read(cx, &mut space) {
+                Poll::Pending => return Ok(Poll::Pending),
+                Poll::Ready(result) => result?,
+            }
+            let read = space.filled().len();
+            if read == 0 {
+                return Ok(Poll::Ready(false));
+            }
+            self.frames.filled(read);
+            self.undecoded = true;
+            count(&self.shared.counters.bytes_in, read);
+        }
+        let decoded = self.decode();
+        if !self.batch.is_empty() {
+            self.deliver();
+        }
+        if let Err(error) = decoded {
+            count(&self.shared.counters.malformed, 1);
+            log::debug!("net: {} sent {error}", self.channel.peer);
+            self.connection.refuse(&error);
+            self.stage = Stage::Deaf;
+        }
+        Ok(Poll::Ready(true))
+    }
+
+    /// Moves messages from the bytes read to the batch, as many as there may be in one.
+    fn decode(&mut self) -> Result<(), WireError> {
+        while self.batch.len() < BATCH_MAX {
+            let greeted = self.channel.greeted.load(Ordering::Relaxed);
+            let frame = match self.frames.next_frame() {
+                Ok(Some(frame)) => frame,
+                Ok(None) => {
+                    self.undecoded = false;
+                    return Ok(());
+                }
+                // A stranger that speaks another protocol is told so, rather than which header it seems to have sent.
+                Err(_) if !greeted => return Err(WireError::NotHello),
+                Err(error) => return Err(error),
+            };
+            let message = wire::decode_to_server(frame)?;
+            match (&message, greeted) {
+                (ToServer::Hello(_), false) => {
+                    self.channel.greeted.store(true, Ordering::Relaxed);
+                    self.shared.stranger_left();
+                    self.frames.set_payload_max(FRAME_BYTES_MAX);
+                }
+                (_, false) => return Err(WireError::NotHello),
+                (ToServer::Hello(_), true) => {
+                    return Err(WireError::Malformed(DecodeError("a second Hello on one connection")));
+                }
+                (_, true) => {}
+            }
+            self.batch.push(message);
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self) {
+        let calls = self.batch.iter().filter(|message| matches!(message, ToServer::Call(_))).count();
+        self.channel.calls.fetch_add(calls, Ordering::Relaxed);
+        self.channel.heard.store(self.shared.rounds.load(Ordering::Relaxed), Ordering::Relaxed);
+        count(&self.shared.counters.messages, self.batch.len());
+        count(&self.shared.counters.batches, 1);
+        self.connection.receive(&mut self.batch);
+        self.batch.clear();
+    }
+
+    /// Everything is said: tells the peer that nothing follows.
+    fn poll_last_word(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<bool>> {
+        match Pin::new(&mut self.stream).poll_shutdown(cx) {
+            Poll::Pending => return Ok(Poll::Pending),
+            Poll::Ready(result) => result?,
+        }
+        self.stage = Stage::Lingering(0);
+        // The watch gives the peer as long to close as it gives others to take something.
+        self.moved();
+        self.channel.unsent.store(true, Ordering::Relaxed);
+        Ok(Poll::Ready(true))
+    }
+
+    /// Waits for the peer to close. To close with bytes unread would take back what was said.
+    fn poll_linger(&mut self, cx: &mut Context<'_>) -> io::Result<Poll<bool>> {
+        let Stage::Lingering(thrown) = self.stage else { return Ok(Poll::Ready(false)) };
+        self.frames = Frames::new(0);
+        let mut space = ReadBuf::new(self.frames.space());
+        match Pin::new(&mut self.stream).poll_read(cx, &mut space) {
+            Poll::Pending => return Ok(Poll::Pending),
+            Poll::Ready(result) => result?,
+        }
+        let read = space.filled().len();
+        self.stage = Stage::Lingering(thrown + read);
+        Ok(Poll::Ready(read > 0 && thrown < LINGER_BYTES_MAX))
+    }
+}

@@ -1,0 +1,61 @@
+//! What clients asked and heard, in the order in which they did.
+
+use kestrel_types::ids::InodeId;
+use kestrel_types::name::InodeRef;
+use kestrel_types::request::{Op, Reply, Request};
+
+/// One call of one client.
+#[derive(Debug, Clone)]
+pub struct Record {
+    /// The client.
+    pub client: usize,
+    /// What was asked.
+    pub request: Request,
+    /// When: counts what happens at clients.
+    pub asked: u64,
+    /// When and what was answered. None: nobody knows whether it was done.
+    pub heard: Option<(u64, Reply)>,
+    /// All the while the client had this file open, and its session was not lost.
+    pub held: Option<InodeId>,
+}
+
+/// All calls of a run.
+#[derive(Debug, Default)]
+pub struct History {
+    /// By the time they were asked.
+    pub records: Vec<Record>,
+    moment: u64,
+}
+
+impl History {
+    /// A call is asked; its number.
+    pub fn ask(&mut self, client: usize, request: Request, held: Option<InodeId>) -> usize {
+        self.moment += 1;
+        self.records.push(Record { client, request, asked: self.moment, heard: None, held });
+        self.records.len() - 1
+    }
+
+    /// A call is answered.
+    pub fn hear(&mut self, call: usize, reply: Reply) {
+        self.moment += 1;
+        self.records[call].heard = Some((self.moment, reply));
+    }
+}
+
+/// The inode that an operation names by number, not by place.
+pub fn target(op: &Op) -> Option<&InodeRef> {
+    match op {
+        Op::GetAttr(inode)
+        | Op::SetAttr(inode, _)
+        | Op::Access(inode, _)
+        | Op::ReadLink(inode)
+        | Op::Open(inode, _)
+        | Op::Link(inode, _)
+        | Op::GetXattr(inode, _)
+        | Op::SetXattr(inode, ..)
+        | Op::ListXattr(inode)
+        | Op::RemoveXattr(inode, _) => Some(inode),
+        Op::Commit(commit) => Some(&commit.inode),
+        _ => None,
+    }
+}

@@ -1,0 +1,251 @@
+//! Is there an order of all calls, each at one instant between its asking and its answer, in which the model answers the same?
+//!
+//! The search of Wing and Gong (1993) with Lowe's memory (2017) of what was tried: a set of calls done and the state they led
+//! to need not be looked at twice. Calls without an answer may have happened at any time after they were asked, or not at all;
+//! they are tried only where the others cannot go on, which keeps the search short.
+
+use std::hash::{Hash, Hasher};
+
+use kestrel_model::Model;
+use kestrel_types::inode::Kind;
+use kestrel_types::name::InodeRef;
+use kestrel_types::request::{Op, Outcome, Reply};
+use rustc_hash::{FxHashSet, FxHasher};
+
+use crate::dice::mix;
+use crate::history::{Record, target};
+
+/// Opens that every file has in the model, so that it never goes: when files without names go is checked by other means.
+const OPENS: u32 = 1 << 20;
+
+/// Most states looked at; a search beyond is given up.
+const STATES_MAX: usize = 400_000;
+
+/// What the search came to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// There is such an order.
+    Linearizable,
+    /// There is none. In words: how far it went, and what did not fit there.
+    Violated(String),
+    /// It was given up.
+    Undecided,
+}
+
+/// A state of the search.
+struct Frame {
+    model: Model,
+    /// Calls that may be next, in the order in which they are to be tried; used up from the end.
+    candidates: Vec<usize>,
+    /// The call that led here.
+    done: Option<usize>,
+}
+
+struct Search<'a> {
+    records: &'a [Record],
+    /// Calls that count, by the time they were asked.
+    calls: Vec<usize>,
+    is_done: Vec<bool>,
+    /// Everything before this place of `calls` is done.
+    first: usize,
+    done_hash: u64,
+    seen: FxHashSet<(u64, u64)>,
+    left: usize,
+    best_left: usize,
+    best: Vec<String>,
+}
+
+/// Searches an order for the records of a history.
+pub fn check(records: &[Record]) -> Verdict {
+    let counts = |record: &Record| record.heard.is_some() || changes(&record.request.op);
+    let calls: Vec<usize> = (0..records.len()).filter(|call| counts(&records[*call])).collect();
+    let left = calls.iter().filter(|call| records[**call].heard.is_some()).count();
+    let mut search = Search {
+        records,
+        calls,
+        is_done: vec![false; records.len()],
+        first: 0,
+        done_hash: 0,
+        seen: FxHashSet::default(),
+        left,
+        best_left: usize::MAX,
+        best: Vec::new(),
+    };
+    search.run()
+}
+
+/// Whether a call that nobody heard the answer of may have left a trace.
+fn changes(op: &Op) -> bool {
+    !matches!(
+        op,
+        Op::Lookup(_)
+            | Op::Parent(_)
+            | Op::GetAttr(_)
+            | Op::Access(..)
+            | Op::ReadLink(_)
+            | Op::ReadDir { .. }
+            | Op::Chunks { .. }
+            | Op::GetXattr(..)
+            | Op::ListXattr(_)
+            | Op::Release(_)
+            | Op::AllocObjects(_)
+            | Op::Usage
+            | Op::TreeUsage(_)
+            | Op::Sync
+    )
+}
+
+impl Search<'_> {
+    fn run(&mut self) -> Verdict {
+        let mut root = Model::without_times();
+        root.node_mut(1).data_change = 0;
+        let candidates = self.candidates();
+        let mut stack = vec![Frame { model: root, candidates, done: None }];
+        while let Some(frame) = stack.last_mut() {
+            if self.left == 0 {
+                return Verdict::Linearizable;
+            }
+            let Some(call) = frame.candidates.pop() else {
+                if self.left < self.best_left {
+                    self.best_left = self.left;
+                    self.best = self.explain(stack.last().map(|frame| &frame.model));
+                }
+                if let Some(Frame { done: Some(call), .. }) = stack.pop() {
+                    self.undo(call);
+                }
+                continue;
+            };
+            let mut model = frame.model.clone();
+            if step(&mut model, &self.records[call]).is_err() {
+                continue;
+            }
+            self.mark(call);
+            let mut hasher = FxHasher::default();
+            model.hash(&mut hasher);
+            if !self.seen.insert((self.done_hash, hasher.finish())) {
+                self.undo(call);
+                continue;
+            }
+            if self.seen.len() > STATES_MAX {
+                return Verdict::Undecided;
+            }
+            let candidates = self.candidates();
+            stack.push(Frame { model, candidates, done: Some(call) });
+        }
+        Verdict::Violated(format!("{} answers have no place:\n  {}", self.best_left, self.best.join("\n  ")))
+    }
+
+    fn mark(&mut self, call: usize) {
+        self.is_done[call] = true;
+        self.done_hash ^= mix(call as u64 + 1);
+        self.left -= usize::from(self.records[call].heard.is_some());
+        while self.calls.get(self.first).is_some_and(|call| self.is_done[*call]) {
+            self.first += 1;
+        }
+    }
+
+    fn undo(&mut self, call: usize) {
+        self.is_done[call] = false;
+        self.done_hash ^= mix(call as u64 + 1);
+        self.left += usize::from(self.records[call].heard.is_some());
+        let place = self.calls.partition_point(|other| *other < call);
+        self.first = self.first.min(place);
+    }
+
+    /// Calls of which one must be next: those asked before the first answer among those left. The best is last: heard ones
+    /// before unheard, and early answers first.
+    fn candidates(&self) -> Vec<usize> {
+        let mut deadline = u64::MAX;
+        let (mut heard, mut unheard) = (Vec::new(), Vec::new());
+        for call in &self.calls[self.first..] {
+            let record = &self.records[*call];
+            if record.asked > deadline {
+                break;
+            }
+            if self.is_done[*call] {
+                continue;
+            }
+            match &record.heard {
+                Some((at, _)) => {
+                    deadline = deadline.min(*at);
+                    heard.push((*at, *call));
+                }
+                None => unheard.push(*call),
+            }
+        }
+        heard.retain(|(_, call)| self.records[*call].asked < deadline);
+        unheard.retain(|call| self.records[*call].asked < deadline);
+        heard.sort_unstable_by(|a, b| b.cmp(a));
+        unheard.extend(heard.into_iter().map(|(_, call)| call));
+        unheard
+    }
+
+    /// What stands in the way of each call that could be next.
+    fn explain(&self, model: Option<&Model>) -> Vec<String> {
+        let Some(model) = model else { return Vec::new() };
+        let told = |call: usize| {
+            let record = &self.records[call];
+            let why = step(&mut model.clone(), record).err().unwrap_or_else(|| "leads nowhere".into());
+            let heard = if record.heard.is_some() { "" } else { " (unheard)" };
+            format!("call {call} of client {}{heard}: {:?}: {why}", record.client, record.request.op)
+        };
+        self.candidates().into_iter().map(told).collect()
+    }
+}
+
+/// Lets the model do what a record says.
+fn step(model: &mut Model, record: &Record) -> Result<(), String> {
+    let (creds, op) = (&record.request.creds, &record.request.op);
+    match op {
+        // Opens are not the model's: see OPENS.
+        Op::Release(_)
+        | Op::AllocObjects(_)
+        | Op::Usage
+        | Op::TreeUsage(_)
+        | Op::Chunks { .. }
+        | Op::Sync => {
+            return Ok(());
+        }
+        _ => {}
+    }
+    let Some((_, reply)) = &record.heard else {
+        model.assume(creds, op);
+        hold_everything(model);
+        return Ok(());
+    };
+    if is_excused(model, record, reply) {
+        return Ok(());
+    }
+    model.judge(creds, op, reply)?;
+    hold_everything(model);
+    Ok(())
+}
+
+/// What a client may be told of a file that it does not have open: that it does not exist, if it has no name (it may be gone, or
+/// not yet) or not the place where the client saw it (after a restart nobody knows where it went).
+fn is_excused(model: &Model, record: &Record, reply: &Reply) -> bool {
+    let Some(InodeRef { ino, seen }) = target(&record.request.op) else { return false };
+    let Err(Outcome::Failed(why)) = reply else { return false };
+    if record.held == Some(*ino) {
+        return false;
+    }
+    let Some(node) = model.nodes.get(ino) else { return why.errno == libc::EBADF };
+    let is_there = seen.as_ref().is_some_and(|(dir, name)| {
+        model.nodes.get(dir).and_then(|dir| dir.children.get(name.as_bytes())) == Some(ino)
+    });
+    let may_be_gone = node.kind != Kind::Dir && (node.nlink == 0 || !is_there);
+    why.errno == libc::EBADF || (may_be_gone && [libc::ESTALE, libc::ENOENT].contains(&why.errno))
+}
+
+fn hold_everything(model: &mut Model) {
+    let loose = |model: &Model| {
+        model
+            .nodes
+            .iter()
+            .find(|(_, node)| node.kind != Kind::Dir && node.opens != OPENS)
+            .map(|(ino, _)| *ino)
+    };
+    while let Some(ino) = loose(model) {
+        model.node_mut(ino).opens = OPENS;
+    }
+}

@@ -1,0 +1,109 @@
+//! `kestrel-sim`: runs seeds. `kestrel-sim --seeds 1..1000`, `kestrel-sim --seed 17 --trace`, `kestrel-sim --seconds 60`.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use kestrel_sim::world::{Failure, Plan, Tally, World};
+
+const USAGE: &str = "usage: kestrel-sim [--seed N | --seeds FROM..TO | --seconds S] [--from N] [--calls N] [--trace] [--keep-going]
+example: kestrel-sim --seeds 1..1000";
+
+struct Options {
+    from: u64,
+    to: u64,
+    seconds: Option<u64>,
+    calls: usize,
+    trace: bool,
+    keep_going: bool,
+}
+
+fn options() -> Option<Options> {
+    let mut options =
+        Options { from: 1, to: 200, seconds: None, calls: 300, trace: false, keep_going: false };
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--seed" => {
+                options.from = arguments.next()?.parse().ok()?;
+                options.to = options.from;
+            }
+            "--seeds" => {
+                let range = arguments.next()?;
+                let (from, to) = range.split_once("..")?;
+                (options.from, options.to) = (from.parse().ok()?, to.parse().ok()?);
+            }
+            "--from" => options.from = arguments.next()?.parse().ok()?,
+            "--seconds" => {
+                options.seconds = Some(arguments.next()?.parse().ok()?);
+                options.to = u64::MAX;
+            }
+            "--calls" => options.calls = arguments.next()?.parse().ok()?,
+            "--trace" => options.trace = true,
+            "--keep-going" => options.keep_going = true,
+            _ => return None,
+        }
+    }
+    Some(options)
+}
+
+/// Runs a seed; a panic is a failure.
+fn run(plan: Plan) -> Result<Tally, Failure> {
+    catch_unwind(AssertUnwindSafe(|| World::new(plan).run())).unwrap_or_else(|panic| {
+        let why =
+            panic.downcast_ref::<String>().cloned().or(panic.downcast_ref::<&str>().map(|s| (*s).into()));
+        Err(Failure(format!("panic: {}", why.unwrap_or_default())))
+    })
+}
+
+fn main() -> ExitCode {
+    let Some(options) = options() else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    let begun = Instant::now();
+    let limit = options.seconds.map(Duration::from_secs);
+    let (mut seeds, mut failed, mut sum) = (0u64, 0u64, Tally::default());
+    let mut undecided = 0;
+    for seed in options.from..=options.to {
+        if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+            break;
+        }
+        seeds += 1;
+        match run(Plan { seed, calls: options.calls, trace: options.trace }) {
+            Ok(tally) => {
+                sum.calls += tally.calls;
+                sum.unheard += tally.unheard;
+                sum.crashes += tally.crashes;
+                sum.expired += tally.expired;
+                sum.retries += tally.retries;
+                sum.time += tally.time;
+                undecided += u64::from(tally.undecided);
+            }
+            Err(Failure(why)) => {
+                failed += 1;
+                println!("seed {seed} FAILED: {why}");
+                println!(
+                    "replay: cargo run --release -p kestrel-sim -- --seed {seed} --calls {} --trace",
+                    options.calls
+                );
+                if !options.keep_going {
+                    break;
+                }
+            }
+        }
+    }
+    let minutes = begun.elapsed().as_secs_f64() / 60.0;
+    println!(
+        "{seeds} seeds, {failed} failed, {undecided} undecided; {:.0} seeds a minute; {} calls ({} unheard, {} retried), {} crashes, {} sessions expired, {:.1} virtual hours",
+        seeds as f64 / minutes,
+        sum.calls,
+        sum.unheard,
+        sum.retries,
+        sum.crashes,
+        sum.expired,
+        sum.time as f64 / 3.6e12,
+    );
+    println!("{} passed, {failed} failed", seeds - failed);
+    if failed > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}

@@ -1,0 +1,205 @@
+//! What clients ask: every operation, on few names, so that they are in each other's way.
+
+use kestrel_types::extent::Extent;
+use kestrel_types::inode::{Data, Kind};
+use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::range::Range;
+use kestrel_types::request::{
+    Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags,
+};
+use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockRequest, LockSpan};
+
+use crate::client::{Client, Known};
+
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+/// What a client asks next.
+pub enum Wish {
+    /// An operation.
+    Op(Request),
+    /// A lock.
+    Lock(LockRequest),
+}
+
+fn name(client: &mut Client) -> Name {
+    let text = client.dice.pick(&NAMES).expect("not empty");
+    Name::new(text.as_bytes()).expect("a valid name")
+}
+
+/// A directory it knows; the root half of the time.
+fn dir(client: &mut Client) -> u64 {
+    let dirs: Vec<u64> = client
+        .known
+        .iter()
+        .filter(|known| known.inode.kind == Kind::Dir)
+        .map(|known| known.inode.ino)
+        .collect();
+    if client.dice.chance(40) { 1 } else { *client.dice.pick(&dirs).expect("the root is known") }
+}
+
+fn place(client: &mut Client) -> Place {
+    let mut place = Place::new(dir(client), name(client));
+    while place.dirs.len() < 2 && client.dice.chance(25) {
+        let above = name(client);
+        place.dirs.push(above);
+    }
+    place
+}
+
+fn known(client: &mut Client, wanted: impl Fn(&Known) -> bool) -> Option<Known> {
+    let those: Vec<&Known> = client.known.iter().filter(|known| wanted(known)).collect();
+    client.dice.pick(&those).map(|known| (*known).clone())
+}
+
+fn any(client: &mut Client) -> InodeRef {
+    known(client, |_| true).map_or(InodeRef::by_id(1), |known| known.reference())
+}
+
+fn creds(client: &mut Client) -> Creds {
+    if client.dice.chance(85) {
+        return Creds::root();
+    }
+    let uid = 1000 + client.dice.below(2) as u32;
+    Creds { uid, gid: 1000, groups: Some([].into()) }
+}
+
+fn mode(client: &mut Client) -> u16 {
+    *client.dice.pick(&[0o777, 0o755, 0o700, 0o1777]).expect("not empty")
+}
+
+fn flags(client: &mut Client) -> OpenFlags {
+    let write = client.dice.chance(70);
+    OpenFlags { read: true, write, truncate: write && client.dice.chance(10), ..OpenFlags::default() }
+}
+
+/// A file it has open, for writing if so wanted.
+fn handle(client: &mut Client, write: bool) -> Option<u64> {
+    let handles =
+        client.handles.iter().filter(|(_, handle)| handle.free > 0 && (handle.writes > 0 || !write));
+    let open: Vec<u64> = handles.map(|(ino, _)| *ino).collect();
+    client.dice.pick(&open).copied()
+}
+
+fn commit(client: &mut Client) -> Option<Op> {
+    let ino = handle(client, true)?;
+    let file = known(client, |known| known.inode.ino == ino)?;
+    let (size, base) = (file.inode.size, file.inode.data_change);
+    let len = 1 + client.dice.below(6);
+    let inline_only = matches!(file.inode.data, Data::Inline(_));
+    let object = client.objects.first().copied();
+    let offset = client.dice.below(100) as u32 * 64;
+    let (data, size) = match (client.dice.below(4), object) {
+        (0, Some(object)) => (NewData::Packed(Range { object, offset, len: len as u32 }), len),
+        (1, Some(object)) if !inline_only => {
+            let extent =
+                Extent::of_range(client.dice.below(4) as u32, Range { object, offset, len: len as u32 });
+            (NewData::Patches(vec![(0, extent)]), size.max(u64::from(extent.end())))
+        }
+        (2, _) => (NewData::Unchanged, client.dice.below(8)),
+        _ => {
+            let bytes: Vec<u8> = (0..len).map(|_| client.dice.below(256) as u8).collect();
+            (NewData::Inline(bytes.into()), len)
+        }
+    };
+    let size = Some(size);
+    Some(Op::Commit(Commit { inode: file.reference(), base, data, size, mtime: 7, kill_suid: false }))
+}
+
+fn set_attr(client: &mut Client) -> Op {
+    let inode = any(client);
+    let mut set = SetAttr::default();
+    match client.dice.below(4) {
+        0 => set.mode = Some(mode(client)),
+        1 => set.size = Some(client.dice.below(8)),
+        2 => set.uid = Some(1000 + client.dice.below(2) as u32),
+        _ => set.mtime = Some(SetTime::At(5)),
+    }
+    Op::SetAttr(inode, set)
+}
+
+fn xattr(client: &mut Client) -> Op {
+    let inode = any(client);
+    let key: Box<[u8]> = if client.dice.chance(50) { b"user.a"[..].into() } else { b"user.b"[..].into() };
+    match client.dice.below(5) {
+        0 | 1 => {
+            let (create, replace) = (client.dice.chance(20), client.dice.chance(10));
+            let value = client.dice.below(1000).to_string().into_bytes();
+            Op::SetXattr(inode, key, value.into(), XattrFlags { create, replace: replace && !create })
+        }
+        2 => Op::GetXattr(inode, key),
+        3 => Op::ListXattr(inode),
+        _ => Op::RemoveXattr(inode, key),
+    }
+}
+
+fn rename(client: &mut Client) -> Op {
+    let (from, to) = (place(client), place(client));
+    let flags = match client.dice.below(10) {
+        0 => RenameFlags { no_replace: true, exchange: false },
+        1 | 2 => RenameFlags { no_replace: false, exchange: true },
+        _ => RenameFlags::default(),
+    };
+    Op::Rename(from, to, flags)
+}
+
+fn lock(client: &mut Client) -> LockRequest {
+    let (ino, owner) = (100 + client.dice.below(2), 1 + client.dice.below(2));
+    let kind = if client.dice.chance(30) { LockKind::Flock } else { LockKind::Posix };
+    let (start, end) = if kind == LockKind::Posix { (0, 9) } else { (0, LOCK_END) };
+    let mode = if client.dice.chance(40) { LockMode::Read } else { LockMode::Write };
+    let span = LockSpan { ino, owner, pid: 1, kind, mode, start, end };
+    match client.dice.below(10) {
+        0..=3 => LockRequest::Unlock { ino, owner, kind, start, end },
+        4 => LockRequest::Get(span),
+        5 => LockRequest::ReleaseOwner { ino, owner, kind },
+        dice => LockRequest::Set { lock: span, wait: dice < 8 },
+    }
+}
+
+/// Draws what a client asks next.
+pub fn wish(client: &mut Client) -> Wish {
+    let op = match client.dice.below(100) {
+        0..=5 => return Wish::Lock(lock(client)),
+        _ if client.objects.is_empty() && client.dice.chance(20) => Op::AllocObjects(8),
+        6..=11 => Op::Lookup(place(client)),
+        12..=15 => Op::GetAttr(any(client)),
+        16..=20 => set_attr(client),
+        21..=34 => {
+            let exclusive = client.dice.chance(30);
+            // A file is found by number only with the place where it was seen: as a mount does it, one name at a time.
+            let place = Place::new(dir(client), name(client));
+            Op::Create { place, mode: mode(client), flags: flags(client), exclusive }
+        }
+        35..=39 => {
+            let file = known(client, |known| known.inode.kind == Kind::File);
+            let inode = file.map_or(InodeRef::by_id(5), |file| file.reference());
+            Op::Open(inode, flags(client))
+        }
+        40 | 41 => Op::TmpFile { dir: dir(client), mode: 0o600, exclusive: client.dice.chance(30) },
+        42..=49 => match handle(client, false) {
+            Some(ino) => Op::Release(ino),
+            None => Op::ReadDir { dir: dir(client), after: None, limit: 100, check: true },
+        },
+        50..=52 => Op::MkNod { place: place(client), kind: Kind::File, mode: mode(client), rdev: 0 },
+        53..=58 => Op::MkDir(place(client), mode(client)),
+        59 | 60 => Op::Symlink(place(client), b"a"[..].into()),
+        61..=66 => Op::Unlink(place(client)),
+        67..=70 => Op::RmDir(place(client)),
+        71..=79 => rename(client),
+        80..=83 => {
+            let file = known(client, |known| known.inode.kind != Kind::Dir);
+            let inode = file.map_or_else(|| any(client), |file| file.reference());
+            Op::Link(inode, place(client))
+        }
+        84..=86 => Op::ReadDir { dir: dir(client), after: None, limit: 100, check: true },
+        87..=92 => match commit(client) {
+            Some(op) => op,
+            None => Op::Parent(dir(client)),
+        },
+        93..=96 => xattr(client),
+        97 => Op::ReadLink(any(client)),
+        98 => Op::Access(any(client), client.dice.below(8) as u32),
+        _ => Op::Sync,
+    };
+    Wish::Op(Request { creds: creds(client), op })
+}

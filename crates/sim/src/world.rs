@@ -1,0 +1,319 @@
+//! One run: clients, a network and a node on one virtual clock, and the faults that befall them.
+//!
+//! Everything happens in events, one at a time, in the order of their times; equal times in the order in which the events were
+//! planned. So a seed determines a run completely.
+
+mod clients;
+mod event;
+mod faults;
+mod finish;
+mod locks;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+use kestrel_types::clock::{Clock, ManualClock, Nanos, SECOND};
+
+use crate::client::Client;
+use crate::dice::Dice;
+use crate::history::History;
+use crate::host::{Host, Out};
+use crate::network::{MS, Network, Way};
+use event::{Event, Planned};
+
+/// How long a client waits for an answer: less than many faults last, or more than nearly all.
+const DEADLINES: [Nanos; 2] = [2 * SECOND, 20 * SECOND];
+
+/// How long clients ask at most, in virtual time.
+const TIME_MAX: Nanos = 200 * SECOND;
+
+/// Why a run failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure(pub String);
+
+/// What a run may be.
+#[derive(Debug, Clone, Copy)]
+pub struct Plan {
+    /// The seed.
+    pub seed: u64,
+    /// Most calls of all clients together.
+    pub calls: usize,
+    /// Say what happens.
+    pub trace: bool,
+}
+
+/// What a run was.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tally {
+    /// Calls asked.
+    pub calls: usize,
+    /// Of these, those whose answer nobody heard.
+    pub unheard: usize,
+    /// Crashes of the node.
+    pub crashes: usize,
+    /// Sessions that expired.
+    pub expired: usize,
+    /// Calls sent again.
+    pub retries: u64,
+    /// Virtual time, nanoseconds.
+    pub time: Nanos,
+    /// The order of the calls was not decided.
+    pub undecided: bool,
+}
+
+/// See the module's header.
+pub struct World {
+    plan: Plan,
+    now: Nanos,
+    clock: Arc<ManualClock>,
+    events: BinaryHeap<Reverse<Planned>>,
+    numbers: u64,
+    dice: Dice,
+    network: Network,
+    host: Host,
+    /// Counts starts of the node: timers of an earlier one do nothing.
+    start: u64,
+    /// The node's process is stopped until then.
+    host_stopped_until: Nanos,
+    sync_planned: bool,
+    clients: Vec<Client>,
+    history: History,
+    /// Faults still happen.
+    troubled: bool,
+    tally: Tally,
+    failure: Option<Failure>,
+    /// Percent of the typical that syncs take.
+    disk: Nanos,
+    clients_begun: u64,
+    deadline: Nanos,
+}
+
+impl World {
+    /// The world of a seed, before anything has happened.
+    pub fn new(plan: Plan) -> Self {
+        let mut dice = Dice::new(plan.seed);
+        let clock = Arc::new(ManualClock::new(1_000_000 * SECOND));
+        let count = 2 + dice.below(3) as usize;
+        let delay = MS / 10 * dice.between(1, 60);
+        let workers = 1 + dice.below(3) as usize;
+        let mut world = Self {
+            plan,
+            now: 0,
+            clock: clock.clone(),
+            events: BinaryHeap::new(),
+            numbers: 0,
+            network: Network::new(count, delay),
+            host: Host::new(clock, workers),
+            start: 0,
+            host_stopped_until: 0,
+            sync_planned: false,
+            clients: Vec::new(),
+            history: History::default(),
+            troubled: true,
+            tally: Tally::default(),
+            failure: None,
+            disk: MS / 10 * dice.between(1, 50),
+            clients_begun: 0,
+            deadline: DEADLINES[usize::from(dice.chance(60))],
+            dice,
+        };
+        for place in 0..count {
+            let client = world.new_client();
+            world.clients.push(client);
+            world.plan_in(world.delay(20 * MS), Event::Connect(place));
+            world.plan_in(world.delay(50 * MS), Event::Think(place));
+            world.plan_in(world.delay(60 * MS), Event::ClientTick(place));
+        }
+        world.host.start(0);
+        world.plan_in(MS, Event::HostTick(0));
+        world.plan_in(3 * SECOND, Event::Reap);
+        let first = world.dice.between(MS, 2 * SECOND);
+        world.plan_in(first, Event::Fault);
+        world
+    }
+
+    fn new_client(&mut self) -> Client {
+        self.clients_begun += 1;
+        let dice = self.dice.split();
+        Client::new(self.clients_begun, dice, self.now)
+    }
+
+    fn say(&self, what: impl FnOnce() -> String) {
+        if self.plan.trace {
+            println!("{:>12.3} ms  {}", self.now as f64 / MS as f64, what());
+        }
+    }
+
+    fn fail(&mut self, why: impl Into<String>) {
+        let why = why.into();
+        self.say(|| format!("FAILURE: {why}"));
+        self.failure.get_or_insert(Failure(why));
+    }
+
+    fn delay(&self, most: Nanos) -> Nanos {
+        // The same for all: what matters is drawn where it matters.
+        most / 2
+    }
+
+    fn plan_at(&mut self, at: Nanos, event: Event) {
+        self.numbers += 1;
+        self.events.push(Reverse(Planned { at: at.max(self.now), number: self.numbers, event }));
+    }
+
+    fn plan_in(&mut self, after: Nanos, event: Event) {
+        self.plan_at(self.now.saturating_add(after), event);
+    }
+
+    /// Lets everything happen until `until`, or until `done` says so.
+    fn run_until(&mut self, until: Nanos, done: impl Fn(&Self) -> bool) {
+        while self.failure.is_none() && !done(self) {
+            match self.events.peek() {
+                Some(Reverse(next)) if next.at <= until => {}
+                _ => break,
+            }
+            let Some(Reverse(Planned { at, event, .. })) = self.events.pop() else { break };
+            self.clock.advance(at - self.now);
+            self.now = at;
+            self.happen(event);
+        }
+    }
+
+    /// Runs to the end and says what it was.
+    pub fn run(mut self) -> Result<Tally, Failure> {
+        let mend = self.dice.between(10, 40) * SECOND;
+        self.plan_at(mend, Event::Mend);
+        self.run_until(TIME_MAX, |world| !world.troubled && world.history.records.len() >= world.plan.calls);
+        self.finish();
+        match self.failure.take() {
+            Some(failure) => Err(failure),
+            None => Ok(self.tally),
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        if self.is_postponed(&event) {
+            let until = match &event {
+                Event::ToClient(wire, _) | Event::ClientLoses(wire) => self
+                    .network
+                    .wires
+                    .get(wire)
+                    .map_or(self.now, |wire| self.clients[wire.client].stopped_until),
+                Event::ClientTick(place) | Event::Think(place) | Event::Connect(place) => {
+                    self.clients[*place].stopped_until
+                }
+                _ => self.host_stopped_until,
+            };
+            return self.plan_at(until, event);
+        }
+        match event {
+            Event::Accept(wire) => {
+                if self.host.is_up() {
+                    self.host.accept(wire);
+                } else {
+                    let after = self.delay(4 * MS);
+                    self.plan_in(after, Event::ClientLoses(wire));
+                }
+            }
+            Event::ToHost(wire, bytes) => {
+                self.host.receive(wire, &bytes, self.now);
+                self.after_host();
+            }
+            Event::HostLoses(wire) => {
+                self.host.lose(wire);
+                if let Some(wire) = self.network.wires.get_mut(&wire) {
+                    wire.host_open = false;
+                }
+                self.after_host();
+            }
+            Event::ToClient(wire, bytes) => self.client_reads(wire, &bytes),
+            Event::ClientLoses(wire) => {
+                let place = self.network.wires.get(&wire).map(|wire| wire.client);
+                if let Some(place) = place.filter(|place| self.clients[*place].connection == Some(wire)) {
+                    self.disconnect(place);
+                }
+            }
+            Event::Connect(place) => self.connect(place),
+            Event::ClientTick(place) => self.tick_client(place),
+            Event::Think(place) => self.think(place),
+            Event::HostTick(start) if start == self.start && self.host.is_up() => {
+                self.host.tick(self.now);
+                self.after_host();
+                let after = self.dice.between(100 * MS, 200 * MS);
+                self.plan_in(after, Event::HostTick(start));
+            }
+            Event::Synced(start) if start == self.start => {
+                self.sync_planned = false;
+                self.host.sync();
+                self.after_host();
+            }
+            Event::HostTick(_) | Event::Synced(_) => {}
+            Event::Start => self.start_host(),
+            Event::Fault => self.trouble(),
+            Event::Reap => {
+                let wall = self.clock.now();
+                self.host.reap(wall);
+                self.after_host();
+                if self.troubled {
+                    self.plan_in(2 * SECOND, Event::Reap);
+                }
+            }
+            Event::Mend => self.mend(),
+        }
+    }
+
+    fn is_postponed(&self, event: &Event) -> bool {
+        match event {
+            Event::ToClient(wire, _) | Event::ClientLoses(wire) => {
+                let place = self.network.wires.get(wire).map(|wire| wire.client);
+                place.is_some_and(|place| self.clients[place].stopped_until > self.now)
+            }
+            Event::ClientTick(place) | Event::Think(place) | Event::Connect(place) => {
+                self.clients[*place].stopped_until > self.now
+            }
+            Event::ToHost(..) | Event::HostTick(_) | Event::Accept(_) | Event::HostLoses(_) | Event::Reap => {
+                self.host_stopped_until > self.now
+            }
+            _ => false,
+        }
+    }
+
+    /// What the node has sent goes on its way; what it has written waits for the disk.
+    fn after_host(&mut self) {
+        loop {
+            let out = self.host.outgoing.lock().pop_front();
+            let Some((wire, out)) = out else { break };
+            let Some(state) = self.network.wires.get(&wire) else { continue };
+            if !state.host_open {
+                continue;
+            }
+            let at = self.network.arrival(wire, Way::Down, self.now, &mut self.dice);
+            match out {
+                Out::Frames(bytes) => self.plan_at(at, Event::ToClient(wire, bytes)),
+                Out::Close => {
+                    self.plan_at(at, Event::ClientLoses(wire));
+                    self.plan_in(0, Event::HostLoses(wire));
+                }
+            }
+        }
+        if self.host.is_dirty() && !self.sync_planned {
+            self.sync_planned = true;
+            let slow = if self.troubled && self.dice.chance(1) { 500 } else { 1 };
+            let after = self.dice.between(self.disk / 4, self.disk * 2) * slow;
+            self.plan_in(after, Event::Synced(self.start));
+        }
+        self.notice_expired();
+    }
+
+    fn start_host(&mut self) {
+        if self.host.is_up() {
+            return;
+        }
+        self.start += 1;
+        self.sync_planned = false;
+        self.host.start(self.now);
+        self.say(|| "node: starts".into());
+        self.plan_in(MS, Event::HostTick(self.start));
+        self.after_host();
+    }
+}

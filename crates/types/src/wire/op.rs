@@ -1,0 +1,355 @@
+//! Requests: who asks, and the operation with its operands.
+
+use super::basic::{self, Writer, flags, inode_ref, list, mode, place};
+use crate::codec::{DecodeError, Reader};
+use crate::extent::Extent;
+use crate::request::{Commit, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags};
+
+// First byte of an operation. Numbers are never given to another one.
+const LOOKUP: u8 = 1;
+const PARENT: u8 = 2;
+const GET_ATTR: u8 = 3;
+const SET_ATTR: u8 = 4;
+const ACCESS: u8 = 5;
+const READ_LINK: u8 = 6;
+const CREATE: u8 = 7;
+const OPEN: u8 = 8;
+const TMP_FILE: u8 = 9;
+const RELEASE: u8 = 10;
+const MK_NOD: u8 = 11;
+const MK_DIR: u8 = 12;
+const SYMLINK: u8 = 13;
+const UNLINK: u8 = 14;
+const RM_DIR: u8 = 15;
+const RENAME: u8 = 16;
+const LINK: u8 = 17;
+const READ_DIR: u8 = 18;
+const COMMIT: u8 = 19;
+const COMPACT: u8 = 20;
+const CLONE: u8 = 21;
+const CHUNKS: u8 = 22;
+const SWEEP: u8 = 23;
+const GET_XATTR: u8 = 24;
+const SET_XATTR: u8 = 25;
+const LIST_XATTR: u8 = 26;
+const REMOVE_XATTR: u8 = 27;
+const ALLOC_OBJECTS: u8 = 28;
+const USAGE: u8 = 29;
+const TREE_USAGE: u8 = 30;
+const SYNC: u8 = 31;
+
+// Content of a commit.
+const UNCHANGED: u8 = 0;
+const INLINE: u8 = 1;
+const PACKED: u8 = 2;
+const PATCHES: u8 = 3;
+
+pub(super) fn put_request(request: &Request, w: &mut Writer<'_>) {
+    w.creds(&request.creds);
+    put_op(&request.op, w);
+}
+
+// Called from one place: the message is built where it ends up instead of being moved there.
+#[inline(always)]
+pub(super) fn request(r: &mut Reader<'_>) -> Result<Request, DecodeError> {
+    Ok(Request { creds: basic::creds(r)?, op: op(r)? })
+}
+
+fn put_op(op: &Op, w: &mut Writer<'_>) {
+    match op {
+        Op::Lookup(place) => put_place(LOOKUP, place, w),
+        Op::Parent(ino) => put_id(PARENT, *ino, w),
+        Op::GetAttr(inode) => put_ref(GET_ATTR, inode, w),
+        Op::SetAttr(inode, changes) => {
+            put_ref(SET_ATTR, inode, w);
+            put_set_attr(changes, w);
+        }
+        Op::Access(inode, mask) => {
+            put_ref(ACCESS, inode, w);
+            w.varint(u64::from(*mask));
+        }
+        Op::ReadLink(inode) => put_ref(READ_LINK, inode, w),
+        Op::Create { place, mode, flags, exclusive } => {
+            put_place(CREATE, place, w);
+            w.fixed(mode.to_be_bytes());
+            put_open_flags(*flags, w);
+            w.u8(u8::from(*exclusive));
+        }
+        Op::Open(inode, flags) => {
+            put_ref(OPEN, inode, w);
+            put_open_flags(*flags, w);
+        }
+        Op::TmpFile { dir, mode, exclusive } => {
+            put_id(TMP_FILE, *dir, w);
+            w.fixed(mode.to_be_bytes());
+            w.u8(u8::from(*exclusive));
+        }
+        Op::Release(ino) => put_id(RELEASE, *ino, w),
+        Op::MkNod { place, kind, mode, rdev } => {
+            put_place(MK_NOD, place, w);
+            w.u8(*kind as u8);
+            w.fixed(mode.to_be_bytes());
+            w.varint(u64::from(*rdev));
+        }
+        Op::MkDir(place, mode) => {
+            put_place(MK_DIR, place, w);
+            w.fixed(mode.to_be_bytes());
+        }
+        Op::Symlink(place, target) => {
+            put_place(SYMLINK, place, w);
+            w.string(target);
+        }
+        Op::Unlink(place) => put_place(UNLINK, place, w),
+        Op::RmDir(place) => put_place(RM_DIR, place, w),
+        Op::Rename(from, to, flags) => {
+            put_place(RENAME, from, w);
+            w.place(to);
+            w.u8(u8::from(flags.no_replace) | u8::from(flags.exchange) << 1);
+        }
+        Op::Link(inode, to) => {
+            put_ref(LINK, inode, w);
+            w.place(to);
+        }
+        Op::ReadDir { dir, after, limit, check } => {
+            put_id(READ_DIR, *dir, w);
+            w.varint(*limit as u64);
+            w.u8(u8::from(*check) | u8::from(after.is_some()) << 1);
+            after.iter().for_each(|name| w.name(name));
+        }
+        Op::Commit(commit) => {
+            put_ref(COMMIT, &commit.inode, w);
+            put_commit(commit, w);
+        }
+        Op::Compact { inode, chunk, old, new } => {
+            put_ref(COMPACT, inode, w);
+            w.varint(*chunk);
+            w.list(old, Writer::extent);
+            w.list(new, Writer::extent);
+        }
+        Op::Clone { from, from_offset, to, to_offset, len } => {
+            put_ref(CLONE, from, w);
+            w.varint(*from_offset);
+            w.inode_ref(to);
+            w.varint(*to_offset);
+            w.varint(*len);
+        }
+        Op::Chunks { ino, first, last } => {
+            put_id(CHUNKS, *ino, w);
+            w.varint(*first);
+            w.varint(*last);
+        }
+        Op::Sweep(ino) => put_id(SWEEP, *ino, w),
+        Op::GetXattr(inode, name) => {
+            put_ref(GET_XATTR, inode, w);
+            w.string(name);
+        }
+        Op::SetXattr(inode, name, value, flags) => {
+            put_ref(SET_XATTR, inode, w);
+            w.string(name);
+            w.string(value);
+            w.u8(u8::from(flags.create) | u8::from(flags.replace) << 1);
+        }
+        Op::ListXattr(inode) => put_ref(LIST_XATTR, inode, w),
+        Op::RemoveXattr(inode, name) => {
+            put_ref(REMOVE_XATTR, inode, w);
+            w.string(name);
+        }
+        Op::AllocObjects(count) => put_id(ALLOC_OBJECTS, u64::from(*count), w),
+        Op::Usage => w.u8(USAGE),
+        Op::TreeUsage(dir) => put_id(TREE_USAGE, *dir, w),
+        Op::Sync => w.u8(SYNC),
+    }
+}
+
+// Called from one place: the message is built where it ends up instead of being moved there.
+#[inline(always)]
+fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
+    Ok(match r.u8()? {
+        LOOKUP => Op::Lookup(place(r)?),
+        PARENT => Op::Parent(r.varint()?),
+        GET_ATTR => Op::GetAttr(inode_ref(r)?),
+        SET_ATTR => Op::SetAttr(inode_ref(r)?, set_attr(r)?),
+        ACCESS => Op::Access(inode_ref(r)?, r.varint32()?),
+        READ_LINK => Op::ReadLink(inode_ref(r)?),
+        CREATE => Op::Create {
+            place: place(r)?,
+            mode: mode(r)?,
+            flags: open_flags(r)?,
+            exclusive: basic::boolean(r)?,
+        },
+        OPEN => Op::Open(inode_ref(r)?, open_flags(r)?),
+        TMP_FILE => Op::TmpFile { dir: r.varint()?, mode: mode(r)?, exclusive: basic::boolean(r)? },
+        RELEASE => Op::Release(r.varint()?),
+        MK_NOD => Op::MkNod { place: place(r)?, kind: basic::kind(r)?, mode: mode(r)?, rdev: r.varint32()? },
+        MK_DIR => Op::MkDir(place(r)?, mode(r)?),
+        SYMLINK => Op::Symlink(place(r)?, basic::bytes(r)?),
+        UNLINK => Op::Unlink(place(r)?),
+        RM_DIR => Op::RmDir(place(r)?),
+        RENAME => {
+            let (from, to, flags) = (place(r)?, place(r)?, flags(r, 3)?);
+            Op::Rename(from, to, RenameFlags { no_replace: flags & 1 != 0, exchange: flags & 2 != 0 })
+        }
+        LINK => Op::Link(inode_ref(r)?, place(r)?),
+        READ_DIR => {
+            let (dir, limit, flags) = (r.varint()?, basic::size(r)?, flags(r, 3)?);
+            let after = if flags & 2 != 0 { Some(basic::name(r)?) } else { None };
+            Op::ReadDir { dir, after, limit, check: flags & 1 != 0 }
+        }
+        COMMIT => Op::Commit(commit(r)?),
+        COMPACT => Op::Compact {
+            inode: inode_ref(r)?,
+            chunk: r.varint()?,
+            old: basic::extents(r)?,
+            new: basic::extents(r)?,
+        },
+        CLONE => Op::Clone {
+            from: inode_ref(r)?,
+            from_offset: r.varint()?,
+            to: inode_ref(r)?,
+            to_offset: r.varint()?,
+            len: r.varint()?,
+        },
+        CHUNKS => Op::Chunks { ino: r.varint()?, first: r.varint()?, last: r.varint()? },
+        SWEEP => Op::Sweep(r.varint()?),
+        GET_XATTR => Op::GetXattr(inode_ref(r)?, basic::bytes(r)?),
+        SET_XATTR => {
+            let (inode, name, value) = (inode_ref(r)?, basic::bytes(r)?, basic::bytes(r)?);
+            let flags = flags(r, 3)?;
+            Op::SetXattr(inode, name, value, XattrFlags { create: flags & 1 != 0, replace: flags & 2 != 0 })
+        }
+        LIST_XATTR => Op::ListXattr(inode_ref(r)?),
+        REMOVE_XATTR => Op::RemoveXattr(inode_ref(r)?, basic::bytes(r)?),
+        ALLOC_OBJECTS => Op::AllocObjects(r.varint32()?),
+        USAGE => Op::Usage,
+        TREE_USAGE => Op::TreeUsage(r.varint()?),
+        SYNC => Op::Sync,
+        _ => return Err(DecodeError("unknown operation")),
+    })
+}
+
+fn put_id(tag: u8, id: u64, w: &mut Writer<'_>) {
+    w.u8(tag);
+    w.varint(id);
+}
+
+fn put_place(tag: u8, place: &crate::name::Place, w: &mut Writer<'_>) {
+    w.u8(tag);
+    w.place(place);
+}
+
+fn put_ref(tag: u8, inode: &crate::name::InodeRef, w: &mut Writer<'_>) {
+    w.u8(tag);
+    w.inode_ref(inode);
+}
+
+fn put_open_flags(flags: OpenFlags, w: &mut Writer<'_>) {
+    let OpenFlags { read, write, exec, truncate, kill_suid } = flags;
+    let bits = [read, write, exec, truncate, kill_suid];
+    w.u8(bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit)));
+}
+
+fn open_flags(r: &mut Reader<'_>) -> Result<OpenFlags, DecodeError> {
+    let bits = flags(r, 0x1f)?;
+    Ok(OpenFlags {
+        read: bits & 1 != 0,
+        write: bits & 2 != 0,
+        exec: bits & 4 != 0,
+        truncate: bits & 8 != 0,
+        kill_suid: bits & 16 != 0,
+    })
+}
+
+// Bits of the byte that a SetAttr begins with: what follows, in this order.
+const HAS_MODE: u8 = 1;
+const HAS_UID: u8 = 2;
+const HAS_GID: u8 = 4;
+const HAS_SIZE: u8 = 8;
+const HAS_ATIME: u8 = 16;
+const HAS_MTIME: u8 = 32;
+const THROUGH_HANDLE: u8 = 64;
+const KILL_SUID: u8 = 128;
+
+fn put_set_attr(changes: &SetAttr, w: &mut Writer<'_>) {
+    let bits = [
+        (changes.mode.is_some(), HAS_MODE),
+        (changes.uid.is_some(), HAS_UID),
+        (changes.gid.is_some(), HAS_GID),
+        (changes.size.is_some(), HAS_SIZE),
+        (changes.atime.is_some(), HAS_ATIME),
+        (changes.mtime.is_some(), HAS_MTIME),
+        (changes.through_handle, THROUGH_HANDLE),
+        (changes.kill_suid, KILL_SUID),
+    ];
+    w.u8(bits.iter().filter(|(on, _)| *on).fold(0, |byte, (_, bit)| byte | bit));
+    changes.mode.iter().for_each(|mode| w.fixed(mode.to_be_bytes()));
+    changes.uid.iter().for_each(|uid| w.varint(u64::from(*uid)));
+    changes.gid.iter().for_each(|gid| w.varint(u64::from(*gid)));
+    changes.size.iter().for_each(|size| w.varint(*size));
+    [changes.atime, changes.mtime].into_iter().flatten().for_each(|time| match time {
+        SetTime::Now => w.u8(0),
+        SetTime::At(time) => {
+            w.u8(1);
+            w.fixed(time.to_be_bytes());
+        }
+    });
+}
+
+fn set_attr(r: &mut Reader<'_>) -> Result<SetAttr, DecodeError> {
+    fn time(r: &mut Reader<'_>) -> Result<SetTime, DecodeError> {
+        Ok(if basic::boolean(r)? { SetTime::At(r.i64()?) } else { SetTime::Now })
+    }
+    let bits = r.u8()?;
+    Ok(SetAttr {
+        mode: if bits & HAS_MODE != 0 { Some(mode(r)?) } else { None },
+        uid: if bits & HAS_UID != 0 { Some(r.varint32()?) } else { None },
+        gid: if bits & HAS_GID != 0 { Some(r.varint32()?) } else { None },
+        size: if bits & HAS_SIZE != 0 { Some(r.varint()?) } else { None },
+        atime: if bits & HAS_ATIME != 0 { Some(time(r)?) } else { None },
+        mtime: if bits & HAS_MTIME != 0 { Some(time(r)?) } else { None },
+        through_handle: bits & THROUGH_HANDLE != 0,
+        kill_suid: bits & KILL_SUID != 0,
+    })
+}
+
+/// All of a commit but its inode, which comes first.
+fn put_commit(commit: &Commit, w: &mut Writer<'_>) {
+    w.fixed(commit.base.to_be_bytes());
+    w.fixed(commit.mtime.to_be_bytes());
+    w.u8(u8::from(commit.kill_suid) | u8::from(commit.size.is_some()) << 1);
+    commit.size.iter().for_each(|size| w.varint(*size));
+    match &commit.data {
+        NewData::Unchanged => w.u8(UNCHANGED),
+        NewData::Inline(bytes) => {
+            w.u8(INLINE);
+            w.string(bytes);
+        }
+        NewData::Packed(range) => {
+            w.u8(PACKED);
+            w.range(range);
+        }
+        NewData::Patches(patches) => {
+            w.u8(PATCHES);
+            w.list(patches, |w, (chunk, extent)| {
+                w.varint(*chunk);
+                w.extent(extent);
+            });
+        }
+    }
+}
+
+fn commit(r: &mut Reader<'_>) -> Result<Commit, DecodeError> {
+    fn patch(r: &mut Reader<'_>) -> Result<(u64, Extent), DecodeError> {
+        Ok((r.varint()?, basic::extent(r)?))
+    }
+    let inode = inode_ref(r)?;
+    let (base, mtime, flags) = (r.u64()?, r.i64()?, flags(r, 3)?);
+    let size = if flags & 2 != 0 { Some(r.varint()?) } else { None };
+    let data = match r.u8()? {
+        UNCHANGED => NewData::Unchanged,
+        INLINE => NewData::Inline(basic::bytes(r)?),
+        PACKED => NewData::Packed(crate::range::Range::decode(r)?),
+        PATCHES => NewData::Patches(list(r, usize::MAX, 4, patch)?),
+        _ => return Err(DecodeError("unknown content of a commit")),
+    };
+    Ok(Commit { inode, base, data, size, mtime, kill_suid: flags & 1 != 0 })
+}

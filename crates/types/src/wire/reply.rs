@@ -1,0 +1,160 @@
+//! Answers to operations. Nodes also record them in this form, for retries after a restart.
+
+use super::basic::{self, Writer, flags, inode, list};
+use crate::codec::{DecodeError, Reader};
+use crate::extent::Extent;
+use crate::request::{Answer, DirEntry, Outcome, Reply, Usage};
+
+// First byte of an answer. Numbers are never given to another one.
+const DONE: u8 = 1;
+const INODE: u8 = 2;
+const OPENED: u8 = 3;
+const REMOVED: u8 = 4;
+const RENAMED: u8 = 5;
+const BYTES: u8 = 6;
+const ENTRIES: u8 = 7;
+const CHUNKS: u8 = 8;
+const OBJECTS: u8 = 9;
+const USAGE: u8 = 10;
+
+// First byte of another outcome.
+const FAILED: u8 = 0x80;
+const NEED_GROUPS: u8 = 0x81;
+const CONFLICT: u8 = 0x82;
+const SYMLINK: u8 = 0x83;
+
+/// Appends the bytes of a reply, as they are in a Reply frame. A reason above its limit is cut.
+pub fn encode_reply(reply: &Reply, out: &mut Vec<u8>) {
+    put_reply(reply, &mut Writer::new(out));
+}
+
+/// Reads what [`encode_reply`] wrote, and leaves what follows.
+///
+/// # Errors
+/// If the bytes are truncated, out of bounds, or of a newer version.
+pub fn decode_reply(reader: &mut Reader<'_>) -> Result<Reply, DecodeError> {
+    reply(reader)
+}
+
+pub(super) fn put_reply(reply: &Reply, w: &mut Writer<'_>) {
+    match reply {
+        Ok(answer) => put_answer(answer, w),
+        Err(outcome) => put_outcome(outcome, w),
+    }
+}
+
+fn put_answer(answer: &Answer, w: &mut Writer<'_>) {
+    match answer {
+        Answer::Done => w.u8(DONE),
+        Answer::Inode(inode) => {
+            w.u8(INODE);
+            w.inode(inode);
+        }
+        Answer::Opened { inode, created } => {
+            w.u8(OPENED);
+            w.u8(u8::from(*created));
+            w.inode(inode);
+        }
+        Answer::Removed(inode) => {
+            w.u8(REMOVED);
+            w.inode(inode);
+        }
+        Answer::Renamed { moved, other } => {
+            w.u8(RENAMED);
+            w.varint(*moved);
+            w.u8(u8::from(other.is_some()));
+            other.iter().for_each(|inode| w.inode(inode));
+        }
+        Answer::Bytes(bytes) => {
+            w.u8(BYTES);
+            w.string(bytes);
+        }
+        Answer::Entries { entries, parent, end } => {
+            w.u8(ENTRIES);
+            w.u8(u8::from(*end));
+            w.varint(*parent);
+            w.list(entries, |w, entry| {
+                w.varint(entry.ino);
+                w.u8(entry.kind as u8);
+                w.name(&entry.name);
+            });
+        }
+        Answer::Chunks(chunks) => {
+            w.u8(CHUNKS);
+            w.list(chunks, |w, (chunk, extents)| {
+                w.varint(*chunk);
+                w.list(extents, Writer::extent);
+            });
+        }
+        Answer::Objects { first, count } => {
+            w.u8(OBJECTS);
+            w.varint(*first);
+            w.varint(u64::from(*count));
+        }
+        Answer::Usage(Usage { files, dirs, bytes }) => {
+            w.u8(USAGE);
+            [files, dirs, bytes].into_iter().for_each(|number| w.varint(*number));
+        }
+    }
+}
+
+fn put_outcome(outcome: &Outcome, w: &mut Writer<'_>) {
+    match outcome {
+        Outcome::Failed(error) => {
+            w.u8(FAILED);
+            w.error(error.errno, &error.reason);
+        }
+        Outcome::NeedGroups => w.u8(NEED_GROUPS),
+        Outcome::Conflict(inode) => {
+            w.u8(CONFLICT);
+            w.inode(inode);
+        }
+        Outcome::Symlink { resolved, dir, target } => {
+            w.u8(SYMLINK);
+            w.varint(*resolved as u64);
+            w.varint(*dir);
+            w.string(target);
+        }
+    }
+}
+
+pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
+    Ok(Ok(match r.u8()? {
+        DONE => Answer::Done,
+        INODE => Answer::Inode(inode(r)?),
+        OPENED => {
+            let created = basic::boolean(r)?;
+            Answer::Opened { inode: inode(r)?, created }
+        }
+        REMOVED => Answer::Removed(inode(r)?),
+        RENAMED => {
+            let moved = r.varint()?;
+            Answer::Renamed { moved, other: if basic::boolean(r)? { Some(inode(r)?) } else { None } }
+        }
+        BYTES => Answer::Bytes(basic::bytes(r)?),
+        ENTRIES => {
+            let (flags, parent) = (flags(r, 1)?, r.varint()?);
+            Answer::Entries { entries: list(r, usize::MAX, 4, entry)?, parent, end: flags & 1 != 0 }
+        }
+        CHUNKS => Answer::Chunks(list(r, usize::MAX, 2, chunk)?),
+        OBJECTS => Answer::Objects { first: r.varint()?, count: r.varint32()? },
+        USAGE => Answer::Usage(Usage { files: r.varint()?, dirs: r.varint()?, bytes: r.varint()? }),
+        FAILED => return Ok(Err(Outcome::Failed(basic::error(r)?))),
+        NEED_GROUPS => return Ok(Err(Outcome::NeedGroups)),
+        CONFLICT => return Ok(Err(Outcome::Conflict(inode(r)?))),
+        SYMLINK => {
+            let (resolved, dir, target) = (basic::size(r)?, r.varint()?, basic::bytes(r)?);
+            return Ok(Err(Outcome::Symlink { resolved, dir, target }));
+        }
+        _ => return Err(DecodeError("unknown answer")),
+    }))
+}
+
+fn entry(r: &mut Reader<'_>) -> Result<DirEntry, DecodeError> {
+    let (ino, kind) = (r.varint()?, basic::kind(r)?);
+    Ok(DirEntry { name: basic::name(r)?, ino, kind })
+}
+
+fn chunk(r: &mut Reader<'_>) -> Result<(u64, Vec<Extent>), DecodeError> {
+    Ok((r.varint()?, basic::extents(r)?))
+}

@@ -1,0 +1,373 @@
+//! Every message there can be, within the limits that decoding checks. Strategies are boxed: nested ones would be larger than
+//! a test's stack.
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+
+use super::super::*;
+use crate::clock::Nanos;
+use crate::entry::tests::inode;
+use crate::error::FsError;
+use crate::extent::{CHUNK_BYTES, Extent, Source};
+use crate::inode::{Inode, Kind};
+use crate::name::{InodeRef, Name, Place};
+use crate::range::{RANGE_BYTES_MAX, Range};
+use crate::request::{
+    Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, SetAttr,
+    SetTime, Usage, XattrFlags,
+};
+
+pub fn call() -> BoxedStrategy<Call> {
+    let body = prop_oneof![
+        8 => request().prop_map(Body::Op),
+        2 => lock_request().prop_map(Body::Lock),
+        1 => reclaim().prop_map(Body::Reclaim),
+        1 => blob(300).prop_map(Body::Admin),
+    ];
+    (number(), number(), number(), any::<bool>(), body)
+        .prop_map(|(id, seq, acked, retry, body)| Call { id, seq, acked, retry, body })
+        .boxed()
+}
+
+pub fn to_server() -> BoxedStrategy<ToServer> {
+    let client = any::<[u8; 16]>().prop_filter("never zero", |id| *id != [0; 16]).prop_map(ClientId);
+    // With the version of this build between them; others are refused.
+    let versions = (0..=VERSION, VERSION..).prop_map(|(min, max)| Versions { min, max });
+    let hello = (versions, ".{1,60}", client, any::<u64>(), ".{0,60}", any::<bool>()).prop_map(
+        |(versions, volume, client, incarnation, who, established)| Hello {
+            versions,
+            volume,
+            client,
+            incarnation,
+            who,
+            established,
+        },
+    );
+    prop_oneof![
+        1 => hello.prop_map(ToServer::Hello),
+        8 => call().prop_map(ToServer::Call),
+        1 => number().prop_map(|oldest_open_object| ToServer::Ping { oldest_open_object }),
+        1 => number().prop_map(|id| ToServer::Cancel { id }),
+        1 => Just(ToServer::Bye),
+    ]
+    .boxed()
+}
+
+pub fn to_client() -> BoxedStrategy<ToClient> {
+    use SessionState::*;
+    let state = prop_oneof![Just(New), Just(Known), Just(Restarted), Just(Expired)];
+    let welcome = (any::<(u32, u64, u32)>(), state, blob(200), number()).prop_map(
+        |((node, epoch, lease_ms), session, descriptor, table)| Welcome {
+            version: VERSION,
+            node,
+            epoch,
+            descriptor,
+            session,
+            lease_ms,
+            table,
+        },
+    );
+    let answered = prop_oneof![
+        8 => reply().prop_map(Answered::Op),
+        2 => lock_reply().prop_map(Answered::Lock),
+        1 => reclaim_reply().prop_map(Answered::Reclaim),
+        1 => prop_oneof![blob(300).prop_map(Ok), error().prop_map(Err)].prop_map(Answered::Admin),
+    ];
+    prop_oneof![
+        1 => welcome.prop_map(ToClient::Welcome),
+        1 => error().prop_map(|FsError { errno, reason }| ToClient::Refused(Refused { errno, reason })),
+        8 => (number(), number(), answered)
+            .prop_map(|(id, table, answered)| ToClient::Reply(ReplyTo { id, table, answered })),
+        1 => (number(), blob(200)).prop_map(|(id, json)| ToClient::Event { id, json }),
+        1 => Just(ToClient::Pong),
+    ]
+    .boxed()
+}
+
+/// Small and large ones alike, so that every length of a varint occurs.
+fn number() -> BoxedStrategy<u64> {
+    (any::<u64>(), 0u32..64).prop_map(|(number, shift)| number >> shift).boxed()
+}
+
+fn blob(len_max: usize) -> BoxedStrategy<Box<[u8]>> {
+    vec(any::<u8>(), 0..len_max).prop_map(Into::into).boxed()
+}
+
+fn name() -> BoxedStrategy<Name> {
+    // Any bytes, with those that no name has replaced.
+    let strange = vec(any::<u8>(), 1..=255).prop_map(|bytes| {
+        let bytes: Vec<u8> =
+            bytes.iter().map(|byte| if matches!(byte, 0 | b'/' | b'.') { b'x' } else { *byte }).collect();
+        bytes
+    });
+    let plain = "[a-z0-9.]{1,10}x".prop_map(String::into_bytes);
+    prop_oneof![1 => strange, 3 => plain].prop_map(|bytes| Name::new(&bytes).unwrap()).boxed()
+}
+
+fn place() -> BoxedStrategy<Place> {
+    (number(), vec(name(), 0..4), name()).prop_map(|(base, dirs, name)| Place { base, dirs, name }).boxed()
+}
+
+fn inode_ref() -> BoxedStrategy<InodeRef> {
+    (number(), option::of((number(), name()))).prop_map(|(ino, seen)| InodeRef { ino, seen }).boxed()
+}
+
+fn boxed_inode() -> BoxedStrategy<Box<Inode>> {
+    inode().prop_map(Box::new).boxed()
+}
+
+fn kind() -> BoxedStrategy<Kind> {
+    (1u8..8).prop_map(|kind| Kind::from_u8(kind).unwrap()).boxed()
+}
+
+fn mode() -> std::ops::Range<u16> {
+    0..0o10000
+}
+
+fn creds() -> BoxedStrategy<Creds> {
+    (any::<(u32, u32)>(), option::of(vec(any::<u32>(), 0..20)))
+        .prop_map(|((uid, gid), groups)| Creds { uid, gid, groups: groups.map(Into::into) })
+        .boxed()
+}
+
+fn error() -> BoxedStrategy<FsError> {
+    (1..4096i32, ".{0,80}").prop_map(|(errno, reason)| FsError::because(errno, reason)).boxed()
+}
+
+fn range() -> BoxedStrategy<Range> {
+    (1u64.., any::<u32>(), 1..=RANGE_BYTES_MAX)
+        .prop_map(|(object, offset, len)| Range { object, offset, len })
+        .boxed()
+}
+
+fn extent() -> BoxedStrategy<Extent> {
+    let hole = (0..CHUNK_BYTES).prop_flat_map(|pos| (Just(pos), 1..=CHUNK_BYTES - pos));
+    let stored = (range(), any::<(u32, u32, u32)>()).prop_map(|(range, (skip, len, pos))| {
+        let skip = skip % range.len;
+        let len = 1 + len % (range.len - skip);
+        Extent { pos: pos % (CHUNK_BYTES - len), len, source: Source::Stored { range, skip } }
+    });
+    prop_oneof![1 => hole.prop_map(|(pos, len)| Extent::hole(pos, len)), 4 => stored].boxed()
+}
+
+fn open_flags() -> BoxedStrategy<OpenFlags> {
+    any::<[bool; 5]>()
+        .prop_map(|[read, write, exec, truncate, kill_suid]| OpenFlags {
+            read,
+            write,
+            exec,
+            truncate,
+            kill_suid,
+        })
+        .boxed()
+}
+
+fn set_time() -> BoxedStrategy<SetTime> {
+    prop_oneof![Just(SetTime::Now), any::<Nanos>().prop_map(SetTime::At)].boxed()
+}
+
+prop_compose! {
+    fn set_attr()(mode in option::of(mode()), uid in option::of(any::<u32>()), gid in option::of(any::<u32>()),
+        size in option::of(number()), atime in option::of(set_time()), mtime in option::of(set_time()),
+        through_handle in any::<bool>(), kill_suid in any::<bool>()) -> SetAttr {
+        SetAttr { mode, uid, gid, size, atime, mtime, through_handle, kill_suid }
+    }
+}
+
+fn new_data() -> BoxedStrategy<NewData> {
+    prop_oneof![
+        Just(NewData::Unchanged),
+        blob(300).prop_map(NewData::Inline),
+        range().prop_map(NewData::Packed),
+        vec((number(), extent()), 0..10).prop_map(NewData::Patches),
+    ]
+    .boxed()
+}
+
+prop_compose! {
+    fn commit()(inode in inode_ref(), base in any::<u64>(), data in new_data(), size in option::of(number()),
+        mtime in any::<Nanos>(), kill_suid in any::<bool>()) -> Commit {
+        Commit { inode, base, data, size, mtime, kill_suid }
+    }
+}
+
+fn op() -> BoxedStrategy<Op> {
+    let id = number;
+    let changes = prop_oneof![
+        (place(), mode(), open_flags(), any::<bool>())
+            .prop_map(|(place, mode, flags, exclusive)| Op::Create { place, mode, flags, exclusive }),
+        (inode_ref(), open_flags()).prop_map(|(inode, flags)| Op::Open(inode, flags)),
+        (id(), mode(), any::<bool>()).prop_map(|(dir, mode, exclusive)| Op::TmpFile { dir, mode, exclusive }),
+        id().prop_map(Op::Release),
+        (place(), kind(), mode(), any::<u32>()).prop_map(|(place, kind, mode, rdev)| Op::MkNod {
+            place,
+            kind,
+            mode,
+            rdev
+        }),
+        (place(), mode()).prop_map(|(place, mode)| Op::MkDir(place, mode)),
+        (place(), blob(100)).prop_map(|(place, target)| Op::Symlink(place, target)),
+        place().prop_map(Op::Unlink),
+        place().prop_map(Op::RmDir),
+        (place(), place(), any::<(bool, bool)>()).prop_map(|(from, to, (no_replace, exchange))| {
+            Op::Rename(from, to, RenameFlags { no_replace, exchange })
+        }),
+        (inode_ref(), place()).prop_map(|(inode, place)| Op::Link(inode, place)),
+        (inode_ref(), set_attr()).prop_map(|(inode, changes)| Op::SetAttr(inode, changes)),
+    ];
+    let content = prop_oneof![
+        commit().prop_map(Op::Commit),
+        (inode_ref(), id(), vec(extent(), 0..10), vec(extent(), 0..10))
+            .prop_map(|(inode, chunk, old, new)| Op::Compact { inode, chunk, old, new }),
+        (inode_ref(), id(), inode_ref(), id(), id()).prop_map(|(from, from_offset, to, to_offset, len)| {
+            Op::Clone { from, from_offset, to, to_offset, len }
+        }),
+        (id(), id(), id()).prop_map(|(ino, first, last)| Op::Chunks { ino, first, last }),
+        id().prop_map(Op::Sweep),
+        any::<u32>().prop_map(Op::AllocObjects),
+    ];
+    let reads = prop_oneof![
+        place().prop_map(Op::Lookup),
+        id().prop_map(Op::Parent),
+        inode_ref().prop_map(Op::GetAttr),
+        (inode_ref(), any::<u32>()).prop_map(|(inode, mask)| Op::Access(inode, mask)),
+        inode_ref().prop_map(Op::ReadLink),
+        (id(), option::of(name()), id(), any::<bool>()).prop_map(|(dir, after, limit, check)| {
+            Op::ReadDir { dir, after, limit: limit as usize, check }
+        }),
+        Just(Op::Usage),
+        id().prop_map(Op::TreeUsage),
+        Just(Op::Sync),
+    ];
+    let xattrs = prop_oneof![
+        (inode_ref(), blob(40)).prop_map(|(inode, name)| Op::GetXattr(inode, name)),
+        (inode_ref(), blob(40), blob(300), any::<(bool, bool)>()).prop_map(
+            |(inode, name, value, (create, replace))| {
+                Op::SetXattr(inode, name, value, XattrFlags { create, replace })
+            }
+        ),
+        inode_ref().prop_map(Op::ListXattr),
+        (inode_ref(), blob(40)).prop_map(|(inode, name)| Op::RemoveXattr(inode, name)),
+    ];
+    prop_oneof![4 => changes, 3 => content, 3 => reads, 1 => xattrs].boxed()
+}
+
+pub fn request() -> BoxedStrategy<Request> {
+    (creds(), op()).prop_map(|(creds, op)| Request { creds, op }).boxed()
+}
+
+pub fn reply() -> BoxedStrategy<Reply> {
+    let entry = (name(), number(), kind()).prop_map(|(name, ino, kind)| DirEntry { name, ino, kind });
+    let answer = prop_oneof![
+        Just(Answer::Done),
+        boxed_inode().prop_map(Answer::Inode),
+        (boxed_inode(), any::<bool>()).prop_map(|(inode, created)| Answer::Opened { inode, created }),
+        boxed_inode().prop_map(Answer::Removed),
+        (number(), option::of(boxed_inode())).prop_map(|(moved, other)| Answer::Renamed { moved, other }),
+        blob(300).prop_map(Answer::Bytes),
+        (vec(entry, 0..10), number(), any::<bool>()).prop_map(|(entries, parent, end)| Answer::Entries {
+            entries,
+            parent,
+            end
+        }),
+        vec((number(), vec(extent(), 0..5)), 0..5).prop_map(Answer::Chunks),
+        (number(), any::<u32>()).prop_map(|(first, count)| Answer::Objects { first, count }),
+        (number(), number(), number()).prop_map(|(files, dirs, bytes)| Answer::Usage(Usage {
+            files,
+            dirs,
+            bytes
+        })),
+    ];
+    let outcome = prop_oneof![
+        3 => error().prop_map(Outcome::Failed),
+        1 => Just(Outcome::NeedGroups),
+        1 => boxed_inode().prop_map(Outcome::Conflict),
+        1 => (number(), number(), blob(100))
+            .prop_map(|(resolved, dir, target)| Outcome::Symlink { resolved: resolved as usize, dir, target }),
+    ];
+    prop_oneof![3 => answer.prop_map(Ok), 1 => outcome.prop_map(Err)].boxed()
+}
+
+fn lock_kind() -> BoxedStrategy<LockKind> {
+    prop_oneof![Just(LockKind::Posix), Just(LockKind::Flock)].boxed()
+}
+
+/// First and last byte of a lock of this kind.
+fn lock_range(kind: LockKind) -> BoxedStrategy<(u64, u64)> {
+    match kind {
+        LockKind::Posix => (number(), number())
+            .prop_map(|(a, b)| (a.min(b) & LOCK_END, a.max(b) & LOCK_END))
+            .prop_map(|(a, b)| (a.min(b), a.max(b)))
+            .boxed(),
+        LockKind::Flock => Just((0, LOCK_END)).boxed(),
+    }
+}
+
+fn span() -> BoxedStrategy<LockSpan> {
+    let mode = prop_oneof![Just(LockMode::Read), Just(LockMode::Write)];
+    let kind = lock_kind().prop_flat_map(|kind| (Just(kind), lock_range(kind)));
+    (number(), any::<(u64, u32)>(), mode, kind)
+        .prop_map(|(ino, (owner, pid), mode, (kind, (start, end)))| LockSpan {
+            ino,
+            owner,
+            pid,
+            kind,
+            mode,
+            start,
+            end,
+        })
+        .boxed()
+}
+
+fn lock_request() -> BoxedStrategy<LockRequest> {
+    let of_span = prop_oneof![
+        (span(), any::<bool>()).prop_map(|(lock, wait)| LockRequest::Set { lock, wait }),
+        span().prop_map(LockRequest::Get),
+        span().prop_map(|LockSpan { ino, owner, kind, start, end, .. }| LockRequest::Unlock {
+            ino,
+            owner,
+            kind,
+            start,
+            end
+        }),
+        span().prop_map(|LockSpan { ino, owner, kind, .. }| LockRequest::ReleaseOwner { ino, owner, kind }),
+    ];
+    of_span.boxed()
+}
+
+fn lock_reply() -> BoxedStrategy<LockReply> {
+    prop_oneof![
+        Just(Ok(LockAnswer::Done)),
+        Just(Ok(LockAnswer::Free)),
+        span().prop_map(|lock| Ok(LockAnswer::Held(lock))),
+        error().prop_map(Err),
+    ]
+    .boxed()
+}
+
+fn reclaim() -> BoxedStrategy<Reclaim> {
+    let open = (inode_ref(), 1u32.., any::<bool>()).prop_map(|(file, count, linkable)| ReclaimOpen {
+        file,
+        count,
+        linkable,
+    });
+    (vec(open, 0..5), vec(span(), 0..5), vec((number(), any::<u32>()), 0..5), number(), any::<bool>())
+        .prop_map(|(opens, locks, objects, oldest_open_object, last)| Reclaim {
+            opens,
+            locks,
+            objects,
+            oldest_open_object,
+            last,
+        })
+        .boxed()
+}
+
+fn reclaim_reply() -> BoxedStrategy<ReclaimReply> {
+    prop_oneof![
+        (vec(number(), 0..5), vec(any::<u32>(), 0..5))
+            .prop_map(|(lost_opens, lost_locks)| Ok(Reclaimed { lost_opens, lost_locks })),
+        error().prop_map(Err),
+    ]
+    .boxed()
+}

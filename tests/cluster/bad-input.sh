@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Bad input to a real server: corrupt, truncated, oversized, replayed, out-of-order and wrong-version frames (hostile.py), a
+# second server on one volume, servers and mounts of what is not there. Clear errors, no damage, and everybody else is served.
+#
+# SEED (default 1), MUTATIONS (default 1000)
+# shellcheck disable=SC2034 # lib.sh reads what is set here
+set -euo pipefail
+KESTREL_SERVE=1
+. "$(dirname "$0")/../lib.sh"
+needs_kestrel
+
+volume=$WORK/volume mnt=$WORK/mnt
+make_volume "$volume"
+mount_volume "$volume" "$mnt"
+echo probe >"$mnt/probe"
+pid=$(server_pid "$volume")
+
+python3 "$ROOT/tests/cluster/hostile.py" --host 127.0.0.1 --port "${SERVE_PORT[$volume]}" --volume volume --log "$volume/serve.log" \
+    --probe "$mnt/probe" --seed "${SEED:-1}" --mutations "${MUTATIONS:-1000}" >"$WORK/hostile.out" 2>&1 || true
+cat "$WORK/hostile.out"
+passed=0 failed=1
+read -r passed failed < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$WORK/hostile.out" | tail -n 1) || true
+PASSED=$((PASSED + passed)) FAILED=$((FAILED + failed))
+check "the server is the same process" test "$(server_pid "$volume")" = "$pid"
+no_panic() {
+    ! grep -n 'panicked' "$volume/serve.log"
+}
+check "nothing panicked" no_panic
+
+# refuses TEXT PATTERN COMMAND…: it fails, and says something that matches.
+refuses() {
+    local text=$1 pattern=$2 out=$WORK/refuses.out
+    shift 2
+    if timeout 60 "$@" >"$out" 2>&1; then
+        fail "$text: it did not refuse"
+    elif grep -q 'panicked' "$out" || ! grep -qiE -- "$pattern" "$out"; then
+        tail -n 20 "$out"
+        fail "$text: refused, without saying: $pattern"
+    else
+        ok "$text: $(tail -n 1 "$out" | cut -c1-200)"
+    fi
+}
+mkdir "$WORK/elsewhere"
+refuses "a second server on the volume" 'in use|locked|serves|already' "$KESTREL" serve "$volume" --listen 127.0.0.1:0
+refuses "an embedded mount of a served volume" 'in use|locked|serves|already' "$KESTREL" mount "$volume" "$WORK/elsewhere"
+refuses "an address that is taken" 'address already in use' "$KESTREL" serve "$volume" --listen "$(serve_address "$volume")"
+refuses "a volume that is not served there" 'no-such' "$KESTREL" mount "kestrel://$(serve_address "$volume")/no-such" "$WORK/elsewhere"
+refuses "nobody listens" 'refused|not answer|no server' "$KESTREL" mount kestrel://127.0.0.1:1/volume "$WORK/elsewhere" --deadline 2s
+refuses "a host that is none" 'no-such-host' "$KESTREL" mount kestrel://no-such-host.invalid/volume "$WORK/elsewhere" --deadline 2s
+refuses "a URL without a volume" 'kestrel://' "$KESTREL" mount kestrel://127.0.0.1 "$WORK/elsewhere"
+check "the mount still works" grep -q . "$mnt/probe"
+close_and_check "$volume" "$mnt"
+summary

@@ -1,0 +1,451 @@
+#!/usr/bin/env python3
+"""Locks seen by two mounts of one volume, or by two directories that are the same one (then the kernel's own are tested).
+
+    locks.py A B [--kill-server COMMAND --start-server COMMAND] [--mount-a-pid PID --lease SECONDS]
+
+A and B are the same directory of the volume, on two mounts. Prints a line for each test and "N passed, N failed".
+"""
+
+import argparse
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+
+sys.path.insert(0, os.path.dirname(__file__))
+from locker import Locker, eventually  # noqa: E402
+
+TESTS = []
+LATER = []
+
+
+def test(function):
+    TESTS.append(function)
+    return function
+
+
+def last(function):
+    """Tests that kill things, in this order, after the others."""
+    LATER.append(function)
+    return function
+
+
+def refused(code, call, *arguments, **keywords):
+    try:
+        call(*arguments, **keywords)
+    except OSError as error:
+        assert error.errno == code, f"errno {errno.errorcode[error.errno]}, wanted {errno.errorcode[code]}"
+        return
+    raise AssertionError("succeeded")
+
+
+class Pair:
+    """Two mounts, and the lockers made on them."""
+
+    def __init__(self, arguments):
+        self.arguments = arguments
+        self.two = arguments.a != arguments.b
+        self.lockers = []
+        self.files = 0
+
+    def new_file(self):
+        self.files += 1
+        self.name = f"lock-{self.files}"
+        with open(f"{self.arguments.a}/{self.name}", "w"):
+            pass
+
+    def on(self, mount):
+        locker = Locker(f"{mount}/{self.name}")
+        self.lockers.append(locker)
+        return locker
+
+    def a(self):
+        return self.on(self.arguments.a)
+
+    def b(self):
+        return self.on(self.arguments.b)
+
+    def end(self):
+        for locker in self.lockers:
+            if locker.process.poll() is None:
+                locker.kill()
+        self.lockers = []
+
+
+@test
+def exclusive_and_shared(p):
+    """byte ranges exclude each other as their modes say, across mounts"""
+    a, b = p.a(), p.b()
+    a.posix("s", 0, 9)
+    b.posix("s", 5, 14)
+    refused(errno.EAGAIN, b.posix, "x", 5, 14)
+    refused(errno.EAGAIN, a.posix, "x", 0, 9)
+    a.posix("x", 20, None)
+    refused(errno.EAGAIN, b.posix, "s", 1 << 40, None)
+    b.posix("x", 15, 19)
+    assert a.test("s", 0, 0) is None
+    assert a.test("x", 0, 100)[:3] == ["s", 5, 14]
+
+
+@test
+def splitting_and_joining(p):
+    """unlocking the middle splits, locking between joins, changing a part changes only that"""
+    a, b = p.a(), p.b()
+    a.posix("x", 0, 99)
+    a.posix("u", 40, 59)
+    assert b.test("x", 0, 99)[:3] == ["x", 0, 39]
+    assert b.test("x", 40, 99)[:3] == ["x", 60, 99]
+    b.posix("x", 40, 59)
+    b.posix("u", 40, 59)
+    a.posix("x", 40, 59)
+    assert b.test("s", 50, 50)[:3] == ["x", 0, 99]
+    a.posix("s", 10, 19)
+    assert b.test("x", 10, 15)[:3] == ["s", 10, 19]
+    b.posix("s", 12, 13)
+    assert b.test("s", 0, 99)[:3] == ["x", 0, 9]
+
+
+@test
+def who_holds(p):
+    """F_GETLK names the process on the same mount, and nobody's process elsewhere"""
+    a, same, b = p.a(), p.a(), p.b()
+    a.posix("x", 0, 0)
+    assert same.test("x", 0, 0)[3] == a.pid
+    if p.two:
+        assert b.test("x", 0, 0)[3] == 0
+
+
+@test
+def waiting(p):
+    """F_SETLKW waits and is served in order when the lock goes; readers together"""
+    a, b, c, d = p.a(), p.b(), p.a(), p.b()
+    a.posix("x", 0, 9)
+    calls = []
+    for locker, kind in ((b, "s"), (c, "x"), (d, "s")):
+        calls.append(locker.start("posixw", kind, 0, 9))
+        time.sleep(0.3)
+    a.posix("u", 0, 4)
+    assert not any(call.done(0.2) for call in calls)
+    a.posix("u", 5, 9)
+    calls[0].result()
+    calls[2].result()
+    assert not calls[1].done(0.2)
+    b.posix("u")
+    d.end()
+    calls[1].result()
+
+
+@test
+def downgrade(p):
+    """an exclusive lock that becomes a shared one lets readers in"""
+    a, b = p.a(), p.b()
+    a.posix("x", 0, 9)
+    call = b.start("posixw", "s", 0, 9)
+    assert not call.done(0.3)
+    a.posix("s", 0, 9)
+    call.result()
+    refused(errno.EAGAIN, a.posix, "x", 0, 9)
+    b.end()
+    a.posix("x", 0, 9)
+
+
+@test
+def released_by_any_close(p):
+    """closing any descriptor of the file gives up all byte-range locks of the process, read-only ones too"""
+    a, b = p.a(), p.b()
+    for opener in (a.open, a.open_readonly):
+        a.posix("x", 0, 9)
+        other = opener()
+        refused(errno.EAGAIN, b.posix, "s", 0, 9)
+        a.close(other)
+        b.posix("x", 0, 9)
+        b.posix("u")
+    a.posix("x", 0, 9)
+    a.close(a.dup())
+    b.posix("x", 0, 9)
+
+
+@test
+def released_by_the_end_of_the_process(p):
+    """exit and kill -9 of a holder give its locks up"""
+    b = p.b()
+    for how in ("end", "kill"):
+        a = p.a()
+        a.posix("x", 0, 9)
+        a.flock("x")
+        refused(errno.EAGAIN, b.posix, "s", 0, 0)
+        call = b.start("posixw", "x", 0, 0)
+        assert not call.done(0.2)
+        getattr(a, how)()
+        call.result()
+        b.flockw("x")
+        b.posix("u")
+        b.flock("u")
+
+
+@test
+def a_child_does_not_inherit(p):
+    """byte-range locks are the process's: a child has none, its end changes nothing"""
+    a, b = p.a(), p.b()
+    a.posix("x", 0, 9)
+    child = a.child()
+    a.reap(child)
+    refused(errno.EAGAIN, b.posix, "s", 0, 0)
+
+
+@test
+def flock_modes(p):
+    """flock: shared with shared, exclusive with none, conversion both ways"""
+    a, b = p.a(), p.b()
+    a.flock("s")
+    b.flock("s")
+    refused(errno.EAGAIN, b.flock, "x")
+    # The lock that could not be converted is lost (flock(2)).
+    a.flock("x")
+    refused(errno.EAGAIN, b.flock, "s")
+    a.flock("s")
+    b.flock("s")
+    call = a.start("flockw", "x")
+    assert not call.done(0.3)
+    b.flock("u")
+    call.result()
+
+
+@test
+def flock_belongs_to_the_description(p):
+    """flock: duplicates and children share the lock, which goes with the last of them; another open does not have it"""
+    a, b = p.a(), p.b()
+    a.flock("x")
+    other = a.open()
+    refused(errno.EAGAIN, a.flock, "s", fd=other)
+    a.close(other)
+    refused(errno.EAGAIN, b.flock, "s")
+    child = a.child()
+    a.close(0)
+    refused(errno.EAGAIN, b.flock, "s")
+    a.reap(child)
+    b.flockw("x")
+
+
+@test
+def flock_and_posix_do_not_meet(p):
+    """flock and byte ranges do not see each other"""
+    a, b = p.a(), p.b()
+    a.flock("x")
+    b.posix("x", 0, None)
+    refused(errno.EAGAIN, b.flock, "s")
+    refused(errno.EAGAIN, a.posix, "s", 0, 0)
+
+
+@test
+def ofd_locks(p):
+    """locks of the open file description: conflict within a process, stay when another descriptor is closed, go with theirs"""
+    a, b = p.a(), p.b()
+    a.ofd("x", 0, 9)
+    second = a.open()
+    refused(errno.EAGAIN, a.ofd, "x", 0, 9, fd=second)
+    refused(errno.EAGAIN, b.posix, "s", 0, 9)
+    a.ofd("x", 20, 29, fd=second)
+    a.close(second)
+    refused(errno.EAGAIN, b.posix, "s", 0, 9)
+    b.posixw("x", 20, 29)
+    call = b.start("ofdw", "x", 0, 9)
+    assert not call.done(0.3)
+    a.close(0)
+    call.result()
+
+
+@test
+def deadlock(p):
+    """EDEADLK for the wait that would close a circle; afterwards all goes on"""
+    a, b = p.a(), p.b()
+    a.posix("x", 0, 0)
+    b.posix("x", 1, 1)
+    call = a.start("posixw", "x", 1, 1)
+    assert not call.done(0.3)
+    refused(errno.EDEADLK, b.posixw, "x", 0, 0)
+    b.posix("u", 1, 1)
+    call.result()
+
+
+@test
+def upgrades_deadlock(p):
+    """two readers that both want to write: the second is told"""
+    a, b = p.a(), p.b()
+    a.posix("s", 0, 9)
+    b.posix("s", 0, 9)
+    call = a.start("posixw", "x", 0, 9)
+    assert not call.done(0.3)
+    refused(errno.EDEADLK, b.posixw, "x", 0, 9)
+    b.posix("u")
+    call.result()
+
+
+@test
+def interrupted(p):
+    """a signal ends a wait with EINTR, and the lock is not taken later"""
+    a, b, c = p.a(), p.b(), p.b()
+    for wait in ("posixw", "flockw", "ofdw"):
+        take = {"posixw": "posix", "flockw": "flock", "ofdw": "ofd"}[wait]
+        getattr(a, take)("x")
+        b.alarm(0.3)
+        refused(errno.EINTR, getattr(b, wait), "x")
+        getattr(a, take)("u")
+        getattr(c, take)("x")
+        getattr(c, take)("u")
+
+
+@test
+def killed_while_waiting(p):
+    """a process that is killed while it waits goes away, and gets no lock"""
+    a, b, c = p.a(), p.b(), p.b()
+    a.posix("x", 0, 9)
+    b.start("posixw", "x", 0, 9)
+    time.sleep(0.3)
+    b.kill()
+    a.posix("u")
+    c.posixw("x", 0, 9)
+
+
+@test
+def what_was_written_is_seen(p):
+    """what a holder wrote is seen by the next one through a descriptor that was open all the time"""
+    a, b = p.a(), p.b()
+    a.posix("x", 0, 0)
+    a.write(0, "first " * 3000)
+    a.posix("u", 0, 0)
+    b.posix("s", 0, 0)
+    assert b.read(0, 5) == "first" and b.read(17900, 200).endswith("first ")
+    b.posix("u", 0, 0)
+    a.posix("x", 0, 0)
+    a.write(0, "second")
+    a.write(1 << 20, "far")
+    a.posix("u", 0, 0)
+    b.posix("s", 0, 0)
+    assert b.read(0, 6) == "second" and b.read(1 << 20, 10) == "far"
+    b.posix("u")
+    a.flock("x")
+    a.write(3, "X" * 5000)
+    a.flock("u")
+    b.flock("s")
+    assert b.read(0, 8) == "secXXXXX"
+
+
+@test
+def counting(p):
+    """four processes on two mounts count together under locks, and lose nothing"""
+    for method in ("count", "count_flock"):
+        p.new_file()
+        crew = [p.a(), p.b(), p.a(), p.b()]
+        calls = [one.start(method, 60) for one in crew]
+        assert [call.result(120) for call in calls] == [60] * 4
+        # Without a lock the first to finish would see what it has cached.
+        crew[0].posixw("s", 1000, 1000)
+        assert crew[0].read(0, 20) == "240", f"{method}: {crew[0].read(0, 20)}"
+
+
+@last
+def server_killed(p):
+    """kill -9 of the server: holders keep their locks, who waits goes on waiting and gets its turn"""
+    if not p.arguments.kill_server:
+        return "skipped"
+    a, b, c = p.a(), p.b(), p.b()
+    a.posix("x", 0, 9)
+    a.posix("s", 100, 199)
+    a.ofd("x", 300, 309)
+    a.flock("s")
+    a.write(500, "kept")
+    call = b.start("posixw", "x", 0, 9)
+    assert not call.done(0.5)
+    subprocess.run(p.arguments.kill_server, shell=True, check=True)
+    subprocess.run(p.arguments.start_server, shell=True, check=True)
+    refused(errno.EAGAIN, c.posix, "s", 5, 5)
+    refused(errno.EAGAIN, c.posix, "x", 100, 100)
+    refused(errno.EAGAIN, c.posix, "s", 300, 300)
+    refused(errno.EAGAIN, c.flock, "x")
+    c.posix("s", 150, 150)
+    c.flock("s")
+    assert not call.done(0.5)
+    assert a.read(500, 4) == "kept"
+    a.posix("u", 0, 9)
+    call.result()
+    assert b.read(500, 4) == "kept"
+
+
+@last
+def cut_off(p):
+    """a mount that stood still for longer than its lease: others get its locks, and its holder gets EIO, not wrong data"""
+    if not p.arguments.mount_a_pid:
+        return "skipped"
+    a, b = p.a(), p.b()
+    a.posix("x", 0, 9)
+    a.write(0, "mine")
+    a.sync()
+    os.kill(p.arguments.mount_a_pid, signal.SIGSTOP)
+    try:
+        b.start("posixw", "x", 0, 9).result(p.arguments.lease * 4 + 30)
+        b.write(0, "other")
+        b.posix("u")
+    finally:
+        os.kill(p.arguments.mount_a_pid, signal.SIGCONT)
+    eventually(lambda: fails(a.read, 0, 4), "the holder of a lost lock gets EIO")
+    refused(errno.EIO, a.write, 0, "x")
+    fresh = p.a()
+    fresh.posix("x", 0, 9)
+    assert fresh.read(0, 5) == "other"
+
+
+def fails(call, *arguments):
+    try:
+        call(*arguments)
+        return False
+    except OSError as error:
+        return error.errno == errno.EIO
+
+
+@last
+def client_killed(p):
+    """kill -9 of a mount: its locks go when its session does"""
+    if not p.arguments.mount_a_pid:
+        return "skipped"
+    a, b = p.a(), p.b()
+    a.posix("x", 0, 9)
+    a.flock("x")
+    os.kill(p.arguments.mount_a_pid, signal.SIGKILL)
+    b.start("posixw", "x", 0, 9).result(p.arguments.lease * 4 + 30)
+    b.start("flockw", "x").result(p.arguments.lease * 4 + 30)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("a")
+    parser.add_argument("b")
+    parser.add_argument("--kill-server")
+    parser.add_argument("--start-server")
+    parser.add_argument("--mount-a-pid", type=int)
+    parser.add_argument("--lease", type=float, default=30)
+    parser.add_argument("--only")
+    arguments = parser.parse_args()
+    pair, passed, failed = Pair(arguments), 0, 0
+    for run in TESTS + LATER:
+        if arguments.only and run.__name__ != arguments.only:
+            continue
+        try:
+            pair.new_file()
+            if run(pair) != "skipped":
+                passed += 1
+                print(f"ok   {run.__doc__}", flush=True)
+        except Exception:
+            failed += 1
+            traceback.print_exc(file=sys.stdout)
+            print(f"FAIL {run.__name__}: {run.__doc__}", flush=True)
+        pair.end()
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

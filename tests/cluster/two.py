@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""What one mount of a volume does, seen from another mount of it.
+
+    two.py A B
+
+A and B are two mounts of one volume. Prints a line for each test and "N passed, N failed".
+"""
+
+import errno
+import os
+import random
+import subprocess
+import sys
+import threading
+import traceback
+
+TESTS = []
+
+
+def test(function):
+    TESTS.append(function)
+    return function
+
+
+def write(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def refused(code, call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        assert error.errno == code, f"errno {errno.errorcode[error.errno]}, wanted {errno.errorcode[code]}"
+        return
+    raise AssertionError("succeeded")
+
+
+@test
+def close_to_open(a, b):
+    """what was closed on one mount is read by every later open on the other, at all sizes"""
+    for size in (1, 3000, 70_000, 5_000_000):
+        for turn in range(3):
+            data = random.Random(size + turn).randbytes(size + turn)
+            write(f"{a}/f", data)
+            assert read(f"{b}/f") == data, size
+            write(f"{b}/f", data[::-1])
+            assert read(f"{a}/f") == data[::-1], size
+
+
+@test
+def patches_and_holes(a, b):
+    """changes inside a file, appends, truncation and holes"""
+    content = bytearray(random.Random(7).randbytes(2_000_000))
+    write(f"{a}/f", content)
+    for turn in range(20):
+        here = (a, b)[turn % 2]
+        there = (a, b)[1 - turn % 2]
+        with open(f"{here}/f", "r+b") as file:
+            at = random.Random(turn).randrange(len(content))
+            file.seek(at)
+            piece = bytes([turn]) * 5000
+            file.write(piece)
+            content[at : at + 5000] = piece
+            if turn % 5 == 4:
+                file.truncate(1_500_000 + turn * 1000)
+                size = 1_500_000 + turn * 1000
+                content[:] = content[:size] + bytes(max(0, size - len(content)))
+        assert read(f"{there}/f") == bytes(content), turn
+
+
+@test
+def names(a, b):
+    """names made, renamed and removed on one mount are so on the other at once"""
+    os.mkdir(f"{a}/d")
+    write(f"{b}/d/f", b"x")
+    assert os.listdir(f"{a}/d") == ["f"]
+    os.rename(f"{a}/d/f", f"{a}/d/g")
+    refused(errno.ENOENT, os.stat, f"{b}/d/f")
+    os.link(f"{b}/d/g", f"{b}/d/h")
+    assert os.stat(f"{a}/d/g").st_nlink == 2
+    refused(errno.ENOTEMPTY, os.rmdir, f"{a}/d")
+    os.unlink(f"{a}/d/g")
+    os.unlink(f"{b}/d/h")
+    os.rmdir(f"{a}/d")
+    refused(errno.ENOENT, os.stat, f"{b}/d")
+
+
+@test
+def attributes(a, b):
+    """chmod, times, sizes and extended attributes are seen at once, also through what is open"""
+    write(f"{a}/f", b"x" * 10)
+    fd = os.open(f"{b}/f", os.O_RDONLY)
+    os.chmod(f"{a}/f", 0o600)
+    os.utime(f"{a}/f", ns=(1, 2_000_000_000))
+    os.setxattr(f"{a}/f", "user.k", b"v")
+    assert os.fstat(fd).st_mode & 0o777 == 0o600 and os.fstat(fd).st_mtime_ns == 2_000_000_000
+    assert os.getxattr(f"{b}/f", "user.k") == b"v"
+    with open(f"{a}/f", "ab") as file:
+        file.write(b"more")
+    assert os.fstat(fd).st_size == 14 and os.stat(f"{b}/f").st_size == 14
+    os.close(fd)
+
+
+@test
+def removed_while_open(a, b):
+    """a file removed on one mount stays readable and writable where it is open"""
+    write(f"{a}/f", b"still here" * 1000)
+    fd = os.open(f"{b}/f", os.O_RDWR)
+    os.unlink(f"{a}/f")
+    refused(errno.ENOENT, os.stat, f"{b}/f")
+    assert os.pread(fd, 10, 9990) == b"still here"
+    os.pwrite(fd, b"changed", 0)
+    os.fsync(fd)
+    assert os.pread(fd, 7, 0) == b"changed" and os.fstat(fd).st_nlink == 0
+    os.close(fd)
+
+
+@test
+def renamed_while_open(a, b):
+    """a file renamed, and its directory too, is still written to by who had it open"""
+    os.mkdir(f"{a}/one")
+    fd = os.open(f"{b}/one/f", os.O_RDWR | os.O_CREAT)
+    os.rename(f"{a}/one/f", f"{a}/one/g")
+    os.rename(f"{a}/one", f"{a}/two")
+    os.write(fd, b"arrived")
+    os.close(fd)
+    assert read(f"{a}/two/g") == b"arrived"
+
+
+@test
+def working_directory(a, b):
+    """a process keeps its working directory when another mount renames it"""
+    os.mkdir(f"{a}/w")
+    shell = subprocess.Popen(["sh"], cwd=f"{b}/w", stdin=subprocess.PIPE, text=True)
+    print("echo one > first", file=shell.stdin, flush=True)
+    while not os.path.exists(f"{a}/w/first"):
+        assert shell.poll() is None
+    os.rename(f"{a}/w", f"{a}/v")
+    print("echo two > second; exit", file=shell.stdin, flush=True)
+    assert shell.wait(60) == 0
+    assert read(f"{a}/v/second") == b"two\n"
+
+
+@test
+def exclusive_creation(a, b):
+    """of many who create one name with O_EXCL, on two mounts, one succeeds"""
+    for turn in range(40):
+        won = []
+
+        def create(d):
+            try:
+                os.close(os.open(f"{d}/lock{turn}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                won.append(d)
+            except FileExistsError:
+                pass
+
+        crew = [threading.Thread(target=create, args=(d,)) for d in (a, b, a, b)]
+        for one in crew:
+            one.start()
+        for one in crew:
+            one.join()
+        assert len(won) == 1, won
+
+
+@test
+def renames_race(a, b):
+    """two mounts rename the same files around: none is lost or doubled"""
+    os.mkdir(f"{a}/r")
+    for number in range(20):
+        write(f"{a}/r/{number}", b"%d" % number)
+
+    def shuffle(d, seed):
+        chance = random.Random(seed)
+        for _ in range(300):
+            old, new = chance.randrange(40), chance.randrange(40)
+            try:
+                # Only to names that are free: link fails if it is not.
+                os.link(f"{d}/r/{old}", f"{d}/r/{new}")
+                os.unlink(f"{d}/r/{old}")
+            except (FileNotFoundError, FileExistsError):
+                pass
+
+    crew = [threading.Thread(target=shuffle, args=pair) for pair in ((a, 1), (b, 2))]
+    for one in crew:
+        one.start()
+    for one in crew:
+        one.join()
+    contents = {read(f"{b}/r/{name}") for name in os.listdir(f"{b}/r")}
+    assert sorted(os.listdir(f"{a}/r")) == sorted(os.listdir(f"{b}/r"))
+    assert contents == {b"%d" % number for number in range(20)}
+
+
+@test
+def appends_race(a, b):
+    """both append to one file, each under flock: nothing is overwritten"""
+    import fcntl
+
+    write(f"{a}/log", b"")
+
+    def append(d, mark):
+        for number in range(100):
+            with open(f"{d}/log", "ab", buffering=0) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                file.seek(0, 2)
+                file.write(b"%s%d\n" % (mark, number))
+
+    crew = [threading.Thread(target=append, args=pair) for pair in ((a, b"a"), (b, b"b"))]
+    for one in crew:
+        one.start()
+    for one in crew:
+        one.join()
+    lines = read(f"{b}/log").split()
+    assert sorted(lines) == sorted(b"%s%d" % (mark, number) for mark in (b"a", b"b") for number in range(100))
+
+
+def main():
+    a, b = sys.argv[1:3]
+    passed = failed = 0
+    for number, run in enumerate(TESTS):
+        os.mkdir(f"{a}/t{number}")
+        try:
+            run(f"{a}/t{number}", f"{b}/t{number}")
+            passed += 1
+            print(f"ok   {run.__doc__}", flush=True)
+        except Exception:
+            failed += 1
+            traceback.print_exc(file=sys.stdout)
+            print(f"FAIL {run.__name__}: {run.__doc__}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

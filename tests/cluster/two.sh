@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Two mounts of one served volume: what one writes the other reads (close-to-open), names change under both, locks of all kinds,
+# and what becomes of them when the server, a mount or the time is killed.
+# shellcheck disable=SC2034 # lib.sh reads what is set here
+set -euo pipefail
+KESTREL_SERVE=1
+. "$(dirname "$0")/../lib.sh"
+needs_kestrel
+
+volume=$WORK/volume a=$WORK/a b=$WORK/b
+lease=3
+SERVE_OPTIONS=(--lease "${lease}s")
+make_volume "$volume"
+mount_volume "$volume" "$a"
+mount_volume "$volume" "$b"
+# What the tests of locks run while they go on.
+cat >"$WORK/kill-server" <<SH
+kill -9 $(server_pid "$volume")
+SH
+cat >"$WORK/start-server" <<SH
+for try in 1 2 3 4 5; do
+    "$KESTREL" serve "$volume" --listen "$(serve_address "$volume")" ${SERVE_OPTIONS[*]} >/dev/null && exit
+    sleep 0.2
+done
+exit 1
+SH
+
+# python SCRIPT ARGUMENT…: adds its count to ours.
+python() {
+    local passed=0 failed=1
+    python3 "$@" >"$WORK/python.out" 2>&1 || true
+    cat "$WORK/python.out"
+    read -r passed failed < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$WORK/python.out" | tail -n 1) || true
+    PASSED=$((PASSED + passed)) FAILED=$((FAILED + failed))
+}
+
+python "$ROOT/tests/cluster/two.py" "$a" "$b"
+python "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "sh $WORK/kill-server" --start-server "sh $WORK/start-server" \
+    --mount-a-pid "$(mount_pid "$a")" --lease "$lease"
+# The last test killed the first mount.
+umount -l "$a"
+close_and_check "$volume" "$b"
+summary
