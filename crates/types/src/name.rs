@@ -41,6 +41,13 @@ impl Name {
     }
 }
 
+// Hash and order of a name are those of its bytes, as Borrow demands.
+impl std::borrow::Borrow<[u8]> for Name {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 impl AsRef<[u8]> for Name {
     fn as_ref(&self) -> &[u8] {
         &self.0
