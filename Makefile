@@ -1,7 +1,7 @@
 # Three commands do everything: `make demo`, `make demo-s3` and `make test`. They install what is missing (as root, Debian 12,
 # Rust present).
 
-.PHONY: help demo demo-s3 demo-cluster build test sim test-rust test-mount bench bench-s3 bench-cluster lint fmt audit clean
+.PHONY: help demo demo-s3 demo-cluster build test sim test-rust test-mount bench bench-s3 bench-cluster bench-balance lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
@@ -12,6 +12,7 @@ help:
 	@echo "make bench   mount / local file system / null FUSE side by side: target/bench/results.json, plot.svg"
 	@echo "make bench-s3 stores with 0, 5, 20, 50 ms latency: target/bench/s3.json, s3.svg"
 	@echo "make bench-cluster one server: loopback echo, native client, mount: target/bench/cluster.json, cluster.svg"
+	@echo "make bench-balance real trees on 16 metadata nodes: target/bench/balance.json, balance.svg"
 	@echo "make lint    formatting, clippy with warnings as errors, dependency audit"
 	@echo "make fmt     format the code"
 
@@ -57,6 +58,11 @@ bench-cluster: build
 SEEDS ?= 1..1000
 sim:
 	cargo run --locked --release -p kestrel-sim -- --seeds $(SEEDS)
+
+bench-balance:
+	scripts/install-deps.sh --demo
+	$(MAKE) build
+	bench/balance.py
 
 lint:
 	cargo fmt --all --check

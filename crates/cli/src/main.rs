@@ -22,8 +22,8 @@ use log::LevelFilter;
 
 use failure::{Failure, Verdict};
 use verbs::{
-    compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs, objbench, serve as serve_verb,
-    stats, status, umount, warmup,
+    cluster, compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs, objbench,
+    serve as serve_verb, stats, status, umount, warmup,
 };
 
 /// A file system for many small, versioned files.
@@ -56,6 +56,7 @@ enum Verb {
     Warmup(warmup::WarmupArgs),
     Dump(dump::DumpArgs),
     Load(load::LoadArgs),
+    Cluster(cluster::ClusterArgs),
     Bench(bench::BenchArgs),
     Objbench(objbench::ObjbenchArgs),
     #[command(hide = true)]
@@ -89,6 +90,7 @@ fn run(verb: &Verb) -> Result<Verdict, Failure> {
         Verb::Warmup(args) => warmup::run(args),
         Verb::Dump(args) => dump::run(args),
         Verb::Load(args) => load::run(args),
+        Verb::Cluster(args) => cluster::run(args),
         Verb::Bench(args) => bench::run(args),
         Verb::Objbench(args) => objbench::run(args),
         Verb::NullFs(args) => null_fs::run(args),

@@ -1,5 +1,6 @@
 //! One module a verb: its arguments, what it does, what it prints.
 
+pub mod cluster;
 pub mod compact;
 pub mod config;
 pub mod dump;

@@ -58,7 +58,7 @@ fn a_retry_is_answered_from_memory_and_from_rows_and_executed_once() {
     call.retry = true;
     assert_eq!(client.connect(&fixture), SessionState::Known);
     assert_eq!(client.ask_call(&fixture, call.clone()), first);
-    let fixture = fixture.crash();
+    let fixture = fixture.crash(&mut [&mut client]);
     assert_eq!(client.connect(&fixture), SessionState::Restarted);
     client.reclaim(&fixture, Reclaim { last: true, ..Reclaim::default() });
     assert_eq!(client.ask_call(&fixture, call.clone()), first);
@@ -156,7 +156,7 @@ fn after_a_restart_what_clients_hold_is_theirs_again() {
     let (inode, _) = opened(&holder.ask(&fixture, create("a")));
     let (other, _) = opened(&absent.ask(&fixture, create("b")));
     set(&mut holder, &fixture, lock(inode.ino, 1));
-    fixture = fixture.crash();
+    fixture = fixture.crash(&mut [&mut holder, &mut absent]);
     assert!(fixture.server.in_use(12345), "during the grace period every object is in use");
     let mut third = Client::connected(3, &fixture);
     for name in ["a", "b"] {
@@ -197,8 +197,8 @@ fn the_grace_period_ends_when_everybody_is_back_and_has_retried() {
     let fixture = Fixture::new();
     let mut client = Client::connected(1, &fixture);
     let mut call = client.op(create("a"));
-    client.ask_call(&fixture, call.clone());
-    let mut fixture = fixture.crash();
+    assert_eq!(errno(&client.ask_call(&fixture, call.clone())), 0);
+    let mut fixture = fixture.crash(&mut [&mut client]);
     let mut other = Client::connected(2, &fixture);
     client.connect(&fixture);
     // It did not hear the answer, so it does not claim the file; and the file is to be there for the retry.

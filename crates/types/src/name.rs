@@ -57,6 +57,13 @@ fn has_reserved_byte(bytes: &[u8]) -> bool {
     words.iter().fold(reserved(last), |found, word| found | reserved(*word)) != 0
 }
 
+// Hash and order of a name are those of its bytes, as Borrow demands.
+impl std::borrow::Borrow<[u8]> for Name {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 impl AsRef<[u8]> for Name {
     fn as_ref(&self) -> &[u8] {
         &self.0

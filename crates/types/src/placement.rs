@@ -1,9 +1,31 @@
-//! The placement hash: which worker (later: which slot of a cluster) an entry or an inode belongs to.
+//! Placement: which slot of a cluster, which node and which worker a name or an inode belongs to.
 //!
-//! It decides where shares of directories and objects are kept on disk, so it is written down here and pinned by test
-//! vectors; no library may change it. It has to spread, not to resist attack.
+//! Three steps lead to the owner of an entry (`metadata.md` §4):
+//!
+//! 1. its *slot*, one of [`SLOTS`]: the hash of the name alone, so that a client finds it without knowing the directory;
+//!    unless the [`exceptions`] name another slot, or say that for this name the directory counts as well;
+//! 2. the *node* that the [`map`] gives the slot to;
+//! 3. within the node the worker, by a hash of directory and name that is independent of the slot.
+//!
+//! The hashes decide where rows are kept on disk, so they are written down here and pinned by test vectors; no library may
+//! change them. They have to spread, not to resist attack: whoever makes many names that meet in one slot makes one node
+//! fuller, which the balancing evens out.
+
+pub mod exceptions;
+pub mod map;
+mod table;
+
+pub use exceptions::{ExceptionTable, Rule};
+pub use map::{ClusterMap, Member, NodeId};
+pub use table::{Owner, Placement, PlacementError};
 
 use crate::ids::InodeId;
+
+/// Slots of a cluster. Nodes own slots, so a node can be added without hashing anything anew. On disk: never changes.
+pub const SLOTS: usize = 1 << 14;
+
+/// Number of a slot, below [`SLOTS`].
+pub type Slot = u16;
 
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -14,11 +36,10 @@ const fn mix(state: u64, word: u64) -> u64 {
     (product as u64) ^ (product >> 64) as u64
 }
 
-/// Hash of an entry's key. Words of the name are little-endian, the last one padded with zeros; the length goes in last, so
+/// Mixes a name into the state. Words are little-endian, the last one padded with zeros; the length goes in last, so
 /// padding cannot collide with content.
 #[inline]
-pub fn hash_entry(parent: InodeId, name: &[u8]) -> u64 {
-    let mut state = mix(0x6b65_7374_7265_6c31, parent);
+fn mix_name(mut state: u64, name: &[u8]) -> u64 {
     let (words, tail) = name.as_chunks::<8>();
     for word in words {
         state = mix(state, u64::from_le_bytes(*word));
@@ -31,10 +52,37 @@ pub fn hash_entry(parent: InodeId, name: &[u8]) -> u64 {
     mix(state, name.len() as u64)
 }
 
-/// Hash of an inode number.
+/// Hash of an entry's key: its worker within a node.
+#[inline]
+pub fn hash_entry(parent: InodeId, name: &[u8]) -> u64 {
+    mix_name(mix(0x6b65_7374_7265_6c31, parent), name)
+}
+
+/// Hash of an inode number: its worker within a node.
 #[inline]
 pub fn hash_inode(ino: InodeId) -> u64 {
     mix(0x6b65_7374_7265_6c32, ino)
+}
+
+/// Hash of a name, whatever its directory: its slot, unless it is an exception. (Here and below seeds are digits of π: they
+/// must not be near each other, since what is hashed first is only XORed to them.)
+#[inline]
+pub fn hash_name(name: &[u8]) -> u64 {
+    mix_name(0x243f_6a88_85a3_08d3, name)
+}
+
+/// Hash of directory and name: the slot of a name that is spread over all slots. Not [`hash_entry`], or all such entries of
+/// a slot would have the same worker.
+#[inline]
+pub fn hash_spread(parent: InodeId, name: &[u8]) -> u64 {
+    mix_name(mix(0x1319_8a2e_0370_7344, parent), name)
+}
+
+/// The slot of a hash: its 14 high bits.
+#[inline]
+pub fn slot_of_hash(hash: u64) -> Slot {
+    // Below SLOTS, which fits.
+    (hash >> (64 - SLOTS.trailing_zeros())) as Slot
 }
 
 /// Maps a hash to one of `count` places, by its high bits (Lemire's multiply-shift).
@@ -60,6 +108,14 @@ mod tests {
         for (ino, hash) in INODES {
             assert_eq!(hash_inode(*ino), *hash, "{ino} {:#018x}", hash_inode(*ino));
         }
+        for (name, hash, slot) in NAMES {
+            let found = hash_name(name);
+            assert_eq!((found, slot_of_hash(found)), (*hash, *slot), "{name:?} {found:#018x}");
+        }
+        for (parent, name, hash, slot) in SPREAD {
+            let found = hash_spread(*parent, name);
+            assert_eq!((found, slot_of_hash(found)), (*hash, *slot), "{parent} {name:?} {found:#018x}");
+        }
         assert_eq!(place_of(0, 3), 0);
         assert_eq!(place_of(u64::MAX, 3), 2);
         assert_eq!(place_of(1 << 63, 2), 1);
@@ -73,6 +129,22 @@ mod tests {
         (1, b"Makefile", 0xd600_05de_4dd1_ace0),
         (u64::MAX, b"000001.jpg", 0x5831_639a_366b_38b8),
         (42, &[0xff; 255], 0x138a_4303_e506_a301),
+    ];
+
+    const NAMES: &[(&[u8], u64, Slot)] = &[
+        (b"", 0xe184_8576_4ba0_3644, 14433),
+        (b"a", 0x82bc_3219_09f8_1c61, 8367),
+        (b"a\0", 0xf95a_8135_8fd8_91a4, 15958),
+        (b"Makefile", 0xd0e8_f7a7_a803_4df2, 13370),
+        (b"000001.jpg", 0x34b3_e80e_b91c_6310, 3372),
+        (&[0xff; 255], 0x72ab_dc67_c713_f118, 7338),
+    ];
+
+    const SPREAD: &[(u64, &[u8], u64, Slot)] = &[
+        (1, b"a", 0xb6ae_e1c5_442f_8f50, 11691),
+        (2, b"a", 0x15cb_964d_4776_ff19, 1394),
+        (1, b"Makefile", 0x572d_c100_740a_f924, 5579),
+        (u64::MAX, b"000001.jpg", 0xa885_f793_ad2a_ff79, 10785),
     ];
 
     const INODES: &[(u64, u64)] =
@@ -90,6 +162,36 @@ mod tests {
             let fair = 16_000 / workers as u32;
             for count in by_name.iter().chain(&by_ino) {
                 assert!(count.abs_diff(fair) < fair / 5, "{workers} {by_name:?} {by_ino:?}");
+            }
+        }
+    }
+
+    /// Sum of (observed - expected)² / expected: about `counts.len()` for what is random.
+    fn chi_square(counts: &[u32]) -> f64 {
+        let expected = f64::from(counts.iter().sum::<u32>()) / counts.len() as f64;
+        counts.iter().map(|count| (f64::from(*count) - expected).powi(2) / expected).sum()
+    }
+
+    #[test]
+    fn slots_are_filled_as_by_chance_and_independently_of_workers() {
+        // 10 a slot; the standard deviation of chi-square over SLOTS cells is sqrt(2 SLOTS) = 181: six of them are allowed.
+        let bound = SLOTS as f64 + 6.0 * (2.0 * SLOTS as f64).sqrt();
+        let formats: [fn(u64) -> String; 3] =
+            [|i| format!("{i}"), |i| format!("{i:08}.jpg"), |i| format!("sample-{i:x}")];
+        for format in formats {
+            let (mut by_name, mut by_parent) = (vec![0; SLOTS], vec![0; SLOTS]);
+            let mut by_slot_and_worker = vec![0; SLOTS];
+            for i in 0..10 * SLOTS as u64 {
+                let name = format(i);
+                let slot = slot_of_hash(hash_name(name.as_bytes()));
+                by_name[usize::from(slot)] += 1;
+                by_parent[usize::from(slot_of_hash(hash_spread(i, b"Makefile")))] += 1;
+                let worker = place_of(hash_entry(7, name.as_bytes()), 128);
+                by_slot_and_worker[usize::from(slot) / 128 * 128 + worker] += 1;
+            }
+            for counts in [by_name, by_parent, by_slot_and_worker] {
+                let found = chi_square(&counts);
+                assert!(found < bound, "{found} for {}", format(1));
             }
         }
     }

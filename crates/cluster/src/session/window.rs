@@ -92,7 +92,7 @@ impl Window {
 
     /// A call with number `seq` has come.
     pub fn admit(&mut self, seq: u64, waiter: Waiter, retry: bool) -> Admission<'_> {
-        let Some(index) = seq.checked_sub(self.acked + 1) else { return Admission::Stale };
+        let Some(index) = self.index(seq) else { return Admission::Stale };
         if index >= WINDOW {
             return Admission::Beyond;
         }
@@ -117,8 +117,13 @@ impl Window {
         }
     }
 
+    /// How far after the first number that may be unanswered; `None` before it. (Clients may say any number.)
+    fn index(&self, seq: u64) -> Option<u64> {
+        seq.checked_sub(self.acked)?.checked_sub(1)
+    }
+
     fn slot(&mut self, seq: u64) -> Option<&mut Slot> {
-        let index = seq.checked_sub(self.acked + 1)?;
+        let index = self.index(seq)?;
         self.slots.get_mut(usize::try_from(index).ok()?)
     }
 

@@ -93,7 +93,10 @@ impl Fixture {
     }
 
     /// The process dies, and the power goes, and it starts again.
-    pub fn crash(self) -> Self {
+    pub fn crash(self, clients: &mut [&mut Client]) -> Self {
+        for client in clients {
+            client.connection = None;
+        }
         let Self { engine, clock, node, server, now } = self;
         drop(server);
         drop(node);

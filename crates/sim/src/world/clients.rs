@@ -192,7 +192,7 @@ impl World {
     /// A client asks something.
     pub(super) fn think(&mut self, place: usize) {
         let asking = self.history.records.len() < self.plan.calls;
-        let busy = self.clients[place].calls >= 1 + (self.plan.seed as usize + place) % 4;
+        let busy = self.clients[place].calls > (self.plan.seed as usize + place) % 4;
         if asking && !busy {
             self.ask(place);
         }
@@ -235,10 +235,7 @@ impl World {
         handle.free -= 1;
         handle.writes = handle.writes.min(handle.free);
         client.calls += 1;
-        let request = kestrel_types::request::Request {
-            creds: kestrel_types::request::Creds::root(),
-            op: Op::Release(ino),
-        };
+        let request = Request { creds: Creds::root(), op: Op::Release(ino) };
         client.link.submit(Body::Op(request), Patience::Always, Asked::Release(ino));
         self.say(|| format!("client {place}: releases inode {ino}"));
         self.after_client(place);
