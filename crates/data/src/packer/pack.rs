@@ -1,5 +1,9 @@
 //! Writing rounds: into the open pack of a lane, or as an object of their own.
+//!
+//! Every round that is begun ends with places or an error, also if the store panics: others wait for its members, and the
+//! thread that writes it goes on to the next one.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -129,9 +133,9 @@ impl Writer {
 
     /// Appends a round to the lane's pack, beginning and sealing packs as needed. All members or none.
     pub fn write_round(&self, lane: &mut Lane, round: &[Submission]) -> Result<Vec<Placed>> {
-        let first = self.append_round(lane, round);
-        match first {
-            Err(Error::Io { .. } | Error::NotFound { .. }) => self.append_round(lane, round),
+        // A lane gives its pack away while it appends: after a panic it is sealed, as after any failure.
+        match unpanicked(|| self.append_round(lane, round)) {
+            Err(Error::Io { .. } | Error::NotFound { .. }) => unpanicked(|| self.append_round(lane, round)),
             other => other,
         }
         .inspect(|_| self.count(round))
@@ -190,8 +194,8 @@ impl Writer {
             crash::point("data.pack.written");
             Ok(placed(plan.ranges, &pin))
         };
-        let done = match self.begin(put) {
-            Err(Error::Io { .. }) => self.begin(put),
+        let done = match unpanicked(|| self.begin(put)) {
+            Err(Error::Io { .. }) => unpanicked(|| self.begin(put)),
             other => other,
         };
         match done {
@@ -205,6 +209,18 @@ impl Writer {
             }
         }
     }
+}
+
+/// Turns a panic of the store (the hook prints it) into a failure of the round. What it left behind is an object that nobody
+/// refers to, which the collector finds.
+fn unpanicked<T>(write: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| {
+        Err(Error::Remote {
+            during: "storing data",
+            object: None,
+            why: "a defect: the thread that wrote it panicked; see the log and report it".into(),
+        })
+    })
 }
 
 fn placed(ranges: Vec<Range>, pin: &Pin) -> Vec<Placed> {
