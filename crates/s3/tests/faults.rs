@@ -296,7 +296,8 @@ fn listings_that_cannot_be_right_are_not_used() {
             let fault = fault.clone();
             let shown = format!("{fault:?} {always}");
             let limits = if always { impatient() } else { hasty() };
-            let (_proxy, store) = behind_within(&gateway, limits, move |request| {
+            let contradicts = matches!(fault, Fault::Edited(..));
+            let (proxy, store) = behind_within(&gateway, limits, move |request| {
                 let hit = request.is_list() && (always || request.repeats == 0);
                 if hit { fault.clone() } else { Fault::None }
             });
@@ -312,8 +313,47 @@ fn listings_that_cannot_be_right_are_not_used() {
                 Err(error) => {
                     assert!(always, "{shown}: {error}");
                     assert!(matches!(error, Error::Remote { object: None, .. }), "{shown}: {error}");
+                    // A page that came whole is not asked for until the deadline.
+                    let asked = proxy.requests().iter().filter(|request| request.is_list()).count();
+                    assert!(!contradicts || asked == 3, "{shown}: asked {asked} times");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn a_bad_body_of_the_marker_is_read_again_before_it_is_believed() {
+    let Some(gateway) = Gateway::start() else { return };
+    S3Store::create(options(&gateway, &gateway.endpoint(), "p"), VOLUME).unwrap();
+    let other = VOLUME.map(|byte| format!("{byte:02x}")).concat();
+    // Leaked: a script of the proxy has no lifetime.
+    let (other, flipped): (&'static str, &'static str) =
+        (String::leak(other.clone()), String::leak(other.replacen('7', "8", 1)));
+    for bad in [
+        Fault::Edited("kestrelfs", "kestrelft"),
+        Fault::Edited("{", "["),
+        Fault::Edited("}", "}}}"),
+        Fault::Edited("\"layout_version\": 1", "\"layout_version\": 9"),
+        Fault::Edited(other, flipped),
+        told("200 OK", ""),
+    ] {
+        for (bad_times, good) in [(2, true), (usize::MAX, false)] {
+            let (shown, bad) = (format!("{bad:?} {bad_times}"), bad.clone());
+            let proxy = Proxy::start(gateway.port(), move |request| {
+                if request.repeats < bad_times { bad.clone() } else { Fault::None }
+            });
+            let store = S3Store::open(options(&gateway, &proxy.endpoint(), "p"), VOLUME);
+            assert_eq!(store.is_ok(), good, "{shown}: {store:?}");
+            assert_eq!(proxy.requests().len(), 3, "{shown}");
+            let is_told = match store {
+                Ok(_) => true,
+                Err(OpenError::Damaged { .. } | OpenError::Newer { .. } | OpenError::OtherVolume { .. }) => {
+                    true
+                }
+                Err(_) => false,
+            };
+            assert!(is_told, "{shown}");
         }
     }
 }

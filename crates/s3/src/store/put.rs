@@ -12,7 +12,7 @@ use futures_util::StreamExt;
 use kestrel_data::store::key;
 use kestrel_types::ids::ObjectId;
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectStore, PutMode, PutOptions, PutPayload};
+use object_store::{GetOptions, GetRange, ObjectStore, PutMode, PutOptions, PutPayload};
 
 use super::S3Store;
 use crate::client::Attempt;
@@ -68,18 +68,25 @@ impl S3Store {
         }
     }
 
-    /// Asks whether the object is there, if the store cannot be told not to overwrite it.
+    /// Asks whether the object is there, if the store cannot be told not to overwrite it: for its first byte, since the
+    /// answer to a HEAD does not explain what is missing.
     pub(super) async fn refuse_present(&self, object: ObjectId) -> Result<(), Failure> {
         if self.conditional_put {
             return Ok(());
         }
-        match self.head(object).await {
-            Ok(_) => {
+        let path = self.client.path(&key::key(object));
+        let once = async || -> Attempt<()> {
+            let options = GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
+            Ok(self.client.s3.get_opts(&path, options).await.map(drop)?)
+        };
+        match self.client.request(Direction::Down, 0, once).await {
+            Err(failure) if failure.fault.cause == Cause::Missing => Ok(()),
+            // It is there and empty.
+            Err(failure) if failure.fault.cause != Cause::Short => Err(failure),
+            Ok(()) | Err(_) => {
                 let fault = Fault::found(Cause::Present, "the object is there already");
                 Err(Failure { fault, attempts: 1, took: std::time::Duration::ZERO })
             }
-            Err(failure) if failure.fault.cause == Cause::Missing => Ok(()),
-            Err(failure) => Err(failure),
         }
     }
 
