@@ -40,6 +40,7 @@ pub(crate) use self::flush::Flush;
 pub use self::handles::{DirHandle, FileHandle};
 pub use self::listing::{Listed, Sink};
 pub use self::namespace::{Creation, NewNode};
+pub use self::read::Content;
 pub use self::repack::{CompactOptions, Compacted};
 pub use self::space::{Fallocate, Hole, Seek};
 
