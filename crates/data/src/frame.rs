@@ -7,6 +7,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use kestrel_types::ids::ObjectId;
 use kestrel_types::range::{FRAME_BYTES, FRAME_CHECK_BYTES, RANGE_BYTES_MAX, Range};
 
@@ -15,9 +16,9 @@ use crate::object::placed_check;
 use crate::payload::Payload;
 use crate::store::BlockStore;
 
-mod bytes;
+mod held;
 
-pub use bytes::{FrameBytes, Piece};
+pub use held::{FrameBytes, Piece};
 
 const FRAME: usize = FRAME_BYTES as usize;
 const CHECK: usize = FRAME_CHECK_BYTES as usize;
@@ -26,26 +27,29 @@ const CHECK: usize = FRAME_CHECK_BYTES as usize;
 pub fn data_checks(payload: &Payload) -> Vec<u32> {
     let mut checks = vec![0; payload.len().div_ceil(FRAME)];
     for (frame, piece) in payload.pieces(FRAME) {
-        checks[frame] = crc32c::crc32c_append(checks[frame], piece);
+        checks[frame] = crc32c::crc32c_append(checks[frame], &piece);
     }
     checks
 }
 
-enum Laid<'a> {
+enum Laid {
     /// This many bytes of the scratch buffer.
     Small(usize),
-    Data(&'a [u8]),
+    Data(Bytes),
 }
+
+/// Data of fewer bytes is copied beside its neighbours rather than sent as a buffer of its own.
+const JOINED_BYTES_MAX: usize = 8 * 1024;
 
 /// Collects what one write consists of: small pieces made here, data where it lies.
 #[derive(Default)]
-pub(crate) struct Gather<'a> {
+pub(crate) struct Gather {
     small: Vec<u8>,
-    pieces: Vec<Laid<'a>>,
+    pieces: Vec<Laid>,
     len: u64,
 }
 
-impl<'a> Gather<'a> {
+impl Gather {
     /// Bytes collected.
     pub fn len(&self) -> u64 {
         self.len
@@ -62,13 +66,13 @@ impl<'a> Gather<'a> {
         }
     }
 
-    fn data(&mut self, bytes: &'a [u8]) {
+    fn data(&mut self, bytes: Bytes) {
         self.len += bytes.len() as u64;
         self.pieces.push(Laid::Data(bytes));
     }
 
     /// The frames of a range at byte `offset` of `object`, from the payload and its [`data_checks`].
-    pub fn frames(&mut self, payload: &'a Payload, checks: &[u32], object: ObjectId, offset: u32) {
+    pub fn frames(&mut self, payload: &Payload, checks: &[u32], object: ObjectId, offset: u32) {
         let mut current = 0;
         for (frame, piece) in payload.pieces(FRAME) {
             if frame != current {
@@ -99,6 +103,32 @@ impl<'a> Gather<'a> {
             }));
         }
         slices
+    }
+
+    /// The buffers as whoever sends them may keep them: large data where it lies, small pieces copied together.
+    pub fn into_shared(self) -> Vec<Bytes> {
+        let mut small = &self.small[..];
+        let (mut buffers, mut joined) = (Vec::with_capacity(self.pieces.len()), Vec::new());
+        for piece in self.pieces {
+            match piece {
+                Laid::Small(len) => {
+                    let (head, tail) = small.split_at(len);
+                    small = tail;
+                    joined.extend_from_slice(head);
+                }
+                Laid::Data(bytes) if bytes.len() < JOINED_BYTES_MAX => joined.extend_from_slice(&bytes),
+                Laid::Data(bytes) => {
+                    if !joined.is_empty() {
+                        buffers.push(Bytes::from(std::mem::take(&mut joined)));
+                    }
+                    buffers.push(bytes);
+                }
+            }
+        }
+        if !joined.is_empty() {
+            buffers.push(Bytes::from(joined));
+        }
+        buffers
     }
 }
 

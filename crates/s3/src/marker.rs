@@ -243,7 +243,7 @@ fn damaged(options: &S3Options, why: &str) -> OpenError {
 /// Puts something that is not an object.
 async fn put(store: &S3Store, name: &str, bytes: Bytes) -> Result<(), Failure> {
     let _turn = store.client.turn(Direction::Up).await?;
-    store.put_bytes(&store.client.path(name), bytes).await
+    store.put_bytes(&store.client.path(name), bytes.into()).await
 }
 
 /// Deletes something that is not an object.

@@ -64,8 +64,8 @@ pub(super) struct Writer {
 }
 
 /// What a round becomes: its bytes and where each member's frames will be.
-struct Plan<'a> {
-    gather: Gather<'a>,
+struct Plan {
+    gather: Gather,
     ranges: Vec<Range>,
 }
 
@@ -82,13 +82,7 @@ impl Writer {
     }
 
     /// Lays a round out from byte `at` of an object on.
-    fn plan<'a>(
-        &self,
-        object: ObjectId,
-        kind: ObjectKind,
-        at: u64,
-        round: &'a [Submission],
-    ) -> Result<Plan<'a>> {
+    fn plan(&self, object: ObjectId, kind: ObjectKind, at: u64, round: &[Submission]) -> Result<Plan> {
         let mut gather = Gather::default();
         let mut ranges = Vec::with_capacity(round.len());
         if at == 0 {
@@ -190,7 +184,7 @@ impl Writer {
             let pin = self.pins.pin(object);
             let plan = self.plan(object, kind, 0, round)?;
             crash::point("data.pack.before-write");
-            self.store.put(object, &plan.gather.slices())?;
+            self.store.put_shared(object, &plan.gather.into_shared())?;
             crash::point("data.pack.written");
             Ok(placed(plan.ranges, &pin))
         };
