@@ -116,12 +116,14 @@ fn frames_are_handed_out_as_they_lie_in_memory() {
     let (store, range, bytes) = remote(300_000);
     let reader = Reader::new(store.clone(), ReaderConfig::default());
     assert!(reader.shares() && reader.find(range, 0, 10).is_none());
-    for (skip, len) in [(0, 300_000), (0, 1), (65_535, 2), (70_000, 200_000), (299_999, 1), (131_072, 65_536)] {
+    for (skip, len) in [(0, 300_000), (0, 1), (65_535, 2), (70_000, 200_000), (299_999, 1), (131_072, 65_536)]
+    {
         let wanted = &bytes[skip as usize..(skip + len) as usize];
         let fetched = reader.fetch(range, skip, len).unwrap();
         assert_eq!(fetched.iter().flat_map(|piece| piece.to_vec()).collect::<Vec<u8>>(), wanted);
         let found = reader.find(range, skip, len).unwrap();
-        let places = |pieces: &[Piece]| pieces.iter().map(|piece| (piece.as_ptr(), piece.len())).collect::<Vec<_>>();
+        let places =
+            |pieces: &[Piece]| pieces.iter().map(|piece| (piece.as_ptr(), piece.len())).collect::<Vec<_>>();
         assert_eq!(places(&found), places(&fetched), "no copies");
     }
     assert_eq!(store.injected(), 1, "one request for all");
