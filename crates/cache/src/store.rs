@@ -5,6 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use kestrel_data::object::VolumeId;
 use kestrel_data::store::{AppendStore, NearCache, Page, Usage};
 use kestrel_data::{BlockStore, Result};
@@ -160,6 +161,13 @@ impl BlockStore for CachedStore {
     fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()> {
         self.core.store.put(object, parts)?;
         self.core.write_through(object, parts);
+        Ok(())
+    }
+
+    fn put_shared(&self, object: ObjectId, parts: &[Bytes]) -> Result<()> {
+        self.core.store.put_shared(object, parts)?;
+        let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        self.core.write_through(object, &slices);
         Ok(())
     }
 

@@ -42,6 +42,7 @@ pub use self::handles::{DirHandle, FileHandle};
 pub use self::listing::{Listed, Sink};
 pub use self::locks::{LockWait, LockedRange};
 pub use self::namespace::{Creation, NewNode};
+pub use self::read::Content;
 pub use self::repack::{CompactOptions, Compacted};
 pub use self::space::{Fallocate, Hole, Seek};
 

@@ -5,7 +5,9 @@
 //! therefore be computed before the place is known, by the thread that brings the data, and is placed in nanoseconds.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
 
+use bytes::Bytes;
 use kestrel_types::ids::ObjectId;
 use kestrel_types::range::{FRAME_BYTES, FRAME_CHECK_BYTES, RANGE_BYTES_MAX, Range};
 
@@ -14,6 +16,10 @@ use crate::object::placed_check;
 use crate::payload::Payload;
 use crate::store::BlockStore;
 
+mod held;
+
+pub use held::{FrameBytes, Piece};
+
 const FRAME: usize = FRAME_BYTES as usize;
 const CHECK: usize = FRAME_CHECK_BYTES as usize;
 
@@ -21,26 +27,29 @@ const CHECK: usize = FRAME_CHECK_BYTES as usize;
 pub fn data_checks(payload: &Payload) -> Vec<u32> {
     let mut checks = vec![0; payload.len().div_ceil(FRAME)];
     for (frame, piece) in payload.pieces(FRAME) {
-        checks[frame] = crc32c::crc32c_append(checks[frame], piece);
+        checks[frame] = crc32c::crc32c_append(checks[frame], &piece);
     }
     checks
 }
 
-enum Piece<'a> {
+enum Laid {
     /// This many bytes of the scratch buffer.
     Small(usize),
-    Data(&'a [u8]),
+    Data(Bytes),
 }
+
+/// Data of fewer bytes is copied beside its neighbours rather than sent as a buffer of its own.
+const JOINED_BYTES_MAX: usize = 8 * 1024;
 
 /// Collects what one write consists of: small pieces made here, data where it lies.
 #[derive(Default)]
-pub(crate) struct Gather<'a> {
+pub(crate) struct Gather {
     small: Vec<u8>,
-    pieces: Vec<Piece<'a>>,
+    pieces: Vec<Laid>,
     len: u64,
 }
 
-impl<'a> Gather<'a> {
+impl Gather {
     /// Bytes collected.
     pub fn len(&self) -> u64 {
         self.len
@@ -50,20 +59,20 @@ impl<'a> Gather<'a> {
     pub fn small(&mut self, bytes: &[u8]) {
         self.small.extend_from_slice(bytes);
         self.len += bytes.len() as u64;
-        if let Some(Piece::Small(len)) = self.pieces.last_mut() {
+        if let Some(Laid::Small(len)) = self.pieces.last_mut() {
             *len += bytes.len();
         } else {
-            self.pieces.push(Piece::Small(bytes.len()));
+            self.pieces.push(Laid::Small(bytes.len()));
         }
     }
 
-    fn data(&mut self, bytes: &'a [u8]) {
+    fn data(&mut self, bytes: Bytes) {
         self.len += bytes.len() as u64;
-        self.pieces.push(Piece::Data(bytes));
+        self.pieces.push(Laid::Data(bytes));
     }
 
     /// The frames of a range at byte `offset` of `object`, from the payload and its [`data_checks`].
-    pub fn frames(&mut self, payload: &'a Payload, checks: &[u32], object: ObjectId, offset: u32) {
+    pub fn frames(&mut self, payload: &Payload, checks: &[u32], object: ObjectId, offset: u32) {
         let mut current = 0;
         for (frame, piece) in payload.pieces(FRAME) {
             if frame != current {
@@ -85,8 +94,8 @@ impl<'a> Gather<'a> {
         let mut slices = Vec::with_capacity(self.pieces.len());
         for piece in &self.pieces {
             slices.push(IoSlice::new(match piece {
-                Piece::Data(bytes) => bytes,
-                Piece::Small(len) => {
+                Laid::Data(bytes) => bytes,
+                Laid::Small(len) => {
                     let (head, tail) = small.split_at(*len);
                     small = tail;
                     head
@@ -94,6 +103,32 @@ impl<'a> Gather<'a> {
             }));
         }
         slices
+    }
+
+    /// The buffers as whoever sends them may keep them: large data where it lies, small pieces copied together.
+    pub fn into_shared(self) -> Vec<Bytes> {
+        let mut small = &self.small[..];
+        let (mut buffers, mut joined) = (Vec::with_capacity(self.pieces.len()), Vec::new());
+        for piece in self.pieces {
+            match piece {
+                Laid::Small(len) => {
+                    let (head, tail) = small.split_at(len);
+                    small = tail;
+                    joined.extend_from_slice(head);
+                }
+                Laid::Data(bytes) if bytes.len() < JOINED_BYTES_MAX => joined.extend_from_slice(&bytes),
+                Laid::Data(bytes) => {
+                    if !joined.is_empty() {
+                        buffers.push(Bytes::from(std::mem::take(&mut joined)));
+                    }
+                    buffers.push(bytes);
+                }
+            }
+        }
+        if !joined.is_empty() {
+            buffers.push(Bytes::from(joined));
+        }
+        buffers
     }
 }
 
@@ -109,17 +144,26 @@ pub(crate) struct FrameId {
 
 /// Keeps verified frames. What is given to it, it may forget at any time.
 pub(crate) trait FrameStore {
-    /// Copies bytes `skip..` of a frame if it is here.
-    fn copy(&self, id: FrameId, skip: usize, out: &mut [u8]) -> bool;
+    /// The frame if it is here. It counts as read.
+    fn find(&self, id: FrameId) -> Option<Arc<FrameBytes>>;
     /// Whether the frame is here.
     fn holds(&self, id: FrameId) -> bool;
     /// Whether it takes whole frames too, not only those of which a part was read: whoever reads whole ones has to look,
     /// and to bring what it had to wait for.
     fn keeps_whole_frames(&self) -> bool;
-    /// Takes a verified frame that was read.
-    fn insert(&self, id: FrameId, bytes: Vec<u8>);
-    /// Takes a verified frame that may be read soon.
-    fn insert_ahead(&self, id: FrameId, bytes: Vec<u8>);
+    /// Memory for a frame of `len` bytes, to be filled; it may hold what other frames were.
+    fn blank(&self, len: usize) -> FrameBytes;
+    /// Takes a verified frame, and says whether it was read or may be read soon.
+    fn insert(&self, id: FrameId, bytes: Arc<FrameBytes>, what: Brought);
+}
+
+/// Why a frame was brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Brought {
+    /// Somebody reads it.
+    Read,
+    /// Somebody may read it soon.
+    Ahead,
 }
 
 /// May a read wait for the store?
@@ -168,21 +212,88 @@ pub(crate) fn load_frames(
         while missing.next_if_eq(&end).is_some() {
             end += 1;
         }
-        let mut frames: Vec<Vec<u8>> = (begin..end).map(|frame| vec![0; layout.frame_len(frame)]).collect();
-        let mut checks = vec![[0; CHECK]; frames.len()];
-        let mut parts = Vec::with_capacity(2 * frames.len());
-        for (frame, check) in frames.iter_mut().zip(&mut checks) {
-            parts.push(IoSliceMut::new(frame));
-            parts.push(IoSliceMut::new(check));
-        }
-        store.read(range.object, layout.frame_at(begin), &mut parts)?;
-        drop(parts);
-        for ((frame, bytes), check) in (begin..end).zip(frames).zip(checks) {
-            layout.verify(frame, &bytes, check)?;
-            cache.insert_ahead(layout.id(frame), bytes);
-        }
+        load_run(store, cache, &layout, begin..end, Brought::Ahead)?;
     }
     Ok(())
+}
+
+/// The bytes `skip .. skip + len` of a range as parts of its frames: those of `cache`, and the others from the store, one
+/// read for each run of neighbours, which `cache` then gets.
+pub(crate) fn fetch_pieces(
+    store: &dyn BlockStore,
+    cache: &dyn FrameStore,
+    range: Range,
+    skip: u32,
+    len: u32,
+) -> Result<Vec<Piece>> {
+    let layout = Layout { range };
+    let (first, last) = frames_of(skip, len);
+    let mut frames = Vec::with_capacity((last - first + 1) as usize);
+    let mut next = first as usize;
+    while next <= last as usize {
+        if let Some(found) = cache.find(layout.id(next)) {
+            frames.push(found);
+            next += 1;
+            continue;
+        }
+        let mut end = next + 1;
+        while end <= last as usize && !cache.holds(layout.id(end)) {
+            end += 1;
+        }
+        frames.extend(load_run(store, cache, &layout, next..end, Brought::Read)?);
+        next = end;
+    }
+    Ok(cut(frames, first, skip, len))
+}
+
+/// The same if `cache` has all of them.
+pub(crate) fn find_pieces(cache: &dyn FrameStore, range: Range, skip: u32, len: u32) -> Option<Vec<Piece>> {
+    let layout = Layout { range };
+    let (first, last) = frames_of(skip, len);
+    // First whether, then what: a frame that is found counts as read.
+    let mut frames = (first as usize..=last as usize).map(|frame| layout.id(frame));
+    if !frames.clone().all(|id| cache.holds(id)) {
+        return None;
+    }
+    let found: Option<Vec<_>> = frames.by_ref().map(|id| cache.find(id)).collect();
+    found.map(|frames| cut(frames, first, skip, len))
+}
+
+/// Cuts the window `skip .. skip + len` out of a range's frames from number `first` on.
+fn cut(frames: Vec<Arc<FrameBytes>>, first: u32, skip: u32, len: u32) -> Vec<Piece> {
+    let (from, until) = (skip as usize, skip as usize + len as usize);
+    let place = |(frame, bytes)| {
+        let at: usize = (first as usize + frame) * FRAME;
+        Piece::new(bytes, from.saturating_sub(at)..until.saturating_sub(at))
+    };
+    frames.into_iter().enumerate().map(place).collect()
+}
+
+/// Reads neighbouring frames with one call, verifies them and gives them to `cache`.
+fn load_run(
+    store: &dyn BlockStore,
+    cache: &dyn FrameStore,
+    layout: &Layout,
+    run: std::ops::Range<usize>,
+    what: Brought,
+) -> Result<Vec<Arc<FrameBytes>>> {
+    let mut frames: Vec<FrameBytes> = run.clone().map(|frame| cache.blank(layout.frame_len(frame))).collect();
+    let mut checks = vec![[0; CHECK]; frames.len()];
+    let mut parts = Vec::with_capacity(2 * frames.len());
+    for (frame, check) in frames.iter_mut().zip(&mut checks) {
+        parts.push(IoSliceMut::new(frame));
+        parts.push(IoSliceMut::new(check));
+    }
+    store.read(layout.range.object, layout.frame_at(run.start), &mut parts)?;
+    drop(parts);
+    let mut kept = Vec::with_capacity(frames.len());
+    for ((frame, bytes), check) in run.zip(frames).zip(checks) {
+        layout.verify(frame, &bytes, check)?;
+        let bytes = Arc::new(bytes);
+        cache.insert(layout.id(frame), Arc::clone(&bytes), what);
+        kept.push(bytes);
+    }
+    Ok(kept)
 }
 
 /// Where a frame's bytes lie.
@@ -257,7 +368,9 @@ pub(crate) fn read_window(
         let is_whole = part.len() == frame_len;
         let hit = cache
             .filter(|cache| wait != Wait::Fresh && (!is_whole || cache.keeps_whole_frames()))
-            .is_some_and(|cache| cache.copy(layout.id(frame), skip, part));
+            .and_then(|cache| cache.find(layout.id(frame)))
+            .and_then(|bytes| bytes.get(skip..skip + part.len()).map(|found| part.copy_from_slice(found)))
+            .is_some();
         if !hit {
             run.push(Wanted { frame, skip, out: part });
             continue;
@@ -297,18 +410,22 @@ fn read_run_unscrubbed(
 ) -> Result<bool> {
     let object = layout.range.object;
     // Only the first and the last frame of a window can be partial.
-    let mut partial: Vec<Vec<u8>> = run
+    let blank = |len| cache.map_or_else(|| FrameBytes::new(len), |cache| cache.blank(len));
+    let mut partial: Vec<FrameBytes> = run
         .iter()
         .filter(|wanted| wanted.out.len() != layout.frame_len(wanted.frame))
-        .map(|wanted| vec![0; layout.frame_len(wanted.frame)])
+        .map(|wanted| blank(layout.frame_len(wanted.frame)))
         .collect();
     let mut checks = vec![[0; CHECK]; run.len()];
     let mut parts = Vec::with_capacity(2 * run.len());
     let mut buffers = partial.iter_mut();
     for (wanted, check) in run.iter_mut().zip(&mut checks) {
         let is_whole = wanted.out.len() == layout.frame_len(wanted.frame);
-        let target =
-            if is_whole { &mut *wanted.out } else { buffers.next().map_or(&mut [][..], |buffer| buffer) };
+        let target = if is_whole {
+            &mut *wanted.out
+        } else {
+            buffers.next().map_or(&mut [][..], |buffer| &mut buffer[..])
+        };
         parts.push(IoSliceMut::new(target));
         parts.push(IoSliceMut::new(check));
     }
@@ -335,11 +452,15 @@ fn read_run_unscrubbed(
                 Some(buffer)
             }
             // What came without waiting is near already.
-            None if keeps_whole && wait != Wait::No => Some(wanted.out.to_vec()),
+            None if keeps_whole && wait != Wait::No => {
+                let mut frame = blank(wanted.out.len());
+                frame.copy_from_slice(wanted.out);
+                Some(frame)
+            }
             None => None,
         };
         if let (Some(cache), Some(frame)) = (cache, kept) {
-            cache.insert(layout.id(wanted.frame), frame);
+            cache.insert(layout.id(wanted.frame), Arc::new(frame), Brought::Read);
         }
     }
     Ok(true)

@@ -21,6 +21,7 @@ pub mod store;
 
 pub use budget::{Budget, Grant};
 pub use error::{Error, ErrorKind, Result};
+pub use frame::Piece;
 pub use packer::{ObjectIds, Packer, PackerConfig, Pin, Placed};
 pub use payload::Payload;
 pub use pool::{Pool, Turn};

@@ -3,24 +3,21 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-enum Part {
-    Owned(Vec<u8>),
-    Shared(Arc<Vec<u8>>, Range<usize>),
-}
+use bytes::Bytes;
 
-impl Part {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Owned(bytes) => bytes,
-            Self::Shared(bytes, window) => &bytes[window.clone()],
-        }
+/// A buffer that others use too, as [`Bytes`] can own it.
+struct Shared(Arc<Vec<u8>>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }
 
 /// What is stored as one range: the concatenation of its buffers, which are never copied.
 #[derive(Default)]
 pub struct Payload {
-    parts: Vec<Part>,
+    parts: Vec<Bytes>,
     len: usize,
 }
 
@@ -43,7 +40,7 @@ impl Payload {
     /// Appends a buffer.
     pub fn push(&mut self, bytes: Vec<u8>) {
         self.len += bytes.len();
-        self.parts.push(Part::Owned(bytes));
+        self.parts.push(Bytes::from(bytes));
     }
 
     /// Appends a part of a buffer that others use too (and nobody changes). Parts outside it are cut off.
@@ -51,25 +48,19 @@ impl Payload {
         let end = window.end.min(bytes.len());
         let start = window.start.min(end);
         self.len += end - start;
-        self.parts.push(Part::Shared(bytes, start..end));
-    }
-
-    /// The buffers, in order.
-    pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
-        self.parts.iter().map(Part::bytes)
+        self.parts.push(Bytes::from_owner(Shared(bytes)).slice(start..end));
     }
 
     /// The buffers cut at multiples of `size` bytes: for each piece the number of its frame.
-    pub(crate) fn pieces(&self, size: usize) -> Vec<(usize, &[u8])> {
+    pub(crate) fn pieces(&self, size: usize) -> Vec<(usize, Bytes)> {
         let mut pieces = Vec::with_capacity(self.parts.len() + self.len / size + 1);
         let mut at = 0;
-        for part in self.parts() {
-            let mut rest = part;
+        for part in &self.parts {
+            let mut rest = part.clone();
             while !rest.is_empty() {
-                let (piece, tail) = rest.split_at((size - at % size).min(rest.len()));
-                pieces.push((at / size, piece));
+                let piece = rest.split_to((size - at % size).min(rest.len()));
                 at += piece.len();
-                rest = tail;
+                pieces.push(((at - piece.len()) / size, piece));
             }
         }
         pieces

@@ -7,6 +7,7 @@
 //!
 //! **Stores across a network.** Every frame that had to be waited for is kept. Read-ahead brings frames into memory, as far
 //! as they do not push each other out before they are read. What one thread is fetching no other fetches ([`flights`]).
+//! Readers that can take frames as they are ([`Reader::find`], [`Reader::fetch`]) get them without a copy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use kestrel_types::range::Range;
 
 use crate::budget::Budget;
 use crate::error::{Error, Result};
-use crate::frame::{self, Done, Wait};
+use crate::frame::{self, Done, Piece, Wait};
 use crate::scan;
 use crate::store::BlockStore;
 
@@ -117,6 +118,45 @@ impl Reader {
         done.map(drop)
     }
 
+    /// Whether frames can be had as they are in memory: [`Reader::find`], [`Reader::fetch`].
+    pub fn shares(&self) -> bool {
+        self.flights.is_some()
+    }
+
+    /// Bytes `skip .. skip + len` of the range, if all of them are in memory.
+    pub fn find(&self, range: Range, skip: u32, len: u32) -> Option<Vec<Piece>> {
+        if len == 0 || !self.shares() || frame::check_window(&range, skip, len as usize).is_err() {
+            return None;
+        }
+        let found = frame::find_pieces(&self.cache, range, skip, len)?;
+        self.count(u64::from(len), u64::from(len));
+        Some(found)
+    }
+
+    /// Bytes `skip .. skip + len` of the range, brought into memory where they are not there. Waits for the store.
+    ///
+    /// # Errors
+    /// As for [`Reader::read`].
+    pub fn fetch(&self, range: Range, skip: u32, len: u32) -> Result<Vec<Piece>> {
+        frame::check_window(&range, skip, len as usize)?;
+        if let Some(flights) = self.flights.as_ref().filter(|_| len > 0) {
+            let flight = flights.take_off(range, frame::frames_of(skip, len))?;
+            let fetched = frame::fetch_pieces(self.store.as_ref(), &self.cache, range, skip, len);
+            flight.land(&fetched);
+            match fetched {
+                // For the other way to judge, which reads again past all caches.
+                Err(Error::Corrupt { .. }) => {}
+                fetched => {
+                    self.count(u64::from(len), 0);
+                    return fetched;
+                }
+            }
+        }
+        let mut out = vec![0; len as usize];
+        self.read(range, skip, &mut out)?;
+        Ok(vec![Piece::new(Arc::new(out.into()), 0..len as usize)])
+    }
+
     /// Reads frames that nobody else is fetching; if somebody is, waits and finds them in the cache.
     fn read_alone(&self, range: Range, skip: u32, out: &mut [u8]) -> Result<bool> {
         frame::check_window(&range, skip, out.len())?;
@@ -145,14 +185,19 @@ impl Reader {
     fn read_once(&self, range: Range, skip: u32, out: &mut [u8], wait: Wait) -> Result<bool> {
         let done = frame::read_window(self.store.as_ref(), Some(&self.cache), range, skip, out, wait)?;
         let Done::Whole { cached } = done else { return Ok(false) };
-        let (stats, len) = (&self.stats, out.len() as u64);
+        self.count(out.len() as u64, cached);
+        Ok(true)
+    }
+
+    /// Counts an answered read, `cached` bytes of which were in memory.
+    fn count(&self, len: u64, cached: u64) {
+        let stats = &self.stats;
         stats.reads.fetch_add(1, Ordering::Relaxed);
         stats.bytes.fetch_add(len, Ordering::Relaxed);
         if cached > 0 {
             stats.cached_bytes.fetch_add(cached, Ordering::Relaxed);
             stats.cached_reads.fetch_add(u64::from(cached == len), Ordering::Relaxed);
         }
-        Ok(true)
     }
 
     /// Reads the whole range from the store, past all caches but the kernel's, and verifies it.

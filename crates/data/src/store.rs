@@ -8,12 +8,13 @@
 //!
 //! **Calls block.** They run on the caller's thread and return when the store has answered or its own deadline has
 //! passed. The local directory answers from the kernel; the S3 implementation (part 3, over the crate `object_store`)
-//! keeps a runtime of its own inside, blocks its caller on it and bounds each request by a deadline. It does not offer
+//! lets its caller drive the sockets of his request, and bounds each request by a deadline. It does not offer
 //! [`AppendStore`], its `sync` has nothing to do (an acknowledged PUT is durable), and its `try_read_nowait` always says
 //! "would block". So callers that must not block use `try_read_nowait` first and a [`crate::pool::Pool`] after it.
 
 use std::io::{IoSlice, IoSliceMut};
 
+use bytes::Bytes;
 use kestrel_types::clock::Nanos;
 use kestrel_types::ids::ObjectId;
 
@@ -40,6 +41,13 @@ pub trait BlockStore: Send + Sync {
     /// # Errors
     /// `Exists` if there is one of this number: it is left alone.
     fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()>;
+
+    /// Like [`BlockStore::put`], of buffers that the store may hold on to until it has answered: one across a network sends
+    /// them as they lie, without a copy.
+    fn put_shared(&self, object: ObjectId, parts: &[Bytes]) -> Result<()> {
+        let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        self.put(object, &slices)
+    }
 
     /// The store's ability to append to objects, if it has it.
     fn appends(&self) -> Option<&dyn AppendStore> {

@@ -17,7 +17,8 @@ pub struct Config {
     /// Largest WRITE, and with it largest READ, in bytes. A receive buffer of this size belongs
     /// to each thread, spare ones included; memory is taken as far as it was ever filled.
     pub max_write: u32,
-    /// Largest read-ahead of the kernel; it offers its own limit and the smaller one counts.
+    /// Largest read-ahead of the kernel, and so the largest READ of a buffered reader. At INIT it can only be lowered from the
+    /// kernel's default, 128 KiB; where this process may (root), it is raised afterwards.
     pub max_readahead: u32,
     /// How many requests that nobody waits for (read-ahead, asynchronous direct I/O, release) may be under way. Further
     /// ones queue in the kernel.

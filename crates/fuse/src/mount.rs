@@ -207,6 +207,13 @@ pub fn abort(minor: u32) -> io::Result<()> {
     fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), b"1")
 }
 
+/// Lets the kernel read ahead up to `bytes` on the mount with this device number, which at INIT can only be lowered from its
+/// default of 128 KiB. Needs root. Large reads come in requests of this size.
+pub(crate) fn raise_readahead(device: (u32, u32), bytes: u32) -> io::Result<()> {
+    let (major, minor) = device;
+    fs::write(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb"), (bytes >> 10).to_string())
+}
+
 /// Whether this process may call `mount(2)`.
 fn is_root() -> bool {
     // SAFETY: no preconditions.

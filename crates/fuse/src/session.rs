@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use crate::abi::{self, InHeader, Opcode, OutHeader, Wire};
 use crate::config::{Config, Negotiated, Offer, WORKERS_MAX, workers_default};
 use crate::error::{Error, Result};
-use crate::mount::{Mount, Unmounter};
+use crate::mount::{self, Mount, Unmounter};
 use crate::notify::Notifier;
 use crate::reply::Reply;
 use crate::request::{Dialect, Malformed, Operation, Request};
@@ -91,7 +91,12 @@ impl Session {
         let unmounter = mount.unmounter();
         // From here on `mount` unmounts when it is dropped, until the session takes that over.
         let channel = Channel::new(mount.take_device()?);
-        let negotiated = negotiate(&channel, config)?;
+        let mut negotiated = negotiate(&channel, config)?;
+        if negotiated.max_readahead < config.max_readahead
+            && mount::raise_readahead(unmounter.device(), config.max_readahead).is_ok()
+        {
+            negotiated.max_readahead = config.max_readahead;
+        }
 
         let workers = if config.workers == 0 { workers_default() } else { config.workers.min(WORKERS_MAX) };
         let spare = config.spare_workers.min(WORKERS_MAX);

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_client::fs::{
-    CopyRange, Creation, DirHandle, Done, Fallocate, FileHandle, Fs, Listed, NewNode, Opened, Seek, Sink,
+    Content, CopyRange, Creation, DirHandle, Done, Fallocate, FileHandle, Fs, Listed, NewNode, Opened, Seek,
+    Sink,
 };
 use kestrel_fuse::{
     self as fuse, Dirents, FileKind, FileSystem, Negotiated, Notifier, Operation, Reply, Request,
@@ -154,8 +155,8 @@ impl FileSystem for Mounted {
                 fs.open(caller, node, convert::open_flags(flags, kill_suidgid), self.opened(pid, reply));
             }
             Operation::Read { fh, offset, size, .. } => self.file(fh, reply, |file, reply| {
-                let done = self.patient(pid, reply, |reply, bytes: Vec<u8>| reply.data(&bytes));
-                fs.read(&file, offset, size as usize, done);
+                let answer = |reply: Reply, content: Content| reply.data_vectored(&content.pieces());
+                fs.read_content(&file, offset, size as usize, self.patient(pid, reply, answer));
             }),
             Operation::Write(write) => self.file(write.fh, reply, |file, reply| {
                 let len = write.data.len();

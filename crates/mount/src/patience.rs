@@ -20,6 +20,10 @@ const LONG: Duration = Duration::from_millis(500);
 /// How often.
 const TICK: Duration = Duration::from_millis(250);
 
+/// After so many looks at nothing the looking rests until a request comes. Not at once: waking a thread for every request
+/// costs more than the request.
+const VAIN_TICKS_MAX: u32 = 8;
+
 /// `PF_EXITING` of the kernel's `sched.h`: the thread is on its way out.
 const PF_EXITING: u64 = 0x4;
 
@@ -38,6 +42,8 @@ struct State {
     waiting: FxHashMap<u64, Waiting>,
     next: u64,
     closed: bool,
+    /// Nobody looks until told that a request has come.
+    rests: bool,
 }
 
 /// The requests that wait.
@@ -80,22 +86,27 @@ impl Patience {
         let number = state.next;
         state.next += 1;
         let waiting = Waiting { pid, since: Instant::now(), reply: reply.clone() };
-        let was_empty = state.waiting.insert(number, waiting).is_none() && state.waiting.len() == 1;
+        state.waiting.insert(number, waiting);
+        let rested = std::mem::take(&mut state.rests);
         drop(state);
-        if was_empty {
+        if rested {
             self.changed.notify_one();
         }
         Ticket { patience: Arc::downgrade(self), number, reply }
     }
 
     fn run(&self) {
+        let mut vain = 0;
         let mut state = self.state.lock();
         while !state.closed {
-            if state.waiting.is_empty() {
+            if state.waiting.is_empty() && vain >= VAIN_TICKS_MAX {
+                state.rests = true;
                 self.changed.wait(&mut state);
+                vain = 0;
                 continue;
             }
             self.changed.wait_for(&mut state, TICK);
+            vain = if state.waiting.is_empty() { vain + 1 } else { 0 };
             let now = Instant::now();
             let long: Vec<(u32, Shared)> = state
                 .waiting

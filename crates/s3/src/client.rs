@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 use object_store::RetryConfig;
 use object_store::aws::{AmazonS3, AmazonS3Builder, S3ConditionalPut};
 use object_store::path::Path;
-use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::SemaphorePermit;
 
 use crate::credentials::{self, Environment};
 use crate::fault::{Cause, Failure, Fault};
 use crate::figures::Figures;
 use crate::gate::{Direction, Gate, NoTurn};
+use crate::lanes::Lanes;
 use crate::marker::OpenError;
 use crate::options::{S3Limits, S3Options};
 use crate::retry::{Jitter, attempt_limit, wait};
-use crate::wire::{Connector, Traced, Wire};
+use crate::wire::{self, Connector, Traced, Wire};
 
-/// Threads that move bytes between sockets and buffers. Copies to callers and checksums happen on the callers' threads.
-const REACTOR_THREADS: usize = 2;
+/// So many whole answers that cannot be right are enough.
+const INCONSISTENT_ANSWERS_MAX: u32 = 3;
 
 /// An error of one attempt, as it happens.
 #[derive(Debug)]
@@ -59,16 +59,14 @@ pub(crate) struct Client {
     pub(crate) deadline: Duration,
     gate: Gate,
     jitter: Jitter,
-    /// `Some` until dropped.
-    runtime: Option<Runtime>,
-    handle: Handle,
+    lanes: Lanes,
 }
 
 impl Client {
     /// Makes a client; no request is sent.
     ///
     /// # Errors
-    /// If there are no credentials, no root certificates, or no threads.
+    /// If there are no credentials, no root certificates, or no descriptors.
     pub(crate) fn new(options: S3Options, environment: Environment<'_>) -> Result<Self, OpenError> {
         let region = options.region_or(environment);
         let bucket_url = options.bucket_url(&region);
@@ -93,23 +91,18 @@ impl Client {
         let file = options.credentials_file.as_deref();
         let (builder, credentials_source) = credentials::provide(builder, file, environment)?;
         let needs_tls = environment("AWS_WEB_IDENTITY_TOKEN_FILE").is_some();
-        let wire = Wire::new(&bucket_url, needs_tls, Arc::clone(&figures)).map_err(OpenError::Other)?;
+        let dialer = wire::dialer(&bucket_url, needs_tls).map_err(OpenError::Other)?;
+        let wire = Wire::new(&bucket_url, Arc::clone(&figures)).map_err(OpenError::Other)?;
         let s3 = builder
             .with_http_connector(Connector::new(wire))
             .build()
             .map_err(|error| OpenError::Other(format!("{}: {error}", options.url)))?;
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(REACTOR_THREADS)
-            .thread_name("kestrel-s3")
-            .enable_all()
-            .build()
-            .map_err(|error| OpenError::Other(format!("starting threads for the store: {error}")))?;
+        let lanes = Lanes::new(dialer)
+            .map_err(|error| OpenError::Other(format!("preparing connections to the store: {error}")))?;
         let gate = Gate::new(&options.limits);
-        let handle = runtime.handle().clone();
         let jitter = Jitter::new();
         let deadline = options.limits.deadline;
-        let runtime = Some(runtime);
-        Ok(Self { s3, options, figures, credentials_source, deadline, gate, jitter, runtime, handle })
+        Ok(Self { s3, options, figures, credentials_source, deadline, gate, jitter, lanes })
     }
 
     /// The limits in force.
@@ -124,7 +117,7 @@ impl Client {
 
     /// Runs a request on the calling thread until it is done.
     pub(crate) fn block<T>(&self, request: impl Future<Output = T>) -> T {
-        self.handle.block_on(request)
+        self.lanes.block(request)
     }
 
     /// Waits for a turn.
@@ -161,7 +154,7 @@ impl Client {
     ) -> Result<T, Failure> {
         self.gate.pass(direction, bytes).await;
         let begin = Instant::now();
-        let mut attempts = 0;
+        let (mut attempts, mut inconsistent) = (0, 0);
         let mut before: Option<Fault> = None;
         loop {
             let left = self.deadline.saturating_sub(begin.elapsed());
@@ -177,10 +170,12 @@ impl Client {
             if fault.cause == Cause::Throttled {
                 self.figures.throttled();
             }
+            inconsistent += u32::from(fault.cause == Cause::Inconsistent);
+            let may_pass = fault.cause.may_pass() && inconsistent < INCONSISTENT_ANSWERS_MAX;
             let took = begin.elapsed();
             let pause =
                 wait(attempts, fault.cause == Cause::Throttled, fault.seen.retry_after, self.jitter.next());
-            if !fault.cause.may_pass() || took + pause >= self.deadline {
+            if !may_pass || took + pause >= self.deadline {
                 if !matches!(fault.cause, Cause::Missing | Cause::Present | Cause::Short) {
                     self.figures.failed();
                 }
@@ -209,15 +204,6 @@ impl Client {
             Ok(Err(Hitch::Told(error))) => Err(Fault::judge(&error, seen)),
             Ok(Err(Hitch::Found(fault))) => Err(fault),
             Err(_) => Err(Fault::late(limit, seen)),
-        }
-    }
-}
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        // Connections under way hold nothing that must be finished: who asked has its answer or is gone.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
         }
     }
 }

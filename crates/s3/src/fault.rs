@@ -45,6 +45,9 @@ pub(crate) enum Cause {
     Failed,
     /// No answer, or not a whole one.
     Broken,
+    /// A whole answer that contradicts itself, or what was asked. It may have been damaged on its way, but a store that says
+    /// such a thing is likely to say it again.
+    Inconsistent,
     /// No answer in time.
     Late,
 }
@@ -52,7 +55,7 @@ pub(crate) enum Cause {
 impl Cause {
     /// Whether another attempt may succeed.
     pub(crate) fn may_pass(self) -> bool {
-        matches!(self, Self::Throttled | Self::Failed | Self::Broken | Self::Late)
+        matches!(self, Self::Throttled | Self::Failed | Self::Broken | Self::Inconsistent | Self::Late)
     }
 
     /// What the store's answer means. `bare`: to a HEAD, whose answers explain nothing.
@@ -102,11 +105,17 @@ pub(crate) struct Fault {
 }
 
 impl Fault {
+    /// The answer cannot be right.
+    pub(crate) fn inconsistent(text: impl Into<String>) -> Self {
+        Self::found(Cause::Inconsistent, text)
+    }
+
     /// Judges an attempt by what came back on the wire; `told` is what `object_store` made of it.
     pub(crate) fn judge(told: &object_store::Error, seen: Seen) -> Self {
         let (cause, text) = match (&seen.broken, seen.status) {
             (Some(broken), _) if seen.untrusted => (Cause::Untrusted, broken.clone()),
             (Some(broken), _) => (Cause::Broken, format!("no whole answer ({broken})")),
+            (None, Some(_)) if seen.contradicts => (Cause::Inconsistent, last_of(told)),
             (None, Some(status)) => {
                 let reason = status.canonical_reason().unwrap_or("?");
                 let cause = Cause::of_answer(status, &seen.code, seen.bare);
@@ -196,7 +205,7 @@ impl Failure {
             (Cause::Untrusted, _) => TRUST,
             (Cause::Credentials, _) => crate::credentials::GIVE_THEM,
             (Cause::Throttled, _) => "the store is asked too much: lower --max-uploads and --max-downloads",
-            (Cause::Failed | Cause::Broken, _) => "check the store and the network",
+            (Cause::Failed | Cause::Broken | Cause::Inconsistent, _) => "check the store and the network",
             (Cause::Missing | Cause::Present | Cause::Short | Cause::Unsupported | Cause::Refused, _) => {
                 "check the store"
             }

@@ -16,11 +16,12 @@
 //! | `retry`, `gate`, `bandwidth` | when to try again; how many at a time; how many bytes a second: pure, with explicit time |
 //! | `fault` | what an attempt's failure means |
 //! | `wire` | HTTP below the crate `object_store`: counts, times, and looks into answers that it does not check |
+//! | `lanes` | reactors and connections, one set for each call at a time |
 //! | [`options`], `credentials` | the URL, the limits, who we are |
 //! | [`objbench`] | measures a store and checks that it does what we need |
 //!
-//! **Threads.** Calls block their caller. The store keeps a small tokio runtime of its own for sockets and timers, so it must
-//! be made after the process has forked for the last time, and its calls must not be made from async code.
+//! **Threads.** Calls block their caller, who drives the sockets of his request himself (`lanes`); the store has no threads
+//! of its own but short-lived ones that look up names. Its calls must not be made from async code.
 
 mod bandwidth;
 mod client;
@@ -28,6 +29,7 @@ mod credentials;
 mod fault;
 mod figures;
 mod gate;
+mod lanes;
 pub mod marker;
 pub mod objbench;
 pub mod options;

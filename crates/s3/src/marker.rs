@@ -2,7 +2,10 @@
 //!
 //! Written by a conditional put when a volume is formatted and read whenever it is opened, so that two volumes never share
 //! a prefix and a volume never takes another's objects for its own (`docs/format/objects.md`, "In an object store").
+//!
+//! It carries no checksum. A body that is no marker, or not this volume's, is asked for a few times before it is believed.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -65,8 +68,7 @@ impl S3Store {
     /// Whatever is in the way, above all another volume.
     pub fn create(options: S3Options, volume: [u8; 16]) -> Result<Self, OpenError> {
         let mut store = connect(options)?;
-        if let Some(there) = store.client.block(read(&store))? {
-            check(&there, volume, &store.client.options)?;
+        if let Some(there) = store.client.block(read(&store, volume))? {
             return Ok(opened(store, there.conditional_put));
         }
         store.conditional_put = finds_out_conditional_put(&store)?;
@@ -164,16 +166,14 @@ fn erase_objects(store: &S3Store) -> Result<u64, Error> {
 
 /// Reads the marker and checks that it is this volume's.
 fn verify(store: &S3Store, volume: [u8; 16]) -> Result<Marker, OpenError> {
-    let marker = store.client.block(read(store))?;
-    let marker = marker.ok_or_else(|| OpenError::NoMarker { place: store.client.options.url.clone() })?;
-    check(&marker, volume, &store.client.options)?;
-    Ok(marker)
+    let marker = store.client.block(read(store, volume))?;
+    marker.ok_or_else(|| OpenError::NoMarker { place: store.client.options.url.clone() })
 }
 
 fn check(marker: &Marker, volume: [u8; 16], options: &S3Options) -> Result<(), OpenError> {
     let place = || options.url.clone();
     if marker.magic != MAGIC {
-        return Err(OpenError::Damaged { place: place(), why: "it is not one of KestrelFS".to_string() });
+        return Err(damaged(options, "it is not one of KestrelFS"));
     }
     if marker.layout_version != LAYOUT_VERSION {
         return Err(OpenError::Newer { place: place(), version: marker.layout_version });
@@ -185,27 +185,37 @@ fn check(marker: &Marker, volume: [u8; 16], options: &S3Options) -> Result<(), O
     Ok(())
 }
 
-/// The marker, if there is one.
-async fn read(store: &S3Store) -> Result<Option<Marker>, OpenError> {
+/// The marker of this volume, if there is any marker.
+async fn read(store: &S3Store, volume: [u8; 16]) -> Result<Option<Marker>, OpenError> {
     let client = &store.client;
     let path = client.path(NAME);
-    let once = async || -> Attempt<Option<(Bytes, Option<Nanos>)>> {
+    // Why the last answer was not believed.
+    let verdict = RefCell::new(None);
+    let once = async || -> Attempt<(Marker, Option<Nanos>)> {
         let answer = client.s3.get_opts(&path, GetOptions::default()).await?;
-        if answer.meta.size > BYTES_MAX {
-            return Ok(None);
-        }
         let len = answer.meta.size;
-        let bytes = answer.bytes().await?;
-        if bytes.len() as u64 != len {
-            return Err(Fault::unbelievable("the answer's body has another length than it says").into());
-        }
-        Ok(Some((bytes, Trace::current().date())))
+        let judged = if len > BYTES_MAX {
+            Err(damaged(&client.options, "it is too large to be one"))
+        } else {
+            let bytes = answer.bytes().await?;
+            if bytes.len() as u64 != len {
+                return Err(Fault::unbelievable("the answer's body has another length than it says").into());
+            }
+            parse(&bytes, volume, &client.options)
+        };
+        judged.map(|marker| (marker, Trace::current().date())).map_err(|why| {
+            let fault = Fault::inconsistent(why.to_string());
+            verdict.replace(Some(why));
+            fault.into()
+        })
     };
-    let damaged = |why: &str| OpenError::Damaged { place: client.options.url.clone(), why: why.to_string() };
-    let (bytes, date) = match client.request(Direction::Down, 0, once).await {
-        Ok(found) => found.ok_or_else(|| damaged("it is too large to be one"))?,
+    let (marker, date) = match client.request(Direction::Down, 0, once).await {
+        Ok(found) => found,
         Err(failure) if failure.fault.cause == Cause::Missing => return Ok(None),
-        Err(failure) => return Err(error::of(client, failure)),
+        Err(failure) => {
+            let why = verdict.take().filter(|_| failure.fault.cause == Cause::Inconsistent);
+            return Err(why.unwrap_or_else(|| error::of(client, failure)));
+        }
     };
     if let Some(skew) = date.map(|date| (SystemClock.now() - date).abs())
         && skew > SKEW_WARNED
@@ -216,13 +226,24 @@ async fn read(store: &S3Store) -> Result<Option<Marker>, OpenError> {
             skew / SECOND
         );
     }
-    serde_json::from_slice(&bytes).map(Some).map_err(|error| damaged(&error.to_string()))
+    Ok(Some(marker))
+}
+
+/// The marker that these bytes are, if they are this volume's.
+fn parse(bytes: &[u8], volume: [u8; 16], options: &S3Options) -> Result<Marker, OpenError> {
+    let marker = serde_json::from_slice(bytes).map_err(|error| damaged(options, &error.to_string()))?;
+    check(&marker, volume, options)?;
+    Ok(marker)
+}
+
+fn damaged(options: &S3Options, why: &str) -> OpenError {
+    OpenError::Damaged { place: options.url.clone(), why: why.to_string() }
 }
 
 /// Puts something that is not an object.
 async fn put(store: &S3Store, name: &str, bytes: Bytes) -> Result<(), Failure> {
     let _turn = store.client.turn(Direction::Up).await?;
-    store.put_bytes(&store.client.path(name), bytes).await
+    store.put_bytes(&store.client.path(name), bytes.into()).await
 }
 
 /// Deletes something that is not an object.

@@ -6,6 +6,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use bytes::Bytes;
 use futures_util::future::join_all;
 use kestrel_data::error::{Error, Result};
 use kestrel_data::store::{BlockStore, Page, Usage, key};
@@ -80,6 +81,11 @@ impl std::fmt::Debug for S3Store {
 
 impl BlockStore for S3Store {
     fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()> {
+        let slices: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
+        self.put_shared(object, &[Bytes::from(slices.concat())])
+    }
+
+    fn put_shared(&self, object: ObjectId, parts: &[Bytes]) -> Result<()> {
         let len = parts.iter().map(|part| part.len() as u64).sum::<u64>();
         let put = async {
             if len > self.client.limits().multipart_bytes {

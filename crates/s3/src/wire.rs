@@ -2,7 +2,7 @@
 //! [`Wire`]. It counts them, notes what came back in the attempt's [`Trace`] (the crate's errors tell it only as text), and
 //! looks into answers where the crate does not: errors under status 200, listings that are shorter than they say.
 //!
-//! HTTP/1.1 with a pool of connections, TLS by rustls with ring. A connection that the store closed while it was idle is
+//! HTTP/1.1 with connections that are kept, TLS by rustls with ring. A connection that the store closed while it was idle is
 //! replaced without counting as an attempt.
 
 use std::sync::Arc;
@@ -13,17 +13,15 @@ use bytes::Bytes;
 use http::{Method, Uri, header};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper_rustls::HttpsConnector;
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector as Tcp;
-use hyper_util::rt::TokioExecutor;
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse,
-    HttpResponseBody, HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService,
 };
 
 use crate::figures::{Figures, Kind};
+use crate::lanes::{self, Dialer, Http, IDLE_TIMEOUT};
 
 mod answer;
 mod date;
@@ -34,51 +32,53 @@ pub(crate) use trace::{Seen, Trace, Traced};
 /// Longest time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection is kept without use: less than the minute after which servers and middleboxes drop it.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// Largest answer that is looked into as a whole, bytes: 1000 keys of 1024 bytes, escaped, are below it.
 const LOOKED_INTO_BYTES_MAX: usize = 16 << 20;
 
-/// The store's HTTP client.
+/// What makes connections to the store at `bucket_url`: with TLS if that says so or `always_tls`.
+///
+/// # Errors
+/// If TLS is needed and the system has no root certificates.
+pub(crate) fn dialer(bucket_url: &str, always_tls: bool) -> Result<Dialer, String> {
+    let is_https = parsed(bucket_url)?.scheme_str() == Some("https");
+    let tls = if always_tls || is_https { roots()? } else { rustls::RootCertStore::empty() };
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(tls)
+        .with_no_client_auth();
+    let mut tcp = Tcp::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    tcp.set_keepalive(Some(IDLE_TIMEOUT));
+    Ok(hyper_rustls::HttpsConnectorBuilder::new()
+        .with_tls_config(config)
+        .https_or_http()
+        .enable_http1()
+        .wrap_connector(tcp))
+}
+
+fn parsed(bucket_url: &str) -> Result<Uri, String> {
+    bucket_url.parse().map_err(|error| format!("{bucket_url}: {error}"))
+}
+
+/// The store's HTTP service, on the lane of the calling thread.
 pub(crate) struct Wire {
-    client: Client<HttpsConnector<Tcp>, HttpRequestBody>,
     /// Host and port of the store; requests to elsewhere ask for credentials.
     authority: String,
     figures: Arc<Figures>,
 }
 
 impl Wire {
-    /// A client for the store at `bucket_url`, with TLS if that says so or `always_tls`.
+    /// A service for the store at `bucket_url`.
     ///
     /// # Errors
-    /// If TLS is needed and the system has no root certificates.
-    pub(crate) fn new(bucket_url: &str, always_tls: bool, figures: Arc<Figures>) -> Result<Self, String> {
-        let uri: Uri = bucket_url.parse().map_err(|error| format!("{bucket_url}: {error}"))?;
-        let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
-        let tls = if always_tls || uri.scheme_str() == Some("https") {
-            roots()?
-        } else {
-            rustls::RootCertStore::empty()
-        };
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?
-            .with_root_certificates(tls)
-            .with_no_client_auth();
-        let mut tcp = Tcp::new();
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        tcp.set_keepalive(Some(IDLE_TIMEOUT));
-        let https = hyper_rustls::HttpsConnectorBuilder::new()
-            .with_tls_config(config)
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(tcp);
-        let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(IDLE_TIMEOUT).build(https);
-        Ok(Self { client, authority, figures })
+    /// If that is no URL.
+    pub(crate) fn new(bucket_url: &str, figures: Arc<Figures>) -> Result<Self, String> {
+        let authority = parsed(bucket_url)?.authority().map(ToString::to_string).unwrap_or_default();
+        Ok(Self { authority, figures })
     }
 
     async fn ask_store(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
@@ -90,7 +90,7 @@ impl Wire {
             head.headers.insert(header::IF_NONE_MATCH, header::HeaderValue::from_static("*"));
         }
         self.figures.sent(kind, body.content_length() as u64);
-        let answer = self.client.request(HttpRequest::from_parts(head, body)).await.map_err(|error| {
+        let answer = http()?.request(HttpRequest::from_parts(head, body)).await.map_err(|error| {
             trace.broken(&error);
             HttpError::new(HttpErrorKind::Request, error)
         })?;
@@ -130,11 +130,8 @@ impl HttpService for Wire {
         if request.uri().authority().is_some_and(|authority| authority.as_str() == self.authority) {
             return self.ask_store(request).await;
         }
-        let answer = self
-            .client
-            .request(request)
-            .await
-            .map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
+        let answer =
+            http()?.request(request).await.map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
         let (head, body) = answer.into_parts();
         let body = body.map_err(|error| HttpError::new(HttpErrorKind::Interrupted, error));
         Ok(HttpResponse::from_parts(head, HttpResponseBody::new(body)))
@@ -156,6 +153,12 @@ impl HttpConnector for Connector {
     fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
         Ok(self.0.clone())
     }
+}
+
+/// The client of the present lane. Requests are made below [`Lanes::block`](crate::lanes::Lanes::block) only.
+fn http() -> Result<Http, HttpError> {
+    lanes::current()
+        .ok_or_else(|| HttpError::new_boxed(HttpErrorKind::Request, "a request outside of a lane".into()))
 }
 
 /// The system's root certificates.

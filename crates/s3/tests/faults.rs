@@ -296,7 +296,8 @@ fn listings_that_cannot_be_right_are_not_used() {
             let fault = fault.clone();
             let shown = format!("{fault:?} {always}");
             let limits = if always { impatient() } else { hasty() };
-            let (_proxy, store) = behind_within(&gateway, limits, move |request| {
+            let contradicts = matches!(fault, Fault::Edited(..));
+            let (proxy, store) = behind_within(&gateway, limits, move |request| {
                 let hit = request.is_list() && (always || request.repeats == 0);
                 if hit { fault.clone() } else { Fault::None }
             });
@@ -312,6 +313,9 @@ fn listings_that_cannot_be_right_are_not_used() {
                 Err(error) => {
                     assert!(always, "{shown}: {error}");
                     assert!(matches!(error, Error::Remote { object: None, .. }), "{shown}: {error}");
+                    // A page that came whole is not asked for until the deadline.
+                    let asked = proxy.requests().iter().filter(|request| request.is_list()).count();
+                    assert!(!contradicts || asked == 3, "{shown}: asked {asked} times");
                 }
             }
         }

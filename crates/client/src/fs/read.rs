@@ -1,8 +1,11 @@
 //! Reading: the newest layer that has a byte gives it; what no layer has is a hole.
+//!
+//! Of a store across a network, whole frames lie in memory once they have been fetched: what consists of such frames and
+//! nothing else goes to the caller as it lies there ([`Content::Shared`]).
 
 use std::sync::Arc;
 
-use kestrel_data::{ErrorKind, Turn, Window};
+use kestrel_data::{ErrorKind, Piece, Turn, Window};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, ExtentList, Source, chunk_parts};
 use kestrel_types::ids::InodeId;
@@ -30,10 +33,64 @@ struct Stored {
     len: usize,
 }
 
+/// Bytes that were read.
+#[derive(Debug, Clone)]
+pub enum Content {
+    /// In one piece.
+    Whole(Vec<u8>),
+    /// As they lie in memory.
+    Shared(Vec<Piece>),
+}
+
+impl Content {
+    /// The pieces in order.
+    pub fn pieces(&self) -> Vec<&[u8]> {
+        match self {
+            Self::Whole(bytes) => vec![bytes],
+            Self::Shared(pieces) => pieces.iter().map(|piece| &piece[..]).collect(),
+        }
+    }
+
+    /// In one piece.
+    pub fn into_vec(self) -> Vec<u8> {
+        match self {
+            Self::Whole(bytes) => bytes,
+            Self::Shared(pieces) => pieces.iter().flat_map(|piece| piece.iter().copied()).collect(),
+        }
+    }
+}
+
+/// What a read consists of.
+struct Ready {
+    /// How many bytes it will give.
+    len: usize,
+    /// What memory has of them: inline data, or nothing yet.
+    out: Vec<u8>,
+    /// What is to be read from the store.
+    stored: Vec<Stored>,
+    /// What was written since, to be copied over it.
+    overlay: Vec<(u64, Vec<u8>)>,
+    /// The content that was planned for.
+    data_change: u64,
+}
+
+impl Ready {
+    /// Whether it is stored bytes and nothing else.
+    fn is_stored_only(&self) -> bool {
+        let follows = |at: usize, part: &Stored| (part.at == at).then_some(at + part.len);
+        self.overlay.is_empty() && self.stored.iter().try_fold(0, follows) == Some(self.len)
+    }
+
+    /// Room for all bytes: zeros, where memory has none.
+    fn make_room(&mut self) {
+        self.out.resize(self.len, 0);
+    }
+}
+
 /// What a read has to do.
 enum Plan {
-    /// The output holds everything that memory has; these parts are to be read from the store, then the overlay copied.
-    Ready { out: Vec<u8>, stored: Vec<Stored>, overlay: Vec<(u64, Vec<u8>)>, data_change: u64 },
+    /// All is known that is needed for it.
+    Ready(Ready),
     /// The lists of these chunks are needed first.
     Chunks(u64, u64),
 }
@@ -45,12 +102,18 @@ struct Read {
     len: usize,
     /// It was planned again after stored bytes were missing; the next failure is final.
     retried: bool,
-    done: Done<Vec<u8>>,
+    done: Done<Content>,
 }
 
 impl Fs {
     /// Reads up to `len` bytes at `offset`; fewer only at the end of the file.
     pub fn read(self: &Arc<Self>, handle: &FileHandle, offset: u64, len: usize, done: Done<Vec<u8>>) {
+        let whole = |content: FsResult<Content>| done(content.map(Content::into_vec));
+        self.read_content(handle, offset, len, Box::new(whole));
+    }
+
+    /// Like [`Fs::read`]; the bytes come as they lie in memory where that saves a copy.
+    pub fn read_content(self: &Arc<Self>, handle: &FileHandle, offset: u64, len: usize, done: Done<Content>) {
         if !handle.read {
             return done(Err(bad_handle()));
         }
@@ -69,16 +132,11 @@ impl Fs {
         let plan = plan(&state, read.offset, read.len);
         drop(state);
         match plan {
-            Plan::Ready { out, stored, overlay, data_change } if stored.is_empty() => {
-                self.finish(read, out, overlay, data_change, Ok(()));
+            Plan::Ready(ready) if ready.stored.is_empty() => self.finish(read, ready, Ok(())),
+            Plan::Ready(ready) if self.reader.shares() && ready.is_stored_only() => {
+                self.serve_shared(read, ready)
             }
-            Plan::Ready { mut out, stored, overlay, data_change } => {
-                match self.try_stored(&stored, &mut out) {
-                    Ok(None) => self.finish(read, out, overlay, data_change, Ok(())),
-                    Ok(Some(from)) => self.read_cold(read, out, stored, from, overlay, data_change),
-                    Err(error) => self.finish(read, out, overlay, data_change, Err(error)),
-                }
-            }
+            Plan::Ready(ready) => self.serve_copied(read, ready),
             Plan::Chunks(first, last) => {
                 let fs = self.clone();
                 let file = read.file.clone();
@@ -87,6 +145,45 @@ impl Fs {
                     Err(error) => (read.done)(Err(error)),
                 });
             }
+        }
+    }
+
+    /// Serves a read of stored bytes with frames as they are in memory, brought there if need be.
+    fn serve_shared(self: &Arc<Self>, read: Read, ready: Ready) {
+        let found = ready.stored.iter().map(|part| self.reader.find(part.range, part.skip, part.len as u32));
+        if let Some(found) = found.collect::<Option<Vec<_>>>() {
+            return self.finish_shared(read, found.concat());
+        }
+        // What a cache on a local disk has, it gives without waiting.
+        if self.store.near().is_some() {
+            return self.serve_copied(read, ready);
+        }
+        Self::count(&self.counters.cold_reads, 1);
+        let fs = self.clone();
+        self.on_pool(move |turn| {
+            if turn == Turn::Late {
+                return (read.done)(Err(too_late()));
+            }
+            let fetch = |part: &Stored| fs.reader.fetch(part.range, part.skip, part.len as u32);
+            match ready.stored.iter().map(fetch).collect::<Result<Vec<_>, _>>() {
+                Ok(fetched) => fs.finish_shared(read, fetched.concat()),
+                Err(error) => fs.finish(read, ready, Err(error)),
+            }
+        });
+    }
+
+    fn finish_shared(&self, read: Read, pieces: Vec<Piece>) {
+        let len: usize = pieces.iter().map(|piece| piece.len()).sum();
+        Self::count(&self.counters.read_bytes, len as u64);
+        (read.done)(Ok(Content::Shared(pieces)));
+    }
+
+    fn serve_copied(self: &Arc<Self>, read: Read, mut ready: Ready) {
+        ready.make_room();
+        match self.try_stored(&ready.stored, &mut ready.out) {
+            Ok(None) => self.finish(read, ready, Ok(())),
+            Ok(Some(from)) => self.read_cold(read, ready, from),
+            Err(error) => self.finish(read, ready, Err(error)),
         }
     }
 
@@ -101,43 +198,30 @@ impl Fs {
     }
 
     /// Reads the rest on the pool.
-    fn read_cold(
-        self: &Arc<Self>,
-        read: Read,
-        mut out: Vec<u8>,
-        stored: Vec<Stored>,
-        from: usize,
-        overlay: Vec<(u64, Vec<u8>)>,
-        data_change: u64,
-    ) {
+    fn read_cold(self: &Arc<Self>, read: Read, mut ready: Ready, from: usize) {
         Self::count(&self.counters.cold_reads, 1);
         let fs = self.clone();
         self.on_pool(move |turn| {
             if turn == Turn::Late {
                 return (read.done)(Err(too_late()));
             }
+            let Ready { out, stored, .. } = &mut ready;
             let result = stored[from..].iter().try_for_each(|part| {
                 fs.reader.read(part.range, part.skip, &mut out[part.at..part.at + part.len])
             });
-            fs.finish(read, out, overlay, data_change, result);
+            fs.finish(read, ready, result);
         });
     }
 
-    fn finish(
-        self: &Arc<Self>,
-        mut read: Read,
-        mut out: Vec<u8>,
-        overlay: Vec<(u64, Vec<u8>)>,
-        data_change: u64,
-        result: kestrel_data::Result<()>,
-    ) {
+    fn finish(self: &Arc<Self>, mut read: Read, mut ready: Ready, result: kestrel_data::Result<()>) {
         match result {
             Ok(()) => {
-                for (offset, bytes) in overlay {
-                    copy_piece(offset, &bytes, read.offset, &mut out);
+                ready.make_room();
+                for (offset, bytes) in &ready.overlay {
+                    copy_piece(*offset, bytes, read.offset, &mut ready.out);
                 }
-                Self::count(&self.counters.read_bytes, out.len() as u64);
-                (read.done)(Ok(out));
+                Self::count(&self.counters.read_bytes, ready.out.len() as u64);
+                (read.done)(Ok(Content::Whole(ready.out)));
             }
             Err(error) => {
                 let bad = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt);
@@ -147,7 +231,7 @@ impl Fs {
                 if bad && !read.retried {
                     // Compaction or another client may have replaced what we knew; look again before giving up.
                     read.retried = true;
-                    return self.relearn(read, data_change);
+                    return self.relearn(read, ready.data_change);
                 }
                 let (ino, len, offset) = (read.file.ino, read.len, read.offset);
                 log::error!("inode {ino}: reading {len} bytes at {offset}: {error}");
@@ -231,7 +315,7 @@ impl Fs {
         let plan = plan_stored(&state, window.pos, window.len as usize);
         drop(state);
         let stored = match plan {
-            Plan::Ready { stored, .. } => stored,
+            Plan::Ready(ready) => ready.stored,
             // The window reaches into a chunk that nobody has read from yet.
             Plan::Chunks(first, last) if !retried => {
                 let (fs, again) = (self.clone(), file.clone());
@@ -282,11 +366,14 @@ impl Fs {
 /// Plans a read of the committed layer only.
 fn plan_stored(state: &FileState, offset: u64, len: usize) -> Plan {
     let len = (len as u64).min(state.size.saturating_sub(offset)) as usize;
-    let mut out = vec![0; len];
+    let mut out = Vec::new();
     let mut stored = Vec::new();
     match &state.inode.data {
         Data::None => {}
-        Data::Inline(bytes) => copy_piece(0, bytes, offset, &mut out),
+        Data::Inline(bytes) => {
+            out.resize(len, 0);
+            copy_piece(0, bytes, offset, &mut out);
+        }
         Data::Packed { range, visible } => {
             let visible = u64::from(*visible).min(state.inode.size);
             if offset < visible {
@@ -309,7 +396,7 @@ fn plan_stored(state: &FileState, offset: u64, len: usize) -> Plan {
             }
         }
     }
-    Plan::Ready { out, stored, overlay: Vec::new(), data_change: state.inode.data_change }
+    Plan::Ready(Ready { len, out, stored, overlay: Vec::new(), data_change: state.inode.data_change })
 }
 
 fn plan(state: &FileState, offset: u64, len: usize) -> Plan {
@@ -317,17 +404,18 @@ fn plan(state: &FileState, offset: u64, len: usize) -> Plan {
     if state.inflight.is_empty() && state.buffer.is_empty() {
         return plan;
     }
-    if let Plan::Ready { out, stored, overlay, .. } = &mut plan {
-        let window = offset..offset + out.len() as u64;
+    if let Plan::Ready(ready) = &mut plan {
+        let window = offset..offset + ready.len as u64;
         // Copied now: the layers may change before the stored bytes arrive, and a read sees one moment.
         for piece in &state.inflight {
-            clip(piece.offset, &piece.bytes, &window, overlay);
+            clip(piece.offset, &piece.bytes, &window, &mut ready.overlay);
         }
         for (start, bytes) in state.buffer.pieces() {
-            clip(start, bytes, &window, overlay);
+            clip(start, bytes, &window, &mut ready.overlay);
         }
-        if overlay.iter().any(|(start, bytes)| *start == window.start && bytes.len() == out.len()) {
-            stored.clear();
+        let covers = |(start, bytes): &(u64, Vec<u8>)| *start == window.start && bytes.len() == ready.len;
+        if ready.overlay.iter().any(covers) {
+            ready.stored.clear();
         }
     }
     plan

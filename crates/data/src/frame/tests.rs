@@ -40,6 +40,26 @@ fn lengths_around_a_frame() {
 }
 
 #[test]
+fn what_is_sent_is_what_is_written_and_large_data_is_not_copied() {
+    for (len, cut) in [(10, 10), (9000, 9000), (300_000, 300_000), (300_000, 70_001), (50_000, 900)] {
+        let buffers: Vec<Vec<u8>> = pattern(len).chunks(cut).map(<[u8]>::to_vec).collect();
+        let places: Vec<_> = buffers.iter().map(|buffer| buffer.as_ptr_range()).collect();
+        let payload: Payload = buffers.into_iter().collect();
+        let mut gather = Gather::default();
+        gather.small(b"head");
+        gather.frames(&payload, &data_checks(&payload), 5, 4);
+        let written: Vec<u8> = gather.slices().iter().flat_map(|slice| slice.to_vec()).collect();
+        let sent = gather.into_shared();
+        assert_eq!(sent.concat(), written, "{len} {cut}");
+        let copied = |buffer: &&Bytes| !places.iter().any(|place| place.contains(&buffer.as_ptr()));
+        let copied: usize = sent.iter().filter(copied).map(Bytes::len).sum();
+        // Less than a piece at each end of each buffer, in each of its frames.
+        assert!(cut < JOINED_BYTES_MAX || copied < 2 * JOINED_BYTES_MAX * len.div_ceil(cut), "{copied}");
+        assert!(len != 300_000 || copied < len / 5, "{copied}");
+    }
+}
+
+#[test]
 fn damage_of_any_byte_is_noticed_and_nothing_unverified_comes_out() {
     let bytes = pattern(300);
     let (store, range) = stored(&bytes, 300, 7);

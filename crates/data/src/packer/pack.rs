@@ -1,5 +1,9 @@
 //! Writing rounds: into the open pack of a lane, or as an object of their own.
+//!
+//! Every round that is begun ends with places or an error, also if the store panics: others wait for its members, and the
+//! thread that writes it goes on to the next one.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -60,8 +64,8 @@ pub(super) struct Writer {
 }
 
 /// What a round becomes: its bytes and where each member's frames will be.
-struct Plan<'a> {
-    gather: Gather<'a>,
+struct Plan {
+    gather: Gather,
     ranges: Vec<Range>,
 }
 
@@ -78,13 +82,7 @@ impl Writer {
     }
 
     /// Lays a round out from byte `at` of an object on.
-    fn plan<'a>(
-        &self,
-        object: ObjectId,
-        kind: ObjectKind,
-        at: u64,
-        round: &'a [Submission],
-    ) -> Result<Plan<'a>> {
+    fn plan(&self, object: ObjectId, kind: ObjectKind, at: u64, round: &[Submission]) -> Result<Plan> {
         let mut gather = Gather::default();
         let mut ranges = Vec::with_capacity(round.len());
         if at == 0 {
@@ -131,9 +129,9 @@ impl Writer {
 
     /// Appends a round to the lane's pack, beginning and sealing packs as needed. All members or none.
     pub fn write_round(&self, lane: &mut Lane, round: &[Submission]) -> Result<Vec<Placed>> {
-        let first = self.append_round(lane, round);
-        match first {
-            Err(Error::Io { .. } | Error::NotFound { .. }) => self.append_round(lane, round),
+        // A lane gives its pack away while it appends: after a panic it is sealed, as after any failure.
+        match unpanicked(|| self.append_round(lane, round)) {
+            Err(Error::Io { .. } | Error::NotFound { .. }) => unpanicked(|| self.append_round(lane, round)),
             other => other,
         }
         .inspect(|_| self.count(round))
@@ -188,12 +186,12 @@ impl Writer {
             let pin = self.pins.pin(object);
             let plan = self.plan(object, kind, 0, round)?;
             crash::point("data.pack.before-write");
-            self.store.put(object, &plan.gather.slices())?;
+            self.store.put_shared(object, &plan.gather.into_shared())?;
             crash::point("data.pack.written");
             Ok(placed(plan.ranges, &pin))
         };
-        let done = match self.begin(put) {
-            Err(Error::Io { .. }) => self.begin(put),
+        let done = match unpanicked(|| self.begin(put)) {
+            Err(Error::Io { .. }) => unpanicked(|| self.begin(put)),
             other => other,
         };
         match done {
@@ -207,6 +205,18 @@ impl Writer {
             }
         }
     }
+}
+
+/// Turns a panic of the store (the hook prints it) into a failure of the round. What it left behind is an object that nobody
+/// refers to, which the collector finds.
+fn unpanicked<T>(write: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(|_| {
+        Err(Error::Remote {
+            during: "storing data",
+            object: None,
+            why: "a defect: the thread that wrote it panicked; see the log and report it".into(),
+        })
+    })
 }
 
 fn placed(ranges: Vec<Range>, pin: &Pin) -> Vec<Placed> {

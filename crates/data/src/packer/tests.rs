@@ -338,6 +338,32 @@ fn callbacks_may_store_more_and_may_panic() {
     assert!(store_wait(&packer, vec![4], 1).is_ok());
 }
 
+/// A defect of the store must fail those who wait for it, and nobody else: neither hang them nor end the thread that others
+/// need.
+#[test]
+fn a_panic_of_the_store_fails_the_round_and_nothing_else() {
+    let made: [(fn() -> MemoryStore, Call); 2] =
+        [(MemoryStore::new, Call::Append), (MemoryStore::put_only, Call::Put)];
+    for (make, call) in made {
+        for len in [100, 2_000_000] {
+            // Large payloads are put as they are, whatever the store.
+            let call = if len > 1 << 20 { Call::Put } else { call };
+            let store = Arc::new(FailingStore::new(Arc::new(make()), 1));
+            // More than there are threads.
+            store.add(Rule { times: 8, ..Rule::always(call, Fault::Panic) });
+            let config = PackerConfig { uploads: 2, lanes: 1, ..PackerConfig::new(VOLUME) };
+            let packer = Packer::new(store.clone(), ids(), config).unwrap();
+            for number in 0..8 {
+                let error = store_wait(&packer, bytes_of(number, len), 1).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+            }
+            let placed = store_wait(&packer, bytes_of(9, len), 1).unwrap();
+            let shared: Arc<dyn BlockStore> = store;
+            assert_eq!(read_all(&shared, placed.range).unwrap(), bytes_of(9, len));
+        }
+    }
+}
+
 /// Getting a number may run other callbacks on the same thread (a metadata node inside the process does), and those store.
 #[test]
 fn storing_while_a_number_is_being_got_does_not_hang() {

@@ -5,6 +5,9 @@
 //! FIFO (its id is remembered for a while) enters the main part, which evicts by CLOCK. So a scan passes through the FIFO
 //! and leaves what is used again and again alone. Frames read ahead pass through it too; how much of them nobody has read
 //! yet is known, so that read-ahead can stop before it pushes its own frames out.
+//!
+//! Memory of frames that were pushed out serves those that come, a sixteenth of the bound at most: a scan through a full
+//! cache takes no new memory, which would have to be cleared and mapped for every frame.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,15 +17,18 @@ use kestrel_types::range::FRAME_BYTES;
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::frame::{FrameId, FrameStore};
+use crate::frame::{Brought, FrameBytes, FrameId, FrameStore};
 
 const SHARDS: usize = 16;
 
 /// Share of the space that new frames pass through: one in this many bytes.
 const FRESH_SHARE: usize = 4;
 
+/// Share of the space that memory to be used again may take beside it: one in this many bytes.
+const SPARE_SHARE: usize = 16;
+
 struct Slot {
-    bytes: Arc<Vec<u8>>,
+    bytes: Arc<FrameBytes>,
     is_main: bool,
     used: bool,
     /// Read ahead, and by nobody since.
@@ -50,6 +56,9 @@ pub struct FrameCache {
     ahead: AtomicU64,
     /// Bytes read ahead that were evicted before anybody read them.
     wasted: AtomicU64,
+    /// Memory of frames pushed out, each of full size.
+    spare: Mutex<Vec<FrameBytes>>,
+    spare_max: usize,
 }
 
 impl FrameCache {
@@ -62,6 +71,8 @@ impl FrameCache {
             keeps_whole_frames: keeps_whole_frames && bytes_max > 0,
             ahead: AtomicU64::new(0),
             wasted: AtomicU64::new(0),
+            spare: Mutex::default(),
+            spare_max: bytes_max / SPARE_SHARE / FRAME_BYTES as usize,
         }
     }
 
@@ -85,22 +96,17 @@ impl FrameCache {
         self.wasted.load(Ordering::Relaxed)
     }
 
-    fn add(&self, id: FrameId, bytes: Vec<u8>, is_ahead: bool) {
-        let len = bytes.len();
-        if len > self.shard_bytes_max {
-            return;
+    /// Takes memory back that nobody uses any more; what is too much is freed.
+    fn reclaim(&self, evicted: Vec<Slot>) {
+        let unused = evicted.into_iter().filter_map(|slot| Arc::into_inner(slot.bytes));
+        let mut full_size = unused.filter(FrameBytes::is_full_size).peekable();
+        if full_size.peek().is_some() {
+            let mut spare = self.spare.lock();
+            let room = self.spare_max.saturating_sub(spare.len());
+            spare.extend(full_size.by_ref().take(room));
         }
-        let slot = Slot { bytes: Arc::new(bytes), is_main: false, used: false, is_ahead };
-        let Some(evicted) = self.shard(id).lock().insert(id, slot, self.shard_bytes_max) else { return };
-        if is_ahead {
-            self.ahead.fetch_add(len as u64, Ordering::Relaxed);
-        }
-        let unread: usize = evicted.iter().filter(|slot| slot.is_ahead).map(|slot| slot.bytes.len()).sum();
-        if unread > 0 {
-            self.ahead.fetch_sub(unread as u64, Ordering::Relaxed);
-            self.wasted.fetch_add(unread as u64, Ordering::Relaxed);
-        }
-        // Memory is given back here, outside the lock.
+        // The rest is given back here, outside the locks.
+        full_size.for_each(drop);
     }
 
     fn shard(&self, id: FrameId) -> &Mutex<Shard> {
@@ -112,20 +118,17 @@ impl FrameCache {
 }
 
 impl FrameStore for FrameCache {
-    fn copy(&self, id: FrameId, skip: usize, out: &mut [u8]) -> bool {
+    fn find(&self, id: FrameId) -> Option<Arc<FrameBytes>> {
         let mut shard = self.shard(id).lock();
-        let found = shard.slots.get_mut(&id).map(|slot| {
-            slot.used = true;
-            (std::mem::take(&mut slot.is_ahead), Arc::clone(&slot.bytes))
-        });
+        let slot = shard.slots.get_mut(&id)?;
+        slot.used = true;
+        let was_ahead = std::mem::take(&mut slot.is_ahead);
+        let bytes = Arc::clone(&slot.bytes);
         drop(shard);
-        let Some((was_ahead, bytes)) = found else { return false };
         if was_ahead {
             self.ahead.fetch_sub(bytes.len() as u64, Ordering::Relaxed);
         }
-        let Some(part) = bytes.get(skip..skip + out.len()) else { return false };
-        out.copy_from_slice(part);
-        true
+        Some(bytes)
     }
 
     fn holds(&self, id: FrameId) -> bool {
@@ -136,12 +139,28 @@ impl FrameStore for FrameCache {
         self.keeps_whole_frames
     }
 
-    fn insert(&self, id: FrameId, bytes: Vec<u8>) {
-        self.add(id, bytes, false);
+    fn blank(&self, len: usize) -> FrameBytes {
+        let spare = self.spare.lock().pop();
+        spare.and_then(|memory| memory.reused(len)).unwrap_or_else(|| FrameBytes::new(len))
     }
 
-    fn insert_ahead(&self, id: FrameId, bytes: Vec<u8>) {
-        self.add(id, bytes, true);
+    fn insert(&self, id: FrameId, bytes: Arc<FrameBytes>, what: Brought) {
+        let len = bytes.len();
+        if len > self.shard_bytes_max {
+            return;
+        }
+        let is_ahead = what == Brought::Ahead;
+        let slot = Slot { bytes, is_main: false, used: false, is_ahead };
+        let Some(evicted) = self.shard(id).lock().insert(id, slot, self.shard_bytes_max) else { return };
+        if is_ahead {
+            self.ahead.fetch_add(len as u64, Ordering::Relaxed);
+        }
+        let unread: usize = evicted.iter().filter(|slot| slot.is_ahead).map(|slot| slot.bytes.len()).sum();
+        if unread > 0 {
+            self.ahead.fetch_sub(unread as u64, Ordering::Relaxed);
+            self.wasted.fetch_add(unread as u64, Ordering::Relaxed);
+        }
+        self.reclaim(evicted);
     }
 }
 
@@ -214,12 +233,11 @@ mod tests {
     }
 
     fn touch(cache: &FrameCache, id: FrameId) -> bool {
-        let mut out = [0; 4];
-        if cache.copy(id, 8, &mut out) {
-            assert_eq!(out, [id.object as u8; 4]);
+        if let Some(found) = cache.find(id) {
+            assert_eq!(found[8..12], [id.object as u8; 4]);
             return true;
         }
-        cache.insert(id, vec![id.object as u8; 4096]);
+        cache.insert(id, Arc::new(FrameBytes::from(vec![id.object as u8; 4096])), Brought::Read);
         false
     }
 
@@ -273,8 +291,9 @@ mod tests {
     fn what_was_read_ahead_is_accounted_for_until_read_or_evicted() {
         let cache = FrameCache::new(SHARDS * 4 * 4096, true);
         for frame in 0..8 {
-            cache.insert_ahead(id(1, frame), vec![1; 4096]);
-            cache.insert_ahead(id(1, frame), vec![1; 4096]);
+            for _ in 0..2 {
+                cache.insert(id(1, frame), Arc::new(FrameBytes::from(vec![1; 4096])), Brought::Ahead);
+            }
         }
         assert_eq!(cache.ahead_bytes(), 8 * 4096);
         assert!(touch(&cache, id(1, 0)) && touch(&cache, id(1, 0)) && cache.holds(id(1, 7)));
@@ -283,6 +302,22 @@ mod tests {
             touch(&cache, id(2, frame));
         }
         assert_eq!((cache.ahead_bytes(), cache.wasted_bytes()), (0, 7 * 4096));
+    }
+
+    #[test]
+    fn memory_of_what_was_pushed_out_is_used_again_unless_somebody_holds_it() {
+        let full = FRAME_BYTES as usize;
+        let cache = FrameCache::new(SHARDS * 2 * full, true);
+        let bring = |frame| cache.insert(id(1, frame), Arc::new(cache.blank(full)), Brought::Read);
+        bring(0);
+        let held = cache.find(id(1, 0)).unwrap();
+        (1..1000).for_each(bring);
+        assert!(!cache.holds(id(1, 0)) && held.len() == full);
+        let spare = cache.spare.lock().len();
+        assert!((1..=cache.spare_max).contains(&spare), "{spare}");
+        assert!(cache.spare.lock().iter().all(|memory| memory.as_ptr() != held.as_ptr()));
+        assert_eq!(cache.blank(100).len(), 100);
+        assert_eq!(cache.blank(full - 1).len(), full - 1);
     }
 
     #[test]

@@ -112,6 +112,49 @@ fn what_was_waited_for_is_kept_in_memory() {
 }
 
 #[test]
+fn frames_are_handed_out_as_they_lie_in_memory() {
+    let (store, range, bytes) = remote(300_000);
+    let reader = Reader::new(store.clone(), ReaderConfig::default());
+    assert!(reader.shares() && reader.find(range, 0, 10).is_none());
+    for (skip, len) in [(0, 300_000), (0, 1), (65_535, 2), (70_000, 200_000), (299_999, 1), (131_072, 65_536)]
+    {
+        let wanted = &bytes[skip as usize..(skip + len) as usize];
+        let fetched = reader.fetch(range, skip, len).unwrap();
+        assert_eq!(fetched.iter().flat_map(|piece| piece.to_vec()).collect::<Vec<u8>>(), wanted);
+        let found = reader.find(range, skip, len).unwrap();
+        let places =
+            |pieces: &[Piece]| pieces.iter().map(|piece| (piece.as_ptr(), piece.len())).collect::<Vec<_>>();
+        assert_eq!(places(&found), places(&fetched), "no copies");
+    }
+    assert_eq!(store.injected(), 1, "one request for all");
+    assert!(reader.fetch(range, 299_999, 2).is_err() && reader.find(range, 299_999, 2).is_none());
+    assert!(reader.fetch(Range { object: 99, ..range }, 0, 10).is_err());
+    // What somebody holds stays what it is, whatever happens to the cache.
+    let held = reader.fetch(range, 0, 65_536).unwrap();
+    let (other, more, _) = remote(1 << 20);
+    let small = Reader::new(other, ReaderConfig { cache_bytes: 1 << 21, ..ReaderConfig::default() });
+    let kept = small.fetch(more, 0, 65_536).unwrap();
+    let before = kept[0].to_vec();
+    for _ in 0..20 {
+        (0..16).for_each(|frame| drop(small.fetch(more, frame * 65_536, 65_536).unwrap()));
+    }
+    assert_eq!((kept[0].to_vec(), held[0].to_vec()), (before, bytes[..65_536].to_vec()));
+}
+
+#[test]
+fn damage_on_the_way_is_healed_for_fetches_too_and_never_handed_out() {
+    let (store, range, bytes) = stored(MemoryStore::put_only(), 200_000);
+    let reader = Reader::new(store.clone(), ReaderConfig::default());
+    store.add(Rule::once(Call::Read, 0, Fault::WrongByte));
+    let whole = |pieces: Vec<Piece>| pieces.iter().flat_map(|piece| piece.to_vec()).collect::<Vec<u8>>();
+    assert_eq!(whole(reader.fetch(range, 1000, 150_000).unwrap()), bytes[1000..151_000]);
+    let broken = Reader::new(store.clone(), ReaderConfig::default());
+    store.add(Rule::always(Call::Read, Fault::WrongByte));
+    assert!(matches!(broken.fetch(range, 0, 100), Err(Error::Corrupt { .. })));
+    assert!(broken.find(range, 0, 100).is_none());
+}
+
+#[test]
 fn readers_of_the_same_frames_share_one_request_and_read_ahead_is_not_repeated() {
     let (store, range, bytes) = remote(1 << 20);
     let reader = Reader::new(store.clone(), ReaderConfig::default());

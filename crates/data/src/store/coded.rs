@@ -18,6 +18,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
 use kestrel_types::ids::ObjectId;
 
 use super::{AppendStore, BlockStore, NearCache, Page, Usage, total_len};
@@ -267,13 +268,25 @@ impl BlockStore for CodedStore {
         let (volume, compression, keys) = (self.volume, self.coding.compression, self.coding.cipher.as_ref());
         let coded = Encoder { volume, compression, keys }.encode(object, parts, &self.buffers)?;
         let stored_bytes = coded.len() as u64;
-        let done = self.inner.put(object, &[IoSlice::new(&coded)]);
-        self.buffers.give(coded);
+        let coded = Bytes::from(coded);
+        let done = self.inner.put_shared(object, std::slice::from_ref(&coded));
+        // Used again unless somebody still holds it: a cache, or a connection that broke.
+        if let Ok(coded) = coded.try_into_mut() {
+            self.buffers.give(coded.into());
+        }
         done?;
         self.figures.objects_written.fetch_add(1, Ordering::Relaxed);
         self.figures.plain_bytes_written.fetch_add(total_len(parts) as u64, Ordering::Relaxed);
         self.figures.stored_bytes_written.fetch_add(stored_bytes, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn put_shared(&self, object: ObjectId, parts: &[Bytes]) -> Result<()> {
+        if !self.coding.changes_objects() {
+            return self.inner.put_shared(object, parts);
+        }
+        let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        self.put(object, &slices)
     }
 
     /// None while new objects are coded.

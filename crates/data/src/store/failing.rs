@@ -49,6 +49,8 @@ pub enum Fault {
     Zeros,
     /// The call takes this long and succeeds.
     Slow(Duration),
+    /// The calling thread panics, as it would over a defect of the store.
+    Panic,
 }
 
 /// Which calls fail and how.
@@ -93,7 +95,7 @@ struct Faults {
 }
 
 impl Faults {
-    /// The fault for this call, if it is its turn. Sleeps out slow ones.
+    /// The fault for this call, if it is its turn. Sleeps out slow ones, and panics where that is the fault.
     fn draw(&self, call: Call, object: Option<ObjectId>) -> Option<Fault> {
         let mut plan = self.plan.lock();
         let mut drawn = None;
@@ -120,6 +122,10 @@ impl Faults {
         if let Fault::Slow(time) = fault {
             std::thread::sleep(time);
             return None;
+        }
+        if fault == Fault::Panic {
+            // Past the hook: nothing is printed.
+            std::panic::resume_unwind(Box::new("on purpose"));
         }
         Some(fault)
     }

@@ -155,7 +155,7 @@ pub(super) fn of(client: &Client, failure: Failure) -> OpenError {
             crate::credentials::GIVE_THEM
         )),
         Cause::Untrusted => OpenError::Other(format!("{place}: {why}; {}", crate::fault::TRUST)),
-        Cause::Throttled | Cause::Failed | Cause::Broken | Cause::Late => {
+        Cause::Throttled | Cause::Failed | Cause::Broken | Cause::Inconsistent | Cause::Late => {
             OpenError::Unreachable { place, why }
         }
         Cause::Missing

@@ -3,7 +3,8 @@
 //! Whoever deletes by a listing must not take a part of it for the whole (juicedata/juicefs#6479). So a page must go
 //! forward from where it was asked to begin, must be as long as it says (checked below, in `wire::answer`), and the one
 //! that says it is the last is not believed at once: the store is asked again for what comes behind it. An answer that
-//! fails a check is asked for again; if that does not help either, there is an error and no page.
+//! fails a check is asked for again; if that does not help either, there is an error and no page. (Not for as long as other
+//! failures: a whole page that is wrong is seldom an accident of its transfer.)
 //!
 //! The cursor is a key, not the store's token: a token may expire, and a key can be checked.
 
@@ -89,20 +90,20 @@ impl S3Store {
                 // `object_store` takes the slash from keys that end in one, as consoles make them for folders.
                 let name = full.get(own..).filter(|_| full.starts_with(&prefix) || full == folder);
                 let name = name.ok_or_else(|| {
-                    Fault::unbelievable(format!("the listing of {prefix} has the key {full}"))
+                    Fault::inconsistent(format!("the listing of {prefix} has the key {full}"))
                 })?;
                 let before = keys.last().map(|(last, ..)| last.as_str());
                 if before.is_none() && after == Some(name) {
                     continue;
                 }
                 if before.or(after).is_some_and(|before| name <= before) {
-                    return Err(Fault::unbelievable(format!("the listing goes backwards at {full}")).into());
+                    return Err(Fault::inconsistent(format!("the listing goes backwards at {full}")).into());
                 }
                 let modified = meta.last_modified.timestamp_nanos_opt().unwrap_or(0);
                 keys.push((name.to_string(), meta.size, modified));
             }
             if keys.len() > limit {
-                return Err(Fault::unbelievable(format!(
+                return Err(Fault::inconsistent(format!(
                     "the page has {} keys, asked for {limit}",
                     keys.len()
                 ))

@@ -4,8 +4,7 @@
 //! best effort: what a killed process leaves behind is invisible and costs space until the bucket's rule for incomplete
 //! uploads removes it (`docs/store.md`).
 
-use std::io::IoSlice;
-
+use bytes::Bytes;
 use futures_util::future::try_join_all;
 use kestrel_data::store::key;
 use kestrel_types::ids::ObjectId;
@@ -14,14 +13,14 @@ use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 
 use super::S3Store;
-use super::put::gathered;
+use super::put::cut;
 use crate::client::Attempt;
 use crate::fault::{Cause, Failure};
 use crate::gate::Direction;
 
 impl S3Store {
     /// Puts an object in parts. Each request has its own deadline.
-    pub(super) async fn put_in_parts(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<(), Failure> {
+    pub(super) async fn put_in_parts(&self, object: ObjectId, parts: &[Bytes]) -> Result<(), Failure> {
         let path = self.client.path(&key::key(object));
         self.refuse_present(object).await?;
         let begin = async || -> Attempt<String> { Ok(self.client.s3.create_multipart(&path).await?) };
@@ -46,14 +45,13 @@ impl S3Store {
         &self,
         path: &Path,
         upload: &String,
-        parts: &[IoSlice<'_>],
+        parts: &[Bytes],
     ) -> Result<Vec<PartId>, Failure> {
         let total = parts.iter().map(|part| part.len()).sum::<usize>();
-        // Bounded by the turns: a part is copied when it has its turn.
         let part_bytes = self.client.limits().part_bytes() as usize;
         let sent = (0..total.div_ceil(part_bytes)).map(async |number| {
             let _turn = self.client.turn(Direction::Up).await?;
-            let payload = PutPayload::from(gathered(parts, number * part_bytes, part_bytes));
+            let payload = PutPayload::from_iter(cut(parts, number * part_bytes, part_bytes));
             let bytes = payload.content_length() as u64;
             let once = async || -> Attempt<PartId> {
                 Ok(self.client.s3.put_part(path, upload, number, payload.clone()).await?)
@@ -68,7 +66,7 @@ impl S3Store {
         path: &Path,
         upload: &String,
         sent: Vec<PartId>,
-        parts: &[IoSlice<'_>],
+        parts: &[Bytes],
     ) -> Result<(), Failure> {
         let once = async || -> Attempt<()> {
             self.client.s3.complete_multipart(path, upload, sent.clone()).await?;

@@ -5,14 +5,13 @@
 //! Stores without conditional puts are asked before the first attempt; later ones overwrite what is ours.
 
 use std::cell::Cell;
-use std::io::IoSlice;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
 use kestrel_data::store::key;
 use kestrel_types::ids::ObjectId;
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectStore, PutMode, PutOptions, PutPayload};
+use object_store::{GetOptions, GetRange, ObjectStore, PutMode, PutOptions, PutPayload};
 
 use super::S3Store;
 use crate::client::Attempt;
@@ -22,27 +21,24 @@ use crate::wire::Trace;
 
 impl S3Store {
     /// Puts an object with one request.
-    pub(super) async fn put_whole(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<(), Failure> {
+    pub(super) async fn put_whole(&self, object: ObjectId, parts: &[Bytes]) -> Result<(), Failure> {
         let path = self.client.path(&key::key(object));
         self.refuse_present(object).await?;
         let turn = self.client.turn(Direction::Up).await?;
-        // Copied with the turn, not before: what waits costs no second copy.
-        let whole = gathered(parts, 0, usize::MAX);
-        let done = self.put_bytes(&path, whole.clone()).await;
+        let done = self.put_bytes(&path, parts.iter().cloned().collect()).await;
         drop(turn);
         match done {
             Err(failure) if failure.fault.cause == Cause::Present && failure.maybe_done() => {
-                self.accept_if_ours(&path, &[IoSlice::new(&whole)], failure).await
+                self.accept_if_ours(&path, parts, failure).await
             }
             other => other,
         }
     }
 
     /// Attempts to put these bytes; the caller has the turn.
-    pub(crate) async fn put_bytes(&self, path: &Path, whole: Bytes) -> Result<(), Failure> {
+    pub(crate) async fn put_bytes(&self, path: &Path, payload: PutPayload) -> Result<(), Failure> {
         let mode = if self.conditional_put { PutMode::Create } else { PutMode::Overwrite };
-        let len = whole.len() as u64;
-        let payload = PutPayload::from(whole);
+        let len = payload.content_length() as u64;
         let unheard = Cell::new(false);
         let once = async || -> Attempt<()> {
             // A server that refuses a put before it has read the body may end the connection so that its answer is lost,
@@ -68,18 +64,25 @@ impl S3Store {
         }
     }
 
-    /// Asks whether the object is there, if the store cannot be told not to overwrite it.
+    /// Asks whether the object is there, if the store cannot be told not to overwrite it: for its first byte, since the
+    /// answer to a HEAD does not explain what is missing.
     pub(super) async fn refuse_present(&self, object: ObjectId) -> Result<(), Failure> {
         if self.conditional_put {
             return Ok(());
         }
-        match self.head(object).await {
-            Ok(_) => {
+        let path = self.client.path(&key::key(object));
+        let once = async || -> Attempt<()> {
+            let options = GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
+            Ok(self.client.s3.get_opts(&path, options).await.map(drop)?)
+        };
+        match self.client.request(Direction::Down, 0, once).await {
+            Err(failure) if failure.fault.cause == Cause::Missing => Ok(()),
+            // It is there and empty.
+            Err(failure) if failure.fault.cause != Cause::Short => Err(failure),
+            Ok(()) | Err(_) => {
                 let fault = Fault::found(Cause::Present, "the object is there already");
                 Err(Failure { fault, attempts: 1, took: std::time::Duration::ZERO })
             }
-            Err(failure) if failure.fault.cause == Cause::Missing => Ok(()),
-            Err(failure) => Err(failure),
         }
     }
 
@@ -87,10 +90,10 @@ impl S3Store {
     pub(super) async fn accept_if_ours(
         &self,
         path: &Path,
-        parts: &[IoSlice<'_>],
+        parts: &[Bytes],
         otherwise: Failure,
     ) -> Result<(), Failure> {
-        let len = parts.iter().map(|part| part.len() as u64).sum();
+        let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
         let once = async || -> Attempt<bool> {
             let answer = self.client.s3.get_opts(path, GetOptions::default()).await?;
             if answer.meta.size != len {
@@ -112,29 +115,30 @@ impl S3Store {
     }
 }
 
-/// Up to `len` bytes of `parts` from byte `offset` on, in one piece.
-pub(super) fn gathered(parts: &[IoSlice<'_>], mut offset: usize, len: usize) -> Bytes {
-    let total = parts.iter().map(|part| part.len()).sum::<usize>();
-    let mut left = len.min(total.saturating_sub(offset));
-    let mut out = Vec::with_capacity(left);
+/// Up to `len` bytes of `parts` from byte `offset` on, as parts.
+pub(super) fn cut(parts: &[Bytes], mut offset: usize, len: usize) -> Vec<Bytes> {
+    let mut left = len;
+    let mut out = Vec::new();
     for part in parts {
         let skipped = offset.min(part.len());
         offset -= skipped;
         let taken = (part.len() - skipped).min(left);
-        out.extend_from_slice(&part[skipped..skipped + taken]);
+        if taken > 0 {
+            out.push(part.slice(skipped..skipped + taken));
+        }
         left -= taken;
     }
-    out.into()
+    out
 }
 
 /// How far a body has been compared with buffers.
-struct Comparison<'a, 'b> {
-    parts: &'a [IoSlice<'b>],
+struct Comparison<'a> {
+    parts: &'a [Bytes],
     part: usize,
     at: usize,
 }
 
-impl Comparison<'_, '_> {
+impl Comparison<'_> {
     fn continues_with(&mut self, mut piece: &[u8]) -> bool {
         while !piece.is_empty() {
             let Some(part) = self.parts.get(self.part) else { return false };
@@ -164,12 +168,11 @@ mod tests {
     #[test]
     fn buffers_are_cut_and_compared_across_their_bounds() {
         let all: Vec<u8> = (0..100).collect();
-        let parts =
-            [IoSlice::new(&all[..3]), IoSlice::new(&[]), IoSlice::new(&all[3..50]), IoSlice::new(&all[50..])];
+        let parts = [&all[..3], &[], &all[3..50], &all[50..]].map(Bytes::copy_from_slice);
         for offset in [0usize, 2, 3, 49, 99, 100, 200] {
             for len in [0, 1, 5, 60, usize::MAX] {
                 let end = offset.min(100).saturating_add(len).min(100);
-                assert_eq!(gathered(&parts, offset, len), all[offset.min(100)..end]);
+                assert_eq!(cut(&parts, offset, len).concat(), all[offset.min(100)..end]);
             }
         }
         for step in [1, 7, 50, 100] {

@@ -19,14 +19,21 @@ pub(super) fn fault(kind: Kind, status: StatusCode, body: &[u8], trace: &Trace) 
         // An error under status 200: a multipart upload that failed after the store had begun to answer.
         return status.is_success().then(|| "the answer is an error under status 200".to_string());
     }
-    if kind == Kind::List && status.is_success() { listing_fault(&text) } else { None }
-}
-
-/// Why a page of a listing is not what it says, if it is not.
-fn listing_fault(text: &str) -> Option<String> {
+    if kind != Kind::List || !status.is_success() {
+        return None;
+    }
     if !text.trim_end().ends_with("</ListBucketResult>") {
         return Some("the page of the listing is cut off or none".to_string());
     }
+    let contradiction = listing_contradiction(&text);
+    if contradiction.is_some() {
+        trace.contradicts();
+    }
+    contradiction
+}
+
+/// Why a whole page of a listing is not what it says, if it is not.
+fn listing_contradiction(text: &str) -> Option<String> {
     let there = text.matches("<Contents>").count();
     // Not every store counts its keys.
     if let Some(told) = element(text, "KeyCount").and_then(|count| count.trim().parse::<usize>().ok())
@@ -59,6 +66,13 @@ mod tests {
         )
     }
 
+    /// What is wrong with a page, and whether it contradicts itself.
+    fn listed(text: &str) -> (Option<String>, bool) {
+        let trace = Trace::default();
+        let why = fault(Kind::List, StatusCode::OK, text.as_bytes(), &trace);
+        (why, trace.seen().contradicts)
+    }
+
     #[test]
     fn whole_pages_are_believed() {
         for good in [
@@ -67,21 +81,28 @@ mod tests {
             page("<KeyCount>0</KeyCount>", 0, false, ""),
             page("<KeyCount>1</KeyCount>", 1, true, "<NextContinuationToken>t</NextContinuationToken>"),
         ] {
-            assert_eq!(listing_fault(&good), None, "{good}");
+            assert_eq!(listed(&good), (None, false), "{good}");
         }
     }
 
     #[test]
     fn pages_that_contradict_themselves_are_not() {
-        let good = page("<KeyCount>2</KeyCount>", 2, false, "");
         for bad in [
             page("<KeyCount>3</KeyCount>", 2, false, ""),
             page("<KeyCount>2</KeyCount>", 2, true, ""),
             page("", 0, true, "<NextContinuationToken></NextContinuationToken>"),
-            good[..good.len() - 20].to_string(),
-            String::new(),
         ] {
-            assert!(listing_fault(&bad).is_some(), "{bad}");
+            let (why, contradicts) = listed(&bad);
+            assert!(why.is_some() && contradicts, "{bad}");
+        }
+    }
+
+    #[test]
+    fn pages_that_are_cut_off_are_not_but_may_come_whole_another_time() {
+        let good = page("<KeyCount>2</KeyCount>", 2, false, "");
+        for bad in [&good[..good.len() - 20], ""] {
+            let (why, contradicts) = listed(bad);
+            assert!(why.is_some() && !contradicts, "{bad}");
         }
     }
 

@@ -36,6 +36,8 @@ pub(crate) struct Seen {
     pub(crate) retry_after: Option<Duration>,
     /// Why the connection failed.
     pub(crate) broken: Option<String>,
+    /// The answer is whole and contradicts itself.
+    pub(crate) contradicts: bool,
     /// It failed because the store's certificate is not one to be trusted.
     pub(crate) untrusted: bool,
 }
@@ -55,7 +57,7 @@ impl Traced {
     pub(crate) async fn run<T>(must_be_new: bool, attempt: impl Future<Output = T>) -> (T, Seen) {
         let trace = Trace { seen: Arc::default(), must_be_new };
         let done = CURRENT.scope(trace.clone(), attempt).await;
-        let seen = trace.seen.lock().clone();
+        let seen = trace.seen();
         (done, seen)
     }
 }
@@ -64,6 +66,11 @@ impl Trace {
     /// The present attempt's; one that nobody reads if there is none.
     pub(crate) fn current() -> Self {
         CURRENT.try_with(Clone::clone).unwrap_or_default()
+    }
+
+    /// What has come back so far.
+    pub(crate) fn seen(&self) -> Seen {
+        self.seen.lock().clone()
     }
 
     /// Whether what the attempt completes must not replace an object.
@@ -98,6 +105,11 @@ impl Trace {
         let mut seen = self.seen.lock();
         seen.code = code.chars().take(TEXT_CHARS_MAX).collect();
         seen.message = message.chars().take(TEXT_CHARS_MAX).collect();
+    }
+
+    /// The answer is whole and contradicts itself.
+    pub(crate) fn contradicts(&self) {
+        self.seen.lock().contradicts = true;
     }
 
     /// The connection failed, or the answer is not whole.
