@@ -19,7 +19,7 @@ use crate::history::{Record, target};
 const OPENS: u32 = 1 << 20;
 
 /// Most states looked at; a search beyond is given up.
-const STATES_MAX: usize = 400_000;
+const STATES_MAX: usize = 100_000;
 
 /// What the search came to.
 #[derive(Debug, PartialEq, Eq)]
@@ -117,6 +117,10 @@ impl Search<'_> {
             };
             let mut model = frame.model.clone();
             if step(&mut model, &self.records[call]).is_err() {
+                continue;
+            }
+            // A call that nobody heard of and that changes nothing here need not have happened here.
+            if self.records[call].heard.is_none() && model == frame.model {
                 continue;
             }
             self.mark(call);
