@@ -43,7 +43,8 @@ refuses() {
 mkdir "$WORK/elsewhere"
 refuses "a second server on the volume" 'in use|locked|serves|already' "$KESTREL" serve "$volume" --listen 127.0.0.1:0
 refuses "an embedded mount of a served volume" 'in use|locked|serves|already' "$KESTREL" mount "$volume" "$WORK/elsewhere"
-refuses "an address that is taken" 'address already in use' "$KESTREL" serve "$volume" --listen "$(serve_address "$volume")"
+"$KESTREL" format "$WORK/another" >/dev/null
+refuses "an address that is taken" 'address already in use' "$KESTREL" serve "$WORK/another" --listen "$(serve_address "$volume")"
 refuses "a volume that is not served there" 'no-such' "$KESTREL" mount "kestrel://$(serve_address "$volume")/no-such" "$WORK/elsewhere"
 refuses "nobody listens" 'refused|not answer|no server' "$KESTREL" mount kestrel://127.0.0.1:1/volume "$WORK/elsewhere" --deadline 2s
 refuses "a host that is none" 'no-such-host' "$KESTREL" mount kestrel://no-such-host.invalid/volume "$WORK/elsewhere" --deadline 2s

@@ -6,7 +6,8 @@
 # shellcheck shell=bash disable=SC2034
 
 SERVING=${KESTREL_SERVE:-}
-SERVE_OPTIONS=() MOUNT_OPTIONS=() IN_SERVER=() IN_CLIENT=()
+# A short lease: a server that is started again waits that long for mounts that were killed.
+SERVE_OPTIONS=(--lease 4s) MOUNT_OPTIONS=() IN_SERVER=() IN_CLIENT=()
 SERVE_HOST=127.0.0.1
 declare -A SERVE_PORT=()
 

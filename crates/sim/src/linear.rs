@@ -76,23 +76,7 @@ pub fn check(records: &[Record]) -> Verdict {
 
 /// Whether a call that nobody heard the answer of may have left a trace.
 fn changes(op: &Op) -> bool {
-    !matches!(
-        op,
-        Op::Lookup(_)
-            | Op::Parent(_)
-            | Op::GetAttr(_)
-            | Op::Access(..)
-            | Op::ReadLink(_)
-            | Op::ReadDir { .. }
-            | Op::Chunks { .. }
-            | Op::GetXattr(..)
-            | Op::ListXattr(_)
-            | Op::Release(_)
-            | Op::AllocObjects(_)
-            | Op::Usage
-            | Op::TreeUsage(_)
-            | Op::Sync
-    )
+    op.is_numbered() && !matches!(op, Op::Release(_))
 }
 
 impl Search<'_> {

@@ -276,6 +276,46 @@ pub enum Op {
     Sync,
 }
 
+impl Op {
+    /// Whether it changes something or counts an open: a client that asks over a network numbers it, so that it is executed
+    /// exactly once.
+    pub fn is_numbered(&self) -> bool {
+        match self {
+            Op::Lookup(_)
+            | Op::Parent(_)
+            | Op::GetAttr(_)
+            | Op::Access(..)
+            | Op::ReadLink(_)
+            | Op::ReadDir { .. }
+            | Op::Chunks { .. }
+            | Op::GetXattr(..)
+            | Op::ListXattr(_)
+            | Op::AllocObjects(_)
+            | Op::Usage
+            | Op::TreeUsage(_)
+            | Op::Sync => false,
+            Op::SetAttr(..)
+            | Op::Create { .. }
+            | Op::Open(..)
+            | Op::TmpFile { .. }
+            | Op::Release(_)
+            | Op::MkNod { .. }
+            | Op::MkDir(..)
+            | Op::Symlink(..)
+            | Op::Unlink(_)
+            | Op::RmDir(_)
+            | Op::Rename(..)
+            | Op::Link(..)
+            | Op::Commit(_)
+            | Op::Compact { .. }
+            | Op::Clone { .. }
+            | Op::Sweep(_)
+            | Op::SetXattr(..)
+            | Op::RemoveXattr(..) => true,
+        }
+    }
+}
+
 /// A request: who wants what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {

@@ -7,7 +7,7 @@ use super::lock::{LockReply, LockRequest};
 use super::reclaim::{Reclaim, ReclaimReply};
 use crate::error::FsResult;
 use crate::ids::ObjectId;
-use crate::request::{Op, Reply, Request};
+use crate::request::{Reply, Request};
 
 /// Name of a client: 16 random bytes that it draws once, when it starts. Never all zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -109,43 +109,10 @@ pub enum Body {
 }
 
 impl Body {
-    /// Whether the call must be executed exactly once and so carries a number: it changes something, or counts an open.
-    /// Locks and reclaims are idempotent, admin calls are never sent twice.
+    /// Whether the call must be executed exactly once and so carries a number ([`Op::is_numbered`]). Locks and reclaims are
+    /// idempotent, admin calls are never sent twice.
     pub fn is_numbered(&self) -> bool {
-        let Body::Op(request) = self else { return false };
-        match request.op {
-            Op::Lookup(_)
-            | Op::Parent(_)
-            | Op::GetAttr(_)
-            | Op::Access(..)
-            | Op::ReadLink(_)
-            | Op::ReadDir { .. }
-            | Op::Chunks { .. }
-            | Op::GetXattr(..)
-            | Op::ListXattr(_)
-            | Op::AllocObjects(_)
-            | Op::Usage
-            | Op::TreeUsage(_)
-            | Op::Sync => false,
-            Op::SetAttr(..)
-            | Op::Create { .. }
-            | Op::Open(..)
-            | Op::TmpFile { .. }
-            | Op::Release(_)
-            | Op::MkNod { .. }
-            | Op::MkDir(..)
-            | Op::Symlink(..)
-            | Op::Unlink(_)
-            | Op::RmDir(_)
-            | Op::Rename(..)
-            | Op::Link(..)
-            | Op::Commit(_)
-            | Op::Compact { .. }
-            | Op::Clone { .. }
-            | Op::Sweep(_)
-            | Op::SetXattr(..)
-            | Op::RemoveXattr(..) => true,
-        }
+        matches!(self, Body::Op(request) if request.op.is_numbered())
     }
 }
 
