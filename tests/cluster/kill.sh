@@ -65,8 +65,12 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
         fi
         point=
         if [ $((kill % 2)) = 0 ] && [ ${#points[@]} -gt 0 ]; then point=${points[$(random 0 $((${#points[@]} - 1)))]}; fi
-        # The rarest come once in seconds, others with every batch.
-        start_armed "$point" "$(random 1 "$(random 1 300)")"
+        # Some come with every batch, others once a second or more rarely.
+        case $point in
+            engine.log.* | node.*) count=$(random 1 300) ;;
+            *) count=$(random 1 4) ;;
+        esac
+        start_armed "$point" "$count"
     done
     status=0
     # The armed point of the last start may still be ahead.
