@@ -20,6 +20,10 @@ const FILL_BYTES: u64 = 4 * 1024 * 1024;
 /// How long filling waits for memory and for the disk, each time.
 const FILL_PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 
+/// How long an eviction waits for what was queued for the disk before it. On a disk that is busy for longer the object may come
+/// back, as it does when it is read.
+const EVICT_PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
+
 fn cannot_take(object: ObjectId, why: &str) -> Error {
     Error::Remote { during: "filling the cache", object: Some(object), why: why.into() }
 }
@@ -132,6 +136,8 @@ impl Core {
             object.state.lock().forget_file();
         }
         let jobs = self.disks.iter().map(|disk| {
+            // What was queued to be written before must not come after the removal.
+            disk.writes.drain(EVICT_PATIENCE);
             let of = Arc::clone(disk);
             disk.writes.call(PATIENCE, move || of.remove_file(id).unwrap_or(0)).unwrap_or(0)
         });
