@@ -73,13 +73,19 @@ impl Replica {
         Some((cached.parent, cached.name.clone()))
     }
 
-    /// A directory by place.
+    /// Number of a directory by place.
     pub fn find(&self, parent: InodeId, name: &[u8]) -> Option<InodeId> {
+        self.find_dir(parent, name).map(|(dir, _)| dir.ino)
+    }
+
+    /// A directory by place.
+    #[inline]
+    pub fn find_dir(&self, parent: InodeId, name: &[u8]) -> Option<(Dentry, Position)> {
         let hash = hash_entry(parent, name);
         let ino = *self.names[place_of(hash, SHARDS)].read().get(&hash)?;
         let shard = self.shard(ino).read();
         let cached = shard.dirs.get(&ino)?;
-        (cached.parent == parent && *cached.name == *name).then_some(ino)
+        (cached.parent == parent && *cached.name == *name).then(|| (dentry(ino, cached), cached.changed_at))
     }
 
     /// Takes a directory in. The caller holds a role.

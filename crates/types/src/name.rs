@@ -9,9 +9,19 @@ pub const NAME_MAX: usize = 255;
 /// Longest path a request may carry and longest target of a symbolic link, bytes (Linux `PATH_MAX` less the NUL).
 pub const PATH_MAX: usize = 4095;
 
+/// Longest name that is kept without an allocation, bytes: with its length and the tag it takes what a box would, and one word.
+const INLINE_MAX: usize = 22;
+
 /// One component of a path: 1 to [`NAME_MAX`] bytes, any byte but NUL and `/`, neither `.` nor `..`.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name(Box<[u8]>);
+#[derive(Clone)]
+pub struct Name(Bytes);
+
+/// Nearly all names are short, and a path that comes from a network has several.
+#[derive(Clone)]
+enum Bytes {
+    Short(u8, [u8; INLINE_MAX]),
+    Long(Box<[u8]>),
+}
 
 impl Name {
     /// Checks and keeps a name.
@@ -20,7 +30,12 @@ impl Name {
     /// `ENAMETOOLONG` above [`NAME_MAX`]; `EINVAL` for an empty name, NUL, `/`, `.` and `..`.
     pub fn new(bytes: &[u8]) -> FsResult<Self> {
         Self::check(bytes)?;
-        Ok(Self(bytes.into()))
+        if bytes.len() > INLINE_MAX {
+            return Ok(Self(Bytes::Long(bytes.into())));
+        }
+        let mut short = [0; INLINE_MAX];
+        short[..bytes.len()].copy_from_slice(bytes);
+        Ok(Self(Bytes::Short(bytes.len() as u8, short)))
     }
 
     /// Checks a name without keeping it; errors as [`Name::new`].
@@ -35,8 +50,44 @@ impl Name {
     }
 
     /// The name's bytes.
+    #[inline]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        match &self.0 {
+            Bytes::Short(len, bytes) => &bytes[..usize::from(*len)],
+            Bytes::Long(bytes) => bytes,
+        }
+    }
+}
+
+impl std::fmt::Debug for Name {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Name({})", self.as_bytes().escape_ascii())
+    }
+}
+
+impl PartialEq for Name {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Name {}
+
+impl PartialOrd for Name {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Name {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.as_bytes().cmp(other.as_bytes())
+    }
+}
+
+impl std::hash::Hash for Name {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
     }
 }
 
@@ -60,13 +111,13 @@ fn has_reserved_byte(bytes: &[u8]) -> bool {
 // Hash and order of a name are those of its bytes, as Borrow demands.
 impl std::borrow::Borrow<[u8]> for Name {
     fn borrow(&self) -> &[u8] {
-        &self.0
+        self.as_bytes()
     }
 }
 
 impl AsRef<[u8]> for Name {
     fn as_ref(&self) -> &[u8] {
-        &self.0
+        self.as_bytes()
     }
 }
 
@@ -171,6 +222,20 @@ mod tests {
             assert_eq!(Name::new(bytes).unwrap_err().errno, errno, "{bytes:?}");
         }
         assert!(Name::new(&[0xff; 255]).is_ok());
+    }
+
+    #[test]
+    fn short_and_long_names_are_alike() {
+        assert_eq!(size_of::<Name>(), 24);
+        let mut names: Vec<Name> =
+            (1..=NAME_MAX).rev().map(|len| Name::new(&vec![b'x'; len]).unwrap()).collect();
+        names.sort();
+        for (index, name) in names.iter().enumerate() {
+            assert_eq!(name.as_bytes(), vec![b'x'; index + 1]);
+            assert_eq!(name, &name.clone());
+        }
+        let set: std::collections::HashSet<_> = names.iter().cloned().collect();
+        assert!(names.iter().all(|name| set.contains(name.as_bytes())));
     }
 
     #[test]

@@ -77,8 +77,7 @@ impl View<'_> {
         let mut dir = self.dir(place.base)?;
         perm::check(creds, dir.guard, EXEC)?;
         for (walked, name) in place.dirs.iter().enumerate() {
-            let child = self.walk(dir, name.as_bytes(), walked)?;
-            dir = self.dir(child)?;
+            dir = self.walk(dir, name.as_bytes(), walked)?;
             perm::check(creds, dir.guard, EXEC)?;
         }
         let name = place.name.as_bytes();
@@ -92,16 +91,20 @@ impl View<'_> {
     }
 
     /// One step of a path.
-    fn walk(&mut self, dir: Dentry, name: &[u8], walked: usize) -> Run<InodeId> {
+    fn walk(&mut self, dir: Dentry, name: &[u8], walked: usize) -> Run<Dentry> {
         if self.effects.dirs_changed.is_empty()
-            && let Some(child) = self.core.replica.find(dir.ino, name)
+            && let Some((child, changed_at)) = self.core.replica.find_dir(dir.ino, name)
         {
+            self.wait = self.wait.max(changed_at);
             return Ok(child);
         }
         let cell = self.entry_cell(dir.ino, name);
         match self.entry(cell)? {
             None => Err(fail(libc::ENOENT, "a directory of the path does not exist")),
-            Some(Entry::Inode(inode)) if inode.kind == Kind::Dir => Ok(inode.ino),
+            Some(Entry::Inode(inode)) if inode.kind == Kind::Dir => {
+                let ino = inode.ino;
+                self.dir(ino)
+            }
             Some(Entry::Inode(Inode { kind: Kind::Symlink, data: Data::Inline(target), .. })) => {
                 let target = target.clone();
                 Err(Stop::Out(Box::new(Outcome::Symlink { resolved: walked, dir: dir.ino, target })))
