@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use kestrel_judge::args::Args;
 use kestrel_judge::history::linear::{Verdict, check};
 use kestrel_judge::history::run::{Load, Recorded, run};
-use kestrel_judge::history::tree::Tree;
+use kestrel_judge::history::tree::{Tree, mark_repeated};
 use kestrel_judge::history::{Event, registers};
 
 const HELP: &str = "\
@@ -81,6 +81,7 @@ fn do_run(mut words: Vec<String>) -> Result<u8, String> {
     };
     let mut recorded = run(&load)?;
     recorded.tree.sort_by_key(|event| event.begin);
+    mark_repeated(&mut recorded.tree);
     if let Some(file) = args.value("save") {
         save(&recorded, file).map_err(|error| format!("cannot write {file}: {error}"))?;
     }

@@ -31,6 +31,12 @@ pub trait Model: Clone + Eq + Hash + Debug {
     /// The state after a call that gave this answer; `None` if it cannot have given it in this state. Without an answer:
     /// the state after whatever the call does in this state.
     fn step(&self, call: &Self::Call, answer: Option<&Self::Answer>) -> Option<Self>;
+
+    /// Whether the call may have given this answer in this state without doing anything, for what is known to be so with the
+    /// system under test and cannot be helped.
+    fn may_do_nothing(&self, _call: &Self::Call, _answer: Option<&Self::Answer>) -> bool {
+        false
+    }
 }
 
 /// What is known of a history.
@@ -117,7 +123,8 @@ fn with_effect<M: Model>(
                 continue;
             }
             let Event { call, answer, .. } = &events[index];
-            if let Some(state) = state.step(call, answer.as_ref()) {
+            let nothing = state.may_do_nothing(call, answer.as_ref()).then(|| state.clone());
+            for state in state.step(call, answer.as_ref()).into_iter().chain(nothing) {
                 let next = Configuration { state, done: done | 1 << other };
                 if seen.insert(next.clone()) {
                     todo.push(next);

@@ -189,7 +189,7 @@ impl<'a> Actor<'a> {
                 let Some(to) = self.resolve(to) else { return Ok(()) };
                 let (from_dir, to_dir) = (self.dir(&from), self.dir(&to));
                 let flags = if no_replace { libc::RENAME_NOREPLACE } else { 0 };
-                let call = Call::Rename { from: from.at, to: to.at, no_replace };
+                let call = Call::Rename { from: from.at, to: to.at, no_replace, repeated: false };
                 self.simple(call, || sys::renameat2(from_dir, &from.name, to_dir, &to.name, flags));
             }
             Plan::Stat(spot) => self.at(spot, |actor, target| {

@@ -8,6 +8,7 @@
 //! `rename` looks at its two names one after the other before it does anything; what it complains of was true of one of
 //! them at one moment, and that is all that is asked of a failing one.
 
+use super::Event;
 use super::linear::Model;
 
 /// Names in the root. Directories are made only at the first [`DIR_NAMES`] of them.
@@ -56,6 +57,8 @@ pub enum Call {
         to: At,
         /// With `RENAME_NOREPLACE`.
         no_replace: bool,
+        /// Another thread's call of the same was under way at the same time ([`mark_repeated`]).
+        repeated: bool,
     },
     /// `stat`. Says `Found`.
     Stat(At),
@@ -270,7 +273,7 @@ impl Model for Tree {
         let mut next = self.clone();
         if let (Call::Rename { .. } | Call::Publish { .. }, Some(Answer::Failed(errno))) = (call, answer) {
             let (from, to, no_replace) = match *call {
-                Call::Rename { from, to, no_replace } => (Some(from), to, no_replace),
+                Call::Rename { from, to, no_replace, .. } => (Some(from), to, no_replace),
                 Call::Publish { to, .. } => (None, to, false),
                 _ => return None,
             };
@@ -298,7 +301,7 @@ impl Model for Tree {
                 next.insert_new(At::Root(name), dir).map(|()| Answer::Done)
             }
             Call::Rmdir(name) => next.rmdir(name).map(|()| Answer::Done),
-            Call::Rename { from, to, no_replace } => {
+            Call::Rename { from, to, no_replace, .. } => {
                 let renamed = self.look(from).and_then(|node| next.rename(Some(from), node, to, no_replace));
                 renamed.map(|()| Answer::Done)
             }
@@ -337,6 +340,39 @@ impl Model for Tree {
         };
         let said = said.unwrap_or_else(Answer::Failed);
         answer.is_none_or(|answer| *answer == said).then_some(next)
+    }
+
+    /// Linux looks both names up, one after the other, and if they are the same inode a rename succeeds and does nothing; no
+    /// file system is asked. When another client moves that inode from the one name to the other in between, both find it.
+    fn may_do_nothing(&self, call: &Call, answer: Option<&Answer>) -> bool {
+        match call {
+            Call::Rename { to, repeated: true, .. } => {
+                answer == Some(&Answer::Done) && self.look(*to).is_ok()
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Finds the renames that succeeded while another thread's rename of the same name to the same name did.
+pub fn mark_repeated(events: &mut [Event<Call, Answer>]) {
+    let renames: Vec<(usize, At, At)> = (0..)
+        .zip(&*events)
+        .filter(|(_, event)| event.answer == Some(Answer::Done))
+        .filter_map(|(index, event)| match event.call {
+            Call::Rename { from, to, .. } => Some((index, from, to)),
+            _ => None,
+        })
+        .collect();
+    for (index, from, to) in &renames {
+        let (begin, end) = (events[*index].begin, events[*index].end);
+        let overlaps = |other: &Event<Call, Answer>| other.begin <= end && begin <= other.end;
+        let same = renames.iter().any(|(other, other_from, other_to)| {
+            other != index && (other_from, other_to) == (from, to) && overlaps(&events[*other])
+        });
+        if let Call::Rename { repeated, .. } = &mut events[*index].call {
+            *repeated = same;
+        }
     }
 }
 

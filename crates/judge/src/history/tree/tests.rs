@@ -1,6 +1,5 @@
 //! The model against hand-made histories: right ones, and those of file systems with faults.
 
-use super::super::Event;
 use super::super::linear::{Verdict, check};
 use super::*;
 use crate::rng::Rng;
@@ -35,7 +34,7 @@ use Answer::*;
 use Call::*;
 
 fn moved(from: At, to: At) -> Call {
-    Rename { from, to, no_replace: false }
+    Rename { from, to, no_replace: false, repeated: false }
 }
 
 fn file(ino: u64) -> Answer {
@@ -66,7 +65,7 @@ fn a_file_system_alone_says_what_linux_says() {
         (List(None), Names(0b11010)),
         (moved(F1, D1), Failed(libc::EISDIR)),
         (moved(D1, F1), Failed(libc::ENOTDIR)),
-        (Rename { from: F0, to: F1, no_replace: true }, Failed(libc::EEXIST)),
+        (Rename { from: F0, to: F1, no_replace: true, repeated: false }, Failed(libc::EEXIST)),
         (moved(F0, F0), Done),
         (Rmdir(1), Done),
         (Stat(sub), GONE),
@@ -247,4 +246,21 @@ fn correct_file_systems_pass_and_faulty_ones_mostly_do_not() {
         found += usize::from(!linearizable(&events));
     }
     assert!(found > 40, "only {found} of 60 faults found");
+}
+
+#[test]
+fn a_rename_may_find_both_names_to_be_what_another_is_moving() {
+    let event = |thread, call, answer, begin, end| Event { thread, call, answer: Some(answer), begin, end };
+    let mut events = vec![
+        event(0, Create(F0), Ino(Some(10)), 0, 1),
+        event(1, moved(F0, F1), Done, 2, 5),
+        event(2, moved(F0, F1), Done, 3, 6),
+    ];
+    assert!(!linearizable(&events));
+    mark_repeated(&mut events);
+    assert!(linearizable(&events));
+    // One after the other nothing of the kind can happen.
+    events[2].begin = 6;
+    mark_repeated(&mut events);
+    assert!(!linearizable(&events));
 }
