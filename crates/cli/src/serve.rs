@@ -4,6 +4,7 @@ pub mod attendant;
 pub mod clients;
 pub mod control;
 pub mod daemon;
+pub mod holder;
 pub mod http;
 pub mod limits;
 pub mod remote;

@@ -24,6 +24,7 @@ use crate::serve::attendant::Doors;
 use crate::serve::clients::{Clients, Questions};
 use crate::serve::control::Serving;
 use crate::serve::daemon;
+use crate::serve::holder::{END_TIME_MAX, Holder};
 use crate::units::{duration_arg, log_level_arg, size_arg};
 
 /// Name of the log file within the volume's directory.
@@ -31,9 +32,6 @@ const LOG_NAME: &str = "serve.log";
 
 /// How long clients get, at the end, for the answers to what they have asked.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
-
-/// How long a server that is told to end may take.
-const END_TIME_MAX: Duration = Duration::from_secs(120);
 
 /// Serve a volume to clients over the network.
 #[derive(Debug, Args)]
@@ -286,16 +284,17 @@ fn stop(args: &ServeArgs) -> Result<Verdict, Failure> {
     let pid = status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 1);
     let pid = pid
         .ok_or_else(|| fail(format!("{}: who serves it does not say which process it is", dir.display())))?;
+    let holder = Holder::of(&dir);
     // SAFETY: takes no pointer; the process told its number over a socket that only the volume's owner can serve.
     if unsafe { libc::kill(pid, libc::SIGTERM) } != 0 {
         return Err(fail(format!("process {pid}: {}", std::io::Error::last_os_error())));
     }
-    wait_until_closed(&dir, pid)
+    wait_until_ended(&dir, &holder, pid)
 }
 
-fn wait_until_closed(dir: &Path, pid: i32) -> Result<Verdict, Failure> {
+fn wait_until_ended(dir: &Path, holder: &Holder, pid: i32) -> Result<Verdict, Failure> {
     let begun = Instant::now();
-    while VolumeLock::holder(dir).is_some() {
+    while holder.is_there() {
         if begun.elapsed() > END_TIME_MAX {
             let why = format!("process {pid} has not ended after {} s; see its log", END_TIME_MAX.as_secs());
             return Err(fail(format!("{}: {why}", dir.display())));

@@ -1,18 +1,14 @@
 //! `kestrel umount`.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kestrel_client::volume::VolumeLock;
 use kestrel_fuse::mount::{How, find, unmount};
 
 use super::control_dir;
 use crate::failure::{Failure, Verdict};
-
-/// How long a serving process may take to store what is left and end.
-const END_TIME_MAX: Duration = Duration::from_secs(120);
+use crate::serve::holder::{END_TIME_MAX, Holder};
 
 /// Unmount a volume.
 #[derive(Debug, Args)]
@@ -45,7 +41,7 @@ pub fn run(args: &UmountArgs) -> Result<Verdict, Failure> {
         )));
     }
     let volume = control_dir(&entry);
-    let server = VolumeLock::holder(&volume).and_then(process);
+    let holder = Holder::of(&volume);
     let how = if args.force { How::Force } else { How::Clean };
     unmount(&args.dir, how).map_err(|why| match why.raw_os_error() {
         Some(libc::EBUSY) => fail(&format!(
@@ -55,7 +51,7 @@ pub fn run(args: &UmountArgs) -> Result<Verdict, Failure> {
         _ => fail(&why),
     })?;
     let begun = Instant::now();
-    while VolumeLock::holder(&volume).is_some() || server.as_ref().is_some_and(runs) {
+    while holder.is_there() {
         if begun.elapsed() > END_TIME_MAX {
             return Err(fail(&format!(
                 "{}: unmounted, but its process has not ended after {} s; see its log",
@@ -69,19 +65,4 @@ pub fn run(args: &UmountArgs) -> Result<Verdict, Failure> {
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(Verdict::Good)
-}
-
-/// A process, whatever becomes of its number; `None` if it has ended, or on a kernel without such descriptors (before 5.3).
-fn process(pid: u32) -> Option<OwnedFd> {
-    // SAFETY: pidfd_open takes two numbers and returns a new descriptor or -1.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    // SAFETY: the descriptor was just made for us and nobody else has it.
-    i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Whether it still runs: having let go of the volume it still has its log open, which may lie on a disk to be unmounted next.
-fn runs(process: &OwnedFd) -> bool {
-    let mut poll = libc::pollfd { fd: process.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry, which outlives the call; a timeout of zero does not wait.
-    unsafe { libc::poll(&raw mut poll, 1, 0) == 0 }
 }
