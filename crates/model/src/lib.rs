@@ -12,4 +12,25 @@
 
 mod model;
 
+use kestrel_types::name::InodeRef;
+use kestrel_types::request::Op;
+
 pub use model::{Byte, CONFLICT, Layout, Model, NEED_GROUPS, Node, SYMLINK, code};
+
+/// The inode that an operation names by number, not by place.
+pub fn target(op: &Op) -> Option<&InodeRef> {
+    match op {
+        Op::GetAttr(inode)
+        | Op::SetAttr(inode, _)
+        | Op::Access(inode, _)
+        | Op::ReadLink(inode)
+        | Op::Open(inode, _)
+        | Op::Link(inode, _)
+        | Op::GetXattr(inode, _)
+        | Op::SetXattr(inode, ..)
+        | Op::ListXattr(inode)
+        | Op::RemoveXattr(inode, _) => Some(inode),
+        Op::Commit(commit) => Some(&commit.inode),
+        _ => None,
+    }
+}

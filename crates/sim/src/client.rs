@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kestrel_model::target;
 use kestrel_net::link::{Completion, Link, LinkConfig};
 use kestrel_types::clock::Nanos;
 use kestrel_types::ids::InodeId;
@@ -13,7 +14,6 @@ use kestrel_types::wire::{
 };
 
 use crate::dice::Dice;
-use crate::history::target;
 use crate::host::VOLUME;
 
 /// Most inodes that a client remembers.

@@ -1,8 +1,8 @@
 //! What clients asked and heard, in the order in which they did.
 
 use kestrel_types::ids::InodeId;
-use kestrel_types::name::InodeRef;
-use kestrel_types::request::{Op, Reply, Request};
+
+use kestrel_types::request::{Reply, Request};
 
 /// One call of one client.
 #[derive(Debug, Clone)]
@@ -39,23 +39,5 @@ impl History {
     pub fn hear(&mut self, call: usize, reply: Reply) {
         self.moment += 1;
         self.records[call].heard = Some((self.moment, reply));
-    }
-}
-
-/// The inode that an operation names by number, not by place.
-pub fn target(op: &Op) -> Option<&InodeRef> {
-    match op {
-        Op::GetAttr(inode)
-        | Op::SetAttr(inode, _)
-        | Op::Access(inode, _)
-        | Op::ReadLink(inode)
-        | Op::Open(inode, _)
-        | Op::Link(inode, _)
-        | Op::GetXattr(inode, _)
-        | Op::SetXattr(inode, ..)
-        | Op::ListXattr(inode)
-        | Op::RemoveXattr(inode, _) => Some(inode),
-        Op::Commit(commit) => Some(&commit.inode),
-        _ => None,
     }
 }

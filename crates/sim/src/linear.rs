@@ -6,14 +6,14 @@
 
 use std::hash::{Hash, Hasher};
 
-use kestrel_model::Model;
+use kestrel_model::{Model, target};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Op, Outcome, Reply};
 use rustc_hash::{FxHashSet, FxHasher};
 
 use crate::dice::mix;
-use crate::history::{Record, target};
+use crate::history::Record;
 
 /// Opens that every file has in the model, so that it never goes: when files without names go is checked by other means.
 const OPENS: u32 = 1 << 20;

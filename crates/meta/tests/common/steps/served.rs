@@ -110,18 +110,7 @@ impl Client {
     fn strays(&self, op: &Op) -> bool {
         let asked = match op {
             Op::Clone { from, to, .. } => vec![from, to],
-            Op::GetAttr(inode)
-            | Op::SetAttr(inode, _)
-            | Op::Access(inode, _)
-            | Op::ReadLink(inode)
-            | Op::Open(inode, _)
-            | Op::Link(inode, _)
-            | Op::GetXattr(inode, _)
-            | Op::SetXattr(inode, ..)
-            | Op::ListXattr(inode)
-            | Op::RemoveXattr(inode, _) => vec![inode],
-            Op::Commit(commit) => vec![&commit.inode],
-            _ => Vec::new(),
+            op => kestrel_model::target(op).into_iter().collect(),
         };
         asked.into_iter().any(|inode| {
             let model = &self.world.model.nodes;
