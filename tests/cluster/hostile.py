@@ -12,9 +12,9 @@ import os
 import random
 import socket
 import struct
-import sys
 import time
-import traceback
+
+from suite import run_all
 
 HELLO, CALL, PING, CANCEL, BYE = 1, 2, 3, 4, 5
 WELCOME, REFUSED, REPLY, EVENT, PONG = 0x81, 0x82, 0x83, 0x84, 0x85
@@ -366,19 +366,13 @@ def main():
     parser.add_argument("--mutations", type=int, default=1000)
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
-    server, passed, failed = Server(arguments), 0, 0
-    for run in TESTS:
-        try:
-            run(server)
-            server.works()
-            passed += 1
-            print(f"ok   {run.__doc__}", flush=True)
-        except Exception:
-            failed += 1
-            traceback.print_exc(file=sys.stdout)
-            print(f"FAIL {run.__name__}: {run.__doc__}", flush=True)
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
+    server = Server(arguments)
+
+    def call(_, run):
+        run(server)
+        server.works()
+
+    run_all(TESTS, call)
 
 
 if __name__ == "__main__":

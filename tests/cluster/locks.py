@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 
 sys.path.insert(0, os.path.dirname(__file__))
 from locker import Locker, eventually  # noqa: E402
+from suite import run_all  # noqa: E402
 
 TESTS = []
 LATER = []
@@ -429,22 +429,17 @@ def main():
     parser.add_argument("--lease", type=float, default=30)
     parser.add_argument("--only")
     arguments = parser.parse_args()
-    pair, passed, failed = Pair(arguments), 0, 0
-    for run in TESTS + LATER:
-        if arguments.only and run.__name__ != arguments.only:
-            continue
+    pair = Pair(arguments)
+
+    def call(_, run):
         try:
             pair.new_file()
-            if run(pair) != "skipped":
-                passed += 1
-                print(f"ok   {run.__doc__}", flush=True)
-        except Exception:
-            failed += 1
-            traceback.print_exc(file=sys.stdout)
-            print(f"FAIL {run.__name__}: {run.__doc__}", flush=True)
-        pair.end()
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
+            return run(pair)
+        finally:
+            pair.end()
+
+    wanted = [run for run in TESTS + LATER if arguments.only in (None, run.__name__)]
+    run_all(wanted, call)
 
 
 if __name__ == "__main__":

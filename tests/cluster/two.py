@@ -12,7 +12,8 @@ import random
 import subprocess
 import sys
 import threading
-import traceback
+
+from suite import run_all
 
 TESTS = []
 
@@ -221,19 +222,12 @@ def appends_race(a, b):
 
 def main():
     a, b = sys.argv[1:3]
-    passed = failed = 0
-    for number, run in enumerate(TESTS):
+
+    def call(number, run):
         os.mkdir(f"{a}/t{number}")
-        try:
-            run(f"{a}/t{number}", f"{b}/t{number}")
-            passed += 1
-            print(f"ok   {run.__doc__}", flush=True)
-        except Exception:
-            failed += 1
-            traceback.print_exc(file=sys.stdout)
-            print(f"FAIL {run.__name__}: {run.__doc__}", flush=True)
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
+        run(f"{a}/t{number}", f"{b}/t{number}")
+
+    run_all(TESTS, call)
 
 
 if __name__ == "__main__":
