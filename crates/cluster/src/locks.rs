@@ -277,8 +277,15 @@ impl Locks {
         for (key, number) in waits {
             self.remove_wait(key, number);
         }
-        for (key, id) in owners {
-            self.give_up(Owner { session, id }, key, 0, LOCK_END, woken);
+        // All goes before anybody is woken: else a later request could pass one that all of it kept out.
+        for (key, id) in &owners {
+            self.let_go(Owner { session, id: *id }, *key, 0, LOCK_END);
+        }
+        let mut files: Vec<_> = owners.into_iter().map(|(key, _)| key).collect();
+        files.dedup();
+        for key in files {
+            self.wake(key, woken);
+            self.forget_empty(key);
         }
         debug_assert!(!self.sessions.contains_key(&session));
     }
@@ -304,14 +311,21 @@ impl Locks {
 
     /// Gives up a range, and wakes whom that lets in.
     fn give_up(&mut self, owner: Owner, key: FileKey, start: u64, end: u64, woken: &mut Vec<Ticket>) {
-        let Some(file) = self.files.get_mut(&key) else { return };
+        if self.let_go(owner, key, start, end) {
+            self.wake(key, woken);
+            self.forget_empty(key);
+        }
+    }
+
+    /// Gives up a range and wakes nobody. False if nothing of it was held.
+    fn let_go(&mut self, owner: Owner, key: FileKey, start: u64, end: u64) -> bool {
+        let Some(file) = self.files.get_mut(&key) else { return false };
         if file.ranges(owner).is_none_or(|ranges| ranges.overlapping(start, end).next().is_none()) {
-            return;
+            return false;
         }
         let grown = file.give_up(owner, start, end);
         self.count(owner, key, grown);
-        self.wake(key, woken);
-        self.forget_empty(key);
+        true
     }
 
     /// Looks at those who wait for locks of a file, in the order in which they came, and grants what is free.

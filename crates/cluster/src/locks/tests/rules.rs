@@ -34,6 +34,19 @@ fn an_upgrade_of_two_readers_is_a_deadlock_for_the_second() {
 }
 
 #[test]
+fn when_a_session_ends_the_first_in_line_is_the_first_served() {
+    let mut locks = Locks::default();
+    assert_eq!(set(&mut locks, 1, posix(1, WRITE, 9, 9), None), Ok(Set::Granted));
+    assert_eq!(set(&mut locks, 1, posix(2, READ, 0, 0), None), Ok(Set::Granted));
+    assert_eq!(set(&mut locks, 2, posix(1, WRITE, 0, 9), Some(1)), Ok(Set::Waiting));
+    // Only one of the ranges of the session that ends is in the way of this one.
+    assert_eq!(set(&mut locks, 2, posix(2, READ, 0, 9), Some(2)), Ok(Set::Waiting));
+    let mut woken = Vec::new();
+    locks.end_session(1, &mut woken);
+    assert_eq!(woken, [Ticket { session: 2, call: 1 }]);
+}
+
+#[test]
 fn a_circle_over_files_and_sessions_is_found_wherever_it_closes() {
     let mut locks = Locks::default();
     let of_file = |ino: u64| LockSpan { ino, ..posix(1, WRITE, 0, 0) };
