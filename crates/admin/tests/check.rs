@@ -53,6 +53,19 @@ fn a_healthy_volume_has_no_findings() {
 }
 
 #[test]
+fn sparse_files_whose_sizes_wrap_the_sums_are_no_damage() {
+    let volume = Volume::new();
+    let sparse = |ino| inode(ino, Kind::File, 5 << 60, Data::None);
+    volume.apply(vec![
+        entry(A, "huge1", sparse(30)),
+        entry(A, "huge2", sparse(31)),
+        dir_stat(A, 0, 6, 2, 95 + (5 << 60)),
+        dir_stat(A, 3, 0, -1, 5 << 60),
+    ]);
+    assert_eq!(volume.check().0, []);
+}
+
+#[test]
 fn small_windows_of_objects_find_the_same() {
     let volume = Volume::new();
     volume.apply(vec![obj_stat(3, 0, 1), obj_stat(1 << 60, 0, 5)]);

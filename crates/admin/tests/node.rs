@@ -61,7 +61,7 @@ fn reopened(engine: &MemoryEngine, clock: &Arc<ManualClock>, seed: u64) {
     let (found, _) = findings(&*copy);
     assert_eq!(found, [], "seed {seed}: opened again");
     let op = Op::MkDir(Place::new(ROOT, Name::new(b"fresh").unwrap()), 0o755);
-    assert!(matches!(node.call(Request { creds: Creds::root(), op }), Ok(Answer::Inode(_))));
+    assert!(matches!(node.call(Request { creds: Creds::root(), op }), Ok(Answer::Entry { .. })));
     node.close().unwrap();
     assert_eq!(findings(&*copy).0, [], "seed {seed}: used again");
 }

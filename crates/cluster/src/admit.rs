@@ -49,7 +49,7 @@ pub fn admit(request: &Request, opens: &mut Opens, opens_max: usize) -> Result<E
     let room = |effect| if opens.total() < opens_max { Ok(effect) } else { Err(TOO_MANY) };
     match &request.op {
         Op::Create { flags, .. } => room(Effect::Opens { write: flags.write }),
-        Op::Open(_, flags) => room(Effect::Opens { write: flags.write }),
+        Op::Open(_, flags) | Op::OpenAt(_, flags) => room(Effect::Opens { write: flags.write }),
         Op::TmpFile { .. } => room(Effect::Opens { write: true }),
         Op::Release(ino) => match opens.take(*ino, 1) {
             (1, held) => Ok(Effect::Releases { ino: *ino, write: held.write }),

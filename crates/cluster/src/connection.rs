@@ -17,7 +17,7 @@ use kestrel_types::wire::{Answered, Body, Call, Checksum, ToClient, ToServer, Wi
 
 use crate::admin::Asker;
 use crate::admit::{Effect, admit};
-use crate::server::{Batch, Server, Submission, Submitted};
+use crate::server::{Batch, Server, Submitted};
 use crate::session::window::{Admission, Waiter};
 use crate::session::{Claims, Line, Phase, Session, State};
 
@@ -54,7 +54,9 @@ pub struct Connection {
 /// What is left to do with a batch when the session's lock has been let go.
 #[derive(Default)]
 struct Work {
-    submissions: Vec<Submission>,
+    /// For the node, and beside each what its answer is for.
+    requests: Vec<(Request, Option<Origin>)>,
+    submitted: Vec<Submitted>,
     questions: Vec<(u64, Box<[u8]>)>,
     claims: bool,
     bye: bool,
@@ -100,7 +102,11 @@ impl Connection {
         shared.counts.batches.add(1);
         let answers =
             Batch::new(shared.clone(), session.clone(), incarnation, self.outbox.clone(), self.checksum);
-        let mut work = Work::default();
+        let mut work = Work {
+            requests: Vec::with_capacity(messages.len()),
+            submitted: Vec::with_capacity(messages.len()),
+            ..Work::default()
+        };
         let mut broken = None;
         {
             let mut state = session.state.lock();
@@ -202,7 +208,7 @@ impl Connection {
     fn take_op(
         &self,
         (id, seq, retry): (u64, u64, bool),
-        request: Request,
+        mut request: Request,
         session: &Arc<Session>,
         state: &mut State,
         answers: &Arc<Batch>,
@@ -227,10 +233,13 @@ impl Connection {
             }
         }
         let admitted = admit(&request, &mut state.opens, self.server.shared.config.opens_max);
-        let (request, effect) = match admitted {
-            Ok(effect) => (request, effect),
+        let effect = match admitted {
+            Ok(effect) => effect,
             // It may have been carried out when the session still allowed it: then that answer is the answer.
-            Err(_) if retry && seq != 0 => (RECALL, Effect::None),
+            Err(_) if retry && seq != 0 => {
+                request = RECALL;
+                Effect::None
+            }
             Err(why) => {
                 counts.calls_refused.add(1);
                 let reply = Err(Outcome::Failed(why));
@@ -243,9 +252,8 @@ impl Connection {
         };
         counts.retries_submitted.add(u64::from(retry));
         let origin = (seq != 0).then_some(Origin { client: session.client, seq, retry });
-        let answers = answers.clone();
-        let submitted = Submitted { id, seq, effect };
-        work.submissions.push((request, origin, Box::new(move |reply| answers.reply(submitted, reply))));
+        work.requests.push((request, origin));
+        work.submitted.push(Submitted { id, seq, effect });
         Ok(())
     }
 
@@ -255,12 +263,13 @@ impl Connection {
         work: Work,
         session: &Arc<Session>,
         incarnation: u64,
-        answers: &Batch,
+        answers: &Arc<Batch>,
         now: Nanos,
     ) {
         let server = &self.server;
-        if !work.submissions.is_empty() {
-            server.node.submit_many_from(work.submissions);
+        if !work.requests.is_empty() {
+            answers.expect(work.submitted);
+            server.node.submit_batch(work.requests, answers);
         }
         answers.submitted();
         if work.claims {

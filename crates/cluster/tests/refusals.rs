@@ -119,6 +119,26 @@ fn a_client_has_so_many_opens_and_no_more() {
 }
 
 #[test]
+fn an_open_directory_is_nothing_to_release() {
+    let fixture = Fixture::new();
+    let mut client = Client::connected(1, &fixture);
+    assert_eq!(errno(&client.ask(&fixture, Op::MkDir(at("d"), 0o755))), 0);
+    let (dir, _) = opened(&client.ask(&fixture, Op::OpenAt(at("d"), OpenFlags::default())));
+    assert_eq!(
+        opened(&client.ask(&fixture, Op::Open(InodeRef::by_id(dir.ino), OpenFlags::default()))).0,
+        dir
+    );
+    assert_eq!(errno(&client.ask(&fixture, Op::Release(dir.ino))), libc::EBADF);
+    let (file, _) = opened(&client.ask(&fixture, create("d/f")));
+    let open = Op::OpenAt(at("d/f"), OpenFlags { write: true, ..OpenFlags::default() });
+    assert_eq!(opened(&client.ask(&fixture, open)).0.ino, file.ino);
+    for expected in [0, 0, libc::EBADF] {
+        assert_eq!(errno(&client.ask(&fixture, Op::Release(file.ino))), expected);
+    }
+    assert_eq!(fixture.open_files(), 0);
+}
+
+#[test]
 fn questions_are_answered_where_they_were_asked() {
     let fixture = Fixture::new();
     let mut client = Client::connected(1, &fixture);

@@ -19,4 +19,5 @@ pub mod stats;
 pub mod tally;
 pub mod txn;
 pub mod view;
+pub mod walks;
 pub mod worker;

@@ -19,6 +19,7 @@ mod sweep;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::Instant;
 
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
@@ -36,7 +37,7 @@ use crate::worker::{Job, Sink, Worker};
 use courier::Courier;
 
 pub use crate::txn::{Origin, SessionRecord};
-pub use crate::worker::Done;
+pub use crate::worker::{Done, Ear};
 pub use courier::Replies;
 
 /// Most workers of a node: lanes are bits of a word.
@@ -139,30 +140,30 @@ impl Node {
 
     /// Sends many requests: one batch a worker, as far as they fit. Those of one worker keep their order.
     pub fn submit_many(&self, requests: Vec<(Request, Done)>) {
-        let mut pending = 0;
+        let (mut pending, now) = (0, Instant::now());
         for (request, done) in requests {
-            pending |= self.enqueue(request, None, done);
+            pending |= self.enqueue(request, None, Sink::Callback(done), now);
         }
         self.drive(pending);
     }
 
     fn drive_one(&self, request: Request, origin: Option<Origin>, done: Done) {
-        let pending = self.enqueue(request, origin, done);
+        let pending = self.enqueue(request, origin, Sink::Callback(done), Instant::now());
         self.drive(pending);
     }
 
     /// Puts a request into its lane, whose bit is returned; one without a lane is served at once. What may have been executed
     /// before runs with every role held: that is rare, and its answer may concern a file without names.
-    fn enqueue(&self, request: Request, origin: Option<Origin>, done: Done) -> u128 {
+    fn enqueue(&self, request: Request, origin: Option<Origin>, sink: Sink, now: Instant) -> u128 {
         let lane = match ops::lane(&self.core, &request.op, &Route::AsAsked) {
             Lane::Caller => {
-                self.submit_without_lane(request, done);
+                self.submit_without_lane(request, sink);
                 return 0;
             }
             Lane::Worker(worker) if !origin.is_some_and(|origin| origin.retry) => worker,
             Lane::Worker(_) | Lane::Exclusive => self.core.workers,
         };
-        self.lanes[lane].push(Job { origin, ..Job::new(request, Sink::Callback(done)) });
+        self.lanes[lane].push(Job { origin, ..Job::since(request, sink, now) });
         1 << lane
     }
 

@@ -42,6 +42,7 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
             create::run(view, creds, place, *mode, flags, *exclusive)
         }
         Op::Open(inode, flags) => open::run(view, creds, inode, flags),
+        Op::OpenAt(place, flags) => open::at(view, creds, place, flags),
         Op::TmpFile { dir, mode, exclusive } => tmpfile::run(view, creds, *dir, *mode, *exclusive),
         Op::Release(ino) => open::release(view, *ino),
         Op::MkNod { place, kind, mode, rdev } => create::mknod(view, creds, place, *kind, *mode, *rdev),
@@ -84,17 +85,8 @@ pub enum Lane {
 
 /// The lane where a request starts; it may turn out to belong elsewhere.
 pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
-    let by_place = |place: &Place| {
-        let mut dir = place.base;
-        for name in &place.dirs {
-            // A guess is as good as any if the replica does not know: the worker resolves and forwards.
-            match core.replica.find(dir, name.as_bytes()) {
-                Some(child) => dir = child,
-                None => break,
-            }
-        }
-        Lane::Worker(core.home_of_name(dir, place.name.as_bytes()))
-    };
+    let by_place =
+        |place: &Place| Lane::Worker(core.home_of_name(core.replica.guess(place), place.name.as_bytes()));
     let by_inode = |inode: &InodeRef| match (route, &inode.seen) {
         (Route::Name(parent, name), _) => Lane::Worker(core.home_of_name(*parent, name)),
         (Route::AsAsked, Some((parent, name))) => Lane::Worker(core.home_of_name(*parent, name.as_bytes())),
@@ -103,6 +95,7 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
     match op {
         Op::Lookup(place)
         | Op::Create { place, .. }
+        | Op::OpenAt(place, _)
         | Op::MkNod { place, .. }
         | Op::MkDir(place, _)
         | Op::Symlink(place, _)
@@ -141,13 +134,13 @@ pub fn is_freeing(op: &Op) -> bool {
         | Op::Compact { .. }
         | Op::Sweep(_) => true,
         Op::SetAttr(_, set) => set.size.is_some(),
-        Op::Open(_, flags) => flags.truncate,
+        Op::Open(_, flags) | Op::OpenAt(_, flags) => flags.truncate,
         _ => false,
     }
 }
 
 /// Names of the kinds of requests, for counters. The index is [`kind`].
-pub const KINDS: [&str; 31] = [
+pub const KINDS: [&str; 32] = [
     "lookup",
     "parent",
     "getattr",
@@ -179,6 +172,7 @@ pub const KINDS: [&str; 31] = [
     "tree_usage",
     "sync",
     "sweep",
+    "openat",
 ];
 
 /// Kind of a request, an index of [`KINDS`].
@@ -215,5 +209,6 @@ pub fn kind(op: &Op) -> usize {
         Op::TreeUsage(_) => 28,
         Op::Sync => 29,
         Op::Sweep(_) => 30,
+        Op::OpenAt(..) => 31,
     }
 }

@@ -1,6 +1,6 @@
 //! The batch pipeline: prefetch, execute in order, commit, and what each request gets to hear.
 //!
-//! 1. **Plan.** Every operation runs dry, which names the rows it needs.
+//! 1. **Plan.** Every operation runs dry, which names the rows it needs. A path that many share is walked once ([`crate::walks`]).
 //! 2. **Prefetch.** One multi-get for all of them.
 //! 3. **Execute** in order; each sees what those before it changed. One that finds it needs more rows is undone, the rest of
 //!    the batch is planned again, and it goes on after another fetch.
@@ -25,6 +25,7 @@ use crate::ops::{self, Lane};
 use crate::rows::Rows;
 use crate::txn::{self, Told};
 use crate::view::{Core, Route, Run, Stop, View};
+use crate::walks::Walks;
 use crate::worker::Job;
 
 /// After so many stops for rows a batch plans only the operation that stopped, not the whole rest again.
@@ -63,6 +64,8 @@ pub struct Desk<'a> {
     pub effects: &'a mut Effects,
     /// Inode numbers to give out.
     pub ids: &'a mut Block,
+    /// Paths walked lately.
+    pub walks: &'a mut Walks,
 }
 
 /// How a request ended.
@@ -173,6 +176,7 @@ fn attempt(
         core: means.core,
         effects: desk.effects,
         ids: desk.ids,
+        walks: desk.walks,
         worker: means.worker,
         now: means.now,
         stamp,

@@ -8,12 +8,19 @@
 //! a role. So no operation can see a dentry older than the last change, and no lock is held across an operation. Reads
 //! without a role (routing, listings) get an answer that was right a moment ago.
 
+mod guesses;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use kestrel_types::ids::{InodeId, Position};
+use kestrel_types::name::Place;
 use kestrel_types::placement::{hash_entry, hash_inode, place_of};
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
 use crate::perm::{Dentry, Guard};
+use crate::walks::hash_dirs;
+use guesses::Guesses;
 
 const SHARDS: usize = 64;
 
@@ -42,6 +49,9 @@ pub struct Replica {
     dirs: Box<[RwLock<Shard>]>,
     names: Box<[RwLock<FxHashMap<u64, InodeId>>]>,
     shard_bytes_max: usize,
+    /// Directories that it was told to forget so far.
+    forgotten: AtomicU64,
+    guesses: Guesses,
 }
 
 impl Replica {
@@ -51,6 +61,8 @@ impl Replica {
             dirs: (0..SHARDS).map(|_| RwLock::default()).collect(),
             names: (0..SHARDS).map(|_| RwLock::default()).collect(),
             shard_bytes_max: (bytes_max / SHARDS).max(4 * DENTRY_BYTES),
+            forgotten: AtomicU64::new(0),
+            guesses: Guesses::default(),
         }
     }
 
@@ -86,6 +98,36 @@ impl Replica {
         let shard = self.shard(ino).read();
         let cached = shard.dirs.get(&ino)?;
         (cached.parent == parent && *cached.name == *name).then(|| (dentry(ino, cached), cached.changed_at))
+    }
+
+    /// How many directories it was told to forget, cached or not: what was found here for a path stays true until there are more.
+    /// Exact for whoever holds a role, since directories change and are forgotten with all of them held.
+    #[inline]
+    pub fn forgotten(&self) -> u64 {
+        self.forgotten.load(Ordering::Relaxed)
+    }
+
+    /// The directory in which a place probably lies, as far as is known. For routing; no role is needed.
+    #[inline]
+    pub fn guess(&self, place: &Place) -> InodeId {
+        if place.dirs.is_empty() {
+            return place.base;
+        }
+        // What was guessed before something was forgotten has another hash.
+        let hash = hash_dirs(place).wrapping_add(self.forgotten().wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        if let Some(dir) = self.guesses.get(hash) {
+            return dir;
+        }
+        let mut dir = place.base;
+        for name in &place.dirs {
+            match self.find(dir, name) {
+                Some(child) => dir = child,
+                // The worker will resolve it and forward the request.
+                None => return dir,
+            }
+        }
+        self.guesses.set(hash, dir);
+        dir
     }
 
     /// Takes a directory in. The caller holds a role.
@@ -127,6 +169,8 @@ impl Replica {
 
     /// Forgets a directory. The caller holds every role if it changed.
     pub fn remove(&self, ino: InodeId) {
+        // Also of one that is not cached any more: it may have been when a path was walked.
+        self.forgotten.fetch_add(1, Ordering::Relaxed);
         let mut shard = self.shard(ino).write();
         let Some(old) = shard.dirs.remove(&ino) else { return };
         shard.bytes -= DENTRY_BYTES + old.name.len();
@@ -156,6 +200,8 @@ fn dentry(ino: InodeId, cached: &Cached) -> Dentry {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
     use super::*;
 
     fn dir(ino: InodeId, parent: InodeId) -> Dentry {
@@ -169,6 +215,10 @@ mod tests {
         assert_eq!(replica.get(16), Some((dir(16, 1), 7)));
         assert_eq!(replica.find(1, b"a"), Some(16));
         assert_eq!(replica.find(1, b"b"), None);
+        let guess = || replica.guess(&Place::from_path(1, b"a/f").unwrap());
+        assert_eq!((guess(), guess()), (16, 16));
+        replica.remove(99);
+        assert_eq!((guess(), replica.forgotten()), (16, 1));
         // Renamed: the old place must not lead there any more.
         replica.insert(dir(16, 2), b"b", 0);
         assert_eq!(replica.find(1, b"a"), None);

@@ -149,8 +149,14 @@ impl Rows {
     }
 
     /// The cell of a key; new ones are wanted.
+    #[inline]
     pub fn cell(&mut self, table: Table, id: u64, suffix: &[u8]) -> CellId {
-        let hash = hash_entry(id, suffix) ^ (table as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.cell_hashed(table, id, suffix, hash_entry(id, suffix))
+    }
+
+    /// As [`Rows::cell`], with the [`hash_entry`] of `id` and `suffix`.
+    pub fn cell_hashed(&mut self, table: Table, id: u64, suffix: &[u8], hash: u64) -> CellId {
+        let hash = hash ^ (table as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         if self.cells.len() * 2 >= self.index.len() {
             self.grow();
         }
@@ -421,13 +427,9 @@ impl Rows {
         if matches!(old, Value::Wanted) {
             self.wanted.retain(|wanted| *wanted != cell);
         }
-        if !target.dirty {
-            target.dirty = true;
-            self.dirty_cells += 1;
-            self.journal.push(Undo { cell, dirty: false, value: old });
-        } else {
-            self.journal.push(Undo { cell, dirty: true, value: old });
-        }
+        self.journal.push(Undo { cell, dirty: target.dirty, value: old });
+        self.dirty_cells += usize::from(!target.dirty);
+        target.dirty = true;
     }
 
     /// The operation that ran is complete: its changes stay. Whether there were any.
@@ -446,9 +448,7 @@ impl Rows {
                 self.wanted.push(undo.cell);
             }
             cell.value = undo.value;
-            if cell.dirty && !undo.dirty {
-                self.dirty_cells -= 1;
-            }
+            self.dirty_cells -= usize::from(cell.dirty && !undo.dirty);
             cell.dirty = undo.dirty;
         }
     }

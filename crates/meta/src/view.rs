@@ -39,6 +39,7 @@ use crate::ids::Block;
 use crate::replica::Replica;
 use crate::rows::{CellId, Rows, Value, share_suffix};
 use crate::session::{Condemned, MovedTable, OpenTable, Reclaiming, Sweeps};
+use crate::walks::Walks;
 
 /// Size that a directory shows.
 pub const DIR_SIZE: u64 = 4096;
@@ -147,6 +148,8 @@ pub struct View<'a> {
     pub effects: &'a mut Effects,
     /// Inode numbers to give out.
     pub ids: &'a mut Block,
+    /// Paths walked lately.
+    pub walks: &'a mut Walks,
     /// The worker whose role is held, or `core.workers` if all are.
     pub worker: usize,
     /// The time.

@@ -22,9 +22,17 @@ use crate::ops::open::Claim;
 use crate::rows::Rows;
 use crate::txn::Origin;
 use crate::view::Route;
+use crate::walks::Walks;
 
 /// Takes a reply; may run on any thread, and must not block.
 pub type Done = Box<dyn FnOnce(Reply) + Send>;
+
+/// Takes the replies to many requests, each with the request's number among them; on any thread, and must not block. One object
+/// instead of a callback a request.
+pub trait Ear: Send + Sync {
+    /// Takes a reply.
+    fn hear(&self, number: usize, reply: Reply);
+}
 
 /// Where a blocked caller waits.
 #[derive(Default)]
@@ -89,6 +97,8 @@ pub enum Sink {
     Slot(Arc<Slot>),
     /// A callback.
     Callback(Done),
+    /// Who sent many requests, of which this is the one with this number.
+    Ear(Arc<dyn Ear>, usize),
 }
 
 impl Sink {
@@ -98,6 +108,7 @@ impl Sink {
             Sink::Caller => debug_assert!(false, "the caller takes its reply itself"),
             Sink::Slot(slot) => slot.fill(reply),
             Sink::Callback(done) => done(reply),
+            Sink::Ear(ear, number) => ear.hear(number, reply),
         }
     }
 }
@@ -125,6 +136,11 @@ pub struct Job {
 impl Job {
     /// A request that has just come.
     pub fn new(request: Request, sink: Sink) -> Self {
+        Self::since(request, sink, Instant::now())
+    }
+
+    /// A request that came then.
+    pub fn since(request: Request, sink: Sink, since: Instant) -> Self {
         Self {
             request,
             origin: None,
@@ -132,7 +148,7 @@ impl Job {
             route: Route::AsAsked,
             hops: 0,
             unswept: None,
-            since: Instant::now(),
+            since,
             sink,
         }
     }
@@ -147,6 +163,8 @@ pub struct Role {
     pub effects: Effects,
     /// Inode numbers to give out.
     pub ids: Block,
+    /// Paths walked lately.
+    pub walks: Walks,
     /// Requests of the present batch.
     pub jobs: Vec<Job>,
 }
@@ -184,7 +202,7 @@ impl Worker {
         let queue = self.queue.lock();
         queue.iter().any(|job| match &job.sink {
             Sink::Slot(slot) => slot.hand_over(lane),
-            Sink::Caller | Sink::Callback(_) => false,
+            Sink::Caller | Sink::Callback(_) | Sink::Ear(..) => false,
         })
     }
 }

@@ -70,7 +70,12 @@ fn claim(fixture: &Fixture, inode: InodeRef, count: u32) -> Reply {
 
 fn ino(reply: &Reply) -> u64 {
     match reply {
-        Ok(Answer::Inode(inode) | Answer::Opened { inode, .. } | Answer::Removed(inode)) => inode.ino,
+        Ok(
+            Answer::Inode(inode)
+            | Answer::Entry { inode, .. }
+            | Answer::Opened { inode, .. }
+            | Answer::Removed(inode),
+        ) => inode.ino,
         other => panic!("{other:?}"),
     }
 }
@@ -118,6 +123,30 @@ fn an_answer_is_given_again_until_its_client_is_forgotten() {
     fixture.node.forget_client(CLIENT).unwrap();
     assert_eq!(rows(&fixture, Table::Txn), 0);
     assert_eq!(errno(&ask(&fixture, WINDOW + 1, true, create("b"))), libc::EEXIST);
+}
+
+#[test]
+fn an_open_by_place_that_changed_something_counts_once() {
+    let mut fixture = fixture(2);
+    let made = ino(&ask(&fixture, 1, false, create("a")));
+    let open = |flags| Op::OpenAt(at(ROOT, "a"), flags);
+    let truncate = OpenFlags { write: true, truncate: true, ..OpenFlags::default() };
+    let first = ask(&fixture, 2, false, open(truncate));
+    assert_eq!(errno(&ask(&fixture, 3, false, open(OpenFlags::default()))), 0);
+    assert_eq!(rows(&fixture, Table::Txn), 2, "an open that changed nothing is not recorded");
+    fixture = fixture.crash(true);
+    // Once more, though the name leads elsewhere now.
+    assert_eq!(
+        errno(&ask(&fixture, 4, false, Op::Rename(at(ROOT, "a"), at(ROOT, "b"), RenameFlags::default()))),
+        0
+    );
+    assert_eq!(ask(&fixture, 2, true, open(truncate)), first);
+    assert_eq!(errno(&ask(&fixture, 5, false, Op::Release(made))), 0);
+    assert_eq!(errno(&ask(&fixture, 6, false, Op::Release(made))), libc::EBADF);
+    // What was not recorded is asked as if for the first time.
+    assert_eq!(errno(&ask(&fixture, 3, true, open(OpenFlags::default()))), libc::ENOENT);
+    fixture.node.end_grace().unwrap();
+    fixture.check();
 }
 
 #[test]

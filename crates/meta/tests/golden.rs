@@ -1,8 +1,9 @@
 //! A small volume whose rows must never change their bytes, and that every later version must read.
 //!
-//! `golden/volume-1.txt` holds one row a line: table, id, suffix, value, in hexadecimal but for the first two; `golden/clients-1.txt`
-//! the rows of tables `moved` and `txn` that clients across a network leave. If this test fails after a change of a format (for
-//! `clients-1.txt` that includes the protocol's), the change needs a new version and a new golden volume beside these.
+//! `golden/volume-1.txt` holds one row a line: table, id, suffix, value, in hexadecimal but for the first two; `golden/clients-2.txt`
+//! the rows of tables `moved` and `txn` that clients across a network leave, in version 2 of the protocol, and `golden/clients-1.txt`
+//! those that programs of version 1 left. If this test fails after a change of a format (for `clients-2.txt` that includes the
+//! protocol's), the change needs a new version and a new golden volume beside these.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -29,7 +30,8 @@ use kestrel_types::request::{
 use kestrel_types::wire::ClientId;
 
 const GOLDEN: &str = include_str!("golden/volume-1.txt");
-const GOLDEN_CLIENTS: &str = include_str!("golden/clients-1.txt");
+const GOLDEN_CLIENTS_V1: &str = include_str!("golden/clients-1.txt");
+const GOLDEN_CLIENTS: &str = include_str!("golden/clients-2.txt");
 const CLIENT: ClientId = ClientId([0xc1; 16]);
 
 fn seen(ino: u64, dir: u64, text: &str) -> InodeRef {
@@ -126,10 +128,13 @@ fn served() -> Fixture {
     let flags = OpenFlags { write: true, ..OpenFlags::default() };
     let ops = [
         Op::Create { place: at(1, "a"), mode: 0o644, flags, exclusive: true },
-        Op::Rename(at(1, "a"), at(1, "b"), RenameFlags::default()),
+        Op::MkDir(at(1, "d"), 0o755),
+        Op::Rename(at(1, "a"), at(1, "d/b"), RenameFlags::default()),
         Op::MkNod { place: at(1, "c"), kind: Kind::Char, mode: 0o600, rdev: 0x103 },
         Op::Unlink(at(1, "c")),
         Op::Symlink(at(1, "s"), b"b"[..].into()),
+        Op::OpenAt(at(1, "d/b"), OpenFlags { truncate: true, ..flags }),
+        Op::TmpFile { dir: 1, mode: 0o600, exclusive: false },
         Op::SetXattr(InodeRef::by_id(1), b"user.a"[..].into(), b"v"[..].into(), XattrFlags::default()),
     ];
     for (seq, op) in (1..).zip(ops) {
@@ -146,7 +151,44 @@ fn what_clients_leave_keeps_its_bytes() {
     f.check();
     let rows = dump(&*f.engine, &[Table::Moved, Table::Txn]);
     assert!(rows == GOLDEN_CLIENTS, "the format changed; now:\n{rows}");
-    let answers = GOLDEN_CLIENTS.lines().filter_map(|line| {
+    let answers = answers_of(GOLDEN_CLIENTS);
+    let dir = f.inode(Op::Lookup(at(1, "d"))).ino;
+    assert!(
+        matches!(&answers[..], [
+        (1, Answer::Opened { created: true, inode: open, parent: Some(1) }),
+        (2, Answer::Entry { parent: 1, .. }),
+        (3, Answer::Renamed { moved, other: None, from: 1, to }),
+        (4, Answer::Entry { parent: 1, inode: device }),
+        (5, Answer::Removed(gone)),
+        (6, Answer::Entry { parent: 1, inode: link }),
+        (7, Answer::Opened { created: false, inode: again, parent: Some(parent) }),
+        (8, Answer::Opened { created: true, parent: None, .. }),
+        (9, Answer::Done),
+    ] if [open.ino, again.ino] == [*moved; 2] && [*to, *parent] == [dir; 2]
+        && (device.rdev, gone.nlink) == (0x103, 0) && link.kind == Kind::Symlink),
+        "{answers:?}"
+    );
+}
+
+#[test]
+fn what_clients_of_version_1_left_can_be_read() {
+    let answers = answers_of(GOLDEN_CLIENTS_V1);
+    assert!(
+        matches!(&answers[..], [
+        (1, Answer::Opened { created: true, inode: open, parent: None }),
+        (2, Answer::Renamed { moved, other: None, from: 0, to: 0 }),
+        (3, Answer::Inode(device)),
+        (4, Answer::Removed(gone)),
+        (5, Answer::Inode(link)),
+        (6, Answer::Done),
+    ] if open.ino == *moved && (device.rdev, gone.nlink) == (0x103, 0) && link.kind == Kind::Symlink),
+        "{answers:?}"
+    );
+}
+
+/// Answers that rows of table `txn` hold, by the client's number.
+fn answers_of(rows: &str) -> Vec<(u16, Answer)> {
+    let answers = rows.lines().filter_map(|line| {
         let fields: Vec<&str> = line.split(' ').collect();
         match TxnKey::decode(fields[1].parse().unwrap(), &unhex(fields[2])) {
             Some(TxnKey::Answer(CLIENT, slot)) => {
@@ -155,18 +197,7 @@ fn what_clients_leave_keeps_its_bytes() {
             _ => None,
         }
     });
-    let answers = answers.collect::<Vec<_>>();
-    assert!(
-        matches!(&answers[..], [
-        (1, Answer::Opened { created: true, inode: open }),
-        (2, Answer::Renamed { moved, other: None }),
-        (3, Answer::Inode(device)),
-        (4, Answer::Removed(gone)),
-        (5, Answer::Inode(link)),
-        (6, Answer::Done),
-    ] if open.ino == *moved && (device.rdev, gone.nlink) == (0x103, 0) && link.kind == Kind::Symlink),
-        "{answers:?}"
-    );
+    answers.collect()
 }
 
 #[test]
@@ -185,7 +216,7 @@ fn the_golden_volume_can_be_read() {
     let node = Node::open(engine.clone(), Arc::new(ManualClock::new(2_000 * SECOND)), config(3)).unwrap();
     let call = |op| node.call(Request { creds: Creds::root(), op });
     let lookup = |path: &str| match call(Op::Lookup(at(1, path))) {
-        Ok(Answer::Inode(inode)) => inode,
+        Ok(Answer::Entry { inode, .. }) => inode,
         other => panic!("{path}: {other:?}"),
     };
     assert_eq!(lookup("inline").data, Data::Inline(b"hello"[..].into()));

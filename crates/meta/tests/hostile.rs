@@ -61,7 +61,9 @@ fn dir() -> BoxedStrategy<InodeId> {
 
 fn place() -> BoxedStrategy<Place> {
     let dirs = prop_oneof![20 => Just(Vec::new()), 4 => vec(name(), 1..3), 1 => vec(name(), 2047)];
-    (dir(), dirs, name()).prop_map(|(base, dirs, name)| Place { base, dirs, name }).boxed()
+    (dir(), dirs, name())
+        .prop_map(|(base, dirs, name)| Place { base, dirs: dirs.into_iter().collect(), name })
+        .boxed()
 }
 
 fn file() -> BoxedStrategy<InodeRef> {
@@ -172,6 +174,7 @@ fn op() -> BoxedStrategy<Op> {
         (file(), any::<u32>()).prop_map(|(file, mask)| Op::Access(file, mask)),
         file().prop_map(Op::ReadLink),
         (file(), flags()).prop_map(|(file, flags)| Op::Open(file, flags)),
+        (place(), flags()).prop_map(|(place, flags)| Op::OpenAt(place, flags)),
         (ino(), mode(), any::<bool>()).prop_map(|(dir, mode, exclusive)| Op::TmpFile {
             dir,
             mode,
@@ -290,17 +293,20 @@ proptest! {
             }
             let Some(request) = received(request) else { continue };
             let asked = format!("{request:?}");
-            let at = match &request.op {
-                Op::Create { place, .. } | Op::MkNod { place, .. } | Op::MkDir(place, _) | Op::Symlink(place, _)
-                | Op::Lookup(place) | Op::Link(_, place) if place.dirs.is_empty() => Some((place.base, place.name.clone())),
+            let name = match &request.op {
+                Op::Create { place, .. } | Op::OpenAt(place, _) | Op::MkNod { place, .. } | Op::MkDir(place, _)
+                | Op::Symlink(place, _) | Op::Lookup(place) | Op::Link(_, place) => Some(place.name.clone()),
                 _ => None,
             };
             let reply = fixture.node.call(request);
-            if let Ok(Answer::Inode(inode) | Answer::Opened { inode, .. }) | Err(Outcome::Conflict(inode)) = &reply {
+            if let Ok(Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. }) | Err(Outcome::Conflict(inode)) = &reply {
                 known.insert(inode.ino, inode.data_change);
-                if let Some(at) = at {
-                    made.insert(inode.ino, at);
-                }
+                let parent = match &reply {
+                    Ok(Answer::Entry { parent, .. }) => Some(*parent),
+                    Ok(Answer::Opened { parent, .. }) => *parent,
+                    _ => None,
+                };
+                made.extend(parent.zip(name).map(|at| (inode.ino, at)));
             }
             let mut sent = Vec::new();
             encode_reply(&reply, &mut sent);

@@ -10,7 +10,9 @@ use kestrel_model::{NEED_GROUPS, SYMLINK};
 use kestrel_types::clock::SECOND;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::InodeRef;
-use kestrel_types::request::{Answer, Creds, NewData, Op, Outcome, RenameFlags, Request, SetAttr, SetTime};
+use kestrel_types::request::{
+    Answer, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Request, SetAttr, SetTime,
+};
 
 fn rename(from: &str, to: &str) -> Op {
     Op::Rename(at(1, from), at(1, to), RenameFlags::default())
@@ -80,6 +82,85 @@ fn create_opens_what_exists_and_makes_what_does_not() {
     assert_eq!(f.errno_as(&somebody, device(Kind::Dir, 0)), libc::EPERM);
     assert_eq!(f.errno_as(&somebody, device(Kind::Symlink, 0)), libc::EINVAL);
     assert_eq!(f.errno_as(&somebody, device(Kind::Char, 0)), 0);
+    f.check();
+}
+
+#[test]
+fn open_at_opens_what_a_path_leads_to_and_tells_the_directory() {
+    let f = fixture();
+    let dir = f.inode(mkdir("d")).ino;
+    let sub = f.inode(mkdir("d/sub")).ino;
+    let file = f.inode(create("d/sub/f"));
+    f.inode(Op::Symlink(at(1, "d/s"), b"sub"[..].into()));
+    f.inode(Op::Link(InodeRef { ino: file.ino, seen: Some((sub, name("f"))) }, at(1, "d/hard")));
+    f.call(Op::Release(file.ino)).unwrap();
+    let open = |path: &str, flags| f.call(Op::OpenAt(at(1, path), flags));
+    let opened = |path: &str, parent: u64, ino: u64| match open(path, WRITE) {
+        Ok(Answer::Opened { inode, created: false, parent: Some(told) }) => {
+            assert_eq!((inode.ino, told), (ino, parent), "{path}")
+        }
+        other => panic!("{path}: {other:?}"),
+    };
+    opened("d/sub/f", sub, file.ino);
+    opened("d/hard", dir, file.ino);
+    for _ in 0..2 {
+        f.call(Op::Release(file.ino)).unwrap();
+    }
+    assert_eq!(f.errno(Op::Release(file.ino)), libc::EBADF, "one open each");
+    // A directory is opened for reading and not counted.
+    assert_eq!(errno(&open("d/sub", WRITE)), libc::EISDIR);
+    match open("d/sub", OpenFlags { write: false, ..WRITE }) {
+        Ok(Answer::Opened { inode, parent, .. }) => {
+            assert_eq!((inode.ino, inode.nlink, parent), (sub, 2, Some(dir)))
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(f.errno(Op::Release(sub)), libc::EBADF);
+    assert_eq!(errno(&open("d/s", WRITE)), libc::ELOOP);
+    match open("d/s/f", WRITE) {
+        Err(Outcome::Symlink { resolved: 1, dir: within, target }) => {
+            assert_eq!((within, &*target), (dir, &b"sub"[..]))
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(errno(&open("d/none", WRITE)), libc::ENOENT);
+    assert_eq!(errno(&open("none/f", WRITE)), libc::ENOENT);
+    assert_eq!(errno(&open("d/hard/f", WRITE)), libc::ENOTDIR);
+    let somebody = user(1000, 1000, &[]);
+    assert_eq!(f.errno_as(&somebody, Op::OpenAt(at(1, "d/hard"), WRITE)), libc::EACCES);
+    f.inode(mode(InodeRef::by_id(dir), 0o700));
+    let read = OpenFlags { write: false, ..WRITE };
+    assert_eq!(f.errno_as(&somebody, Op::OpenAt(at(1, "d/hard"), read)), libc::EACCES);
+    assert_eq!(f.errno_as(&somebody, Op::OpenAt(at(dir, "hard"), read)), libc::EACCES);
+    f.inode(Op::OpenAt(at(1, "d/hard"), OpenFlags { truncate: true, ..WRITE }));
+    assert_eq!(f.node.stats().open_files, 1);
+    f.check();
+}
+
+#[test]
+fn answers_to_places_tell_their_directories() {
+    let f = fixture();
+    let a = f.inode(mkdir("a")).ino;
+    let b = f.inode(mkdir("a/b")).ino;
+    let file = f.inode(create("a/b/f")).ino;
+    let parent = |op: Op| match f.call(op.clone()) {
+        Ok(Answer::Entry { parent, .. } | Answer::Opened { parent: Some(parent), .. }) => parent,
+        other => panic!("{op:?}: {other:?}"),
+    };
+    assert_eq!(parent(lookup("a")), 1);
+    assert_eq!(parent(lookup("a/b")), a);
+    assert_eq!(parent(mkdir("a/b/c")), b);
+    assert_eq!(parent(create("a/b/g")), b);
+    assert_eq!(parent(Op::Symlink(at(a, "b/s"), b"x"[..].into())), b);
+    assert_eq!(parent(Op::MkNod { place: at(a, "p"), kind: Kind::Fifo, mode: 0o600, rdev: 0 }), a);
+    assert_eq!(parent(Op::Link(InodeRef { ino: file, seen: Some((b, name("f"))) }, at(1, "a/h"))), a);
+    let dirs = |op: Op| match f.call(op.clone()) {
+        Ok(Answer::Renamed { from, to, .. }) => (from, to),
+        other => panic!("{op:?}: {other:?}"),
+    };
+    assert_eq!(dirs(rename("a/b/g", "a/g")), (b, a));
+    assert_eq!(dirs(exchange("a/g", "a/b/s")), (a, b));
+    assert_eq!(dirs(rename("a/h", "a/b/f")), (a, b), "two names of one file: nothing happens");
     f.check();
 }
 

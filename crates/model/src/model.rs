@@ -172,7 +172,7 @@ impl Model {
     /// The number that a reply gives to a new inode and to the state of its content.
     fn numbers(&mut self, heard: Heard<'_>) -> Run<(u64, u64)> {
         match heard {
-            Some(Ok(Answer::Inode(inode) | Answer::Opened { inode, .. })) => {
+            Some(Ok(Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. })) => {
                 Ok((inode.ino, inode.data_change))
             }
             Some(_) => Err(MISFIT),

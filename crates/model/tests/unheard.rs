@@ -50,7 +50,7 @@ fn states_that_are_the_same_are_equal() {
     let (mut ab, mut ba) = (Model::without_times(), Model::without_times());
     let made = |ino| {
         let inode = Inode { mode: 0o755, nlink: 2, size: 4096, ..Inode::new(ino, Kind::Dir, 0, 5) };
-        Ok(Answer::Inode(Box::new(inode)))
+        Ok(Answer::Entry { parent: 1, inode: Box::new(inode) })
     };
     for (model, order) in [(&mut ab, [("a", 20), ("b", 21)]), (&mut ba, [("b", 21), ("a", 20)])] {
         for (path, ino) in order {

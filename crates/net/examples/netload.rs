@@ -129,12 +129,10 @@ impl Way {
             }
             // Neighbours in time are not neighbours in the tree.
             Way::Stat { files } => Op::Lookup(tree.place('f', number.wrapping_mul(7919) % files)),
-            Way::Open { files } => Op::Create {
-                place: tree.place('f', number % files),
-                mode: 0o644,
-                flags: OpenFlags { read: true, ..OpenFlags::default() },
-                exclusive: false,
-            },
+            Way::Open { files } => {
+                let flags = OpenFlags { read: true, ..OpenFlags::default() };
+                Op::OpenAt(tree.place('f', number % files), flags)
+            }
             Way::Close { inos } => Op::Release(inos.get(number as usize).copied().unwrap_or(0)),
             Way::Unlink => Op::Unlink(tree.place('f', number)),
         }

@@ -237,21 +237,24 @@ impl Client {
 
     /// Learns from an answer.
     pub fn learn(&mut self, call: usize, op: &Op, reply: &Reply) {
-        let place = match op {
+        let name = match op {
             Op::Lookup(place)
             | Op::Create { place, .. }
+            | Op::OpenAt(place, _)
             | Op::MkNod { place, .. }
             | Op::MkDir(place, _)
             | Op::Symlink(place, _)
-            | Op::Link(_, place)
-                if place.dirs.is_empty() =>
-            {
-                Some((place.base, place.name.clone()))
+            | Op::Link(_, place) => Some(&place.name),
+            _ => None,
+        };
+        let place = match (reply, name) {
+            (Ok(Answer::Entry { parent, .. } | Answer::Opened { parent: Some(parent), .. }), Some(name)) => {
+                Some((*parent, name.clone()))
             }
             _ => None,
         };
         let write = match op {
-            Op::Create { flags, .. } | Op::Open(_, flags) => flags.write,
+            Op::Create { flags, .. } | Op::Open(_, flags) | Op::OpenAt(_, flags) => flags.write,
             Op::TmpFile { .. } => true,
             _ => false,
         };
@@ -261,7 +264,7 @@ impl Client {
             handle.linkable = false;
         }
         match reply {
-            Ok(Answer::Inode(inode)) => self.see(inode, place),
+            Ok(Answer::Inode(inode) | Answer::Entry { inode, .. }) => self.see(inode, place),
             Ok(Answer::Opened { inode, .. }) => {
                 self.see(inode, place.clone());
                 if inode.kind != Kind::Dir {

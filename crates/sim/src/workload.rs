@@ -41,7 +41,7 @@ fn place(client: &mut Client) -> Place {
     let mut place = Place::new(dir(client), name(client));
     while place.dirs.len() < 2 && client.dice.chance(25) {
         let above = name(client);
-        place.dirs.push(above);
+        place.dirs.push(&above);
     }
     place
 }
@@ -166,11 +166,10 @@ pub fn wish(client: &mut Client) -> Wish {
         16..=20 => set_attr(client),
         21..=34 => {
             let exclusive = client.dice.chance(30);
-            // A file is found by number only with the place where it was seen: as a mount does it, one name at a time.
-            let place = Place::new(dir(client), name(client));
-            Op::Create { place, mode: mode(client), flags: flags(client), exclusive }
+            Op::Create { place: place(client), mode: mode(client), flags: flags(client), exclusive }
         }
-        35..=39 => {
+        35..=37 => Op::OpenAt(place(client), flags(client)),
+        38 | 39 => {
             let file = known(client, |known| known.inode.kind == Kind::File);
             let inode = file.map_or(InodeRef::by_id(5), |file| file.reference());
             Op::Open(inode, flags(client))

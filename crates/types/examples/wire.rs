@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use kestrel_types::error::FsError;
 use kestrel_types::inode::{Data, Inode, Kind};
-use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::name::{Dirs, InodeRef, Name, Place};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, Request};
 use kestrel_types::wire::{
     Answered, Body, Call, Checksum, Frames, ReplyTo, ToClient, ToServer, decode_to_client, decode_to_server,
@@ -56,7 +56,7 @@ fn main() {
     #[allow(clippy::unwrap_used, reason = "constants")]
     let name = |name: &str| Name::new(name.as_bytes()).unwrap();
     let file = || name("IMG_20240101_000017.jpg");
-    let dirs = vec![name("datasets"), name("imagenet"), name("train"), name("n01440764")];
+    let dirs: Dirs = ["datasets", "imagenet", "train", "n01440764"].into_iter().map(name).collect();
     let flags = OpenFlags { write: true, ..OpenFlags::default() };
     let create = |place| Op::Create { place, mode: 0o644, flags, exclusive: true };
     let calls = [
@@ -68,8 +68,8 @@ fn main() {
     ];
     let reply = |reply| ReplyTo { id: 1_000_000, table: 1, answered: Answered::Op(reply) };
     let replies = [
-        ("stat: inode", reply(Ok(Answer::Inode(inode())))),
-        ("create: opened", reply(Ok(Answer::Opened { inode: inode(), created: true }))),
+        ("stat: entry", reply(Ok(Answer::Entry { parent: 77_000, inode: inode() }))),
+        ("create: opened", reply(Ok(Answer::Opened { inode: inode(), created: true, parent: Some(77_000) }))),
         ("done", reply(Ok(Answer::Done))),
         ("no such file", reply(Err(Outcome::Failed(FsError::new(2, "no such file or directory"))))),
     ];

@@ -19,7 +19,6 @@ pub const POINTS: &[&str] = &[
     "node.commit.after",
     "data.pack.before-write",
     "data.pack.written",
-    "data.pack.synced",
     "client.flush.stored",
     "client.flush.committed",
     "client.compact.stored",
@@ -32,6 +31,8 @@ pub const POINTS: &[&str] = &[
     "cache.fill.before-write",
     "cache.fill.written",
     "cache.evict.cut",
+    "cache.whole.written",
+    "cache.whole.named",
     "reap.before-delete",
     "reap.deleted",
 ];

@@ -1,7 +1,12 @@
 //! Names and places in the tree.
 
+mod dirs;
+
 use crate::error::{FsError, FsResult};
 use crate::ids::InodeId;
+
+use dirs::Builder;
+pub use dirs::{Dirs, Iter};
 
 /// Longest name of an entry, bytes.
 pub const NAME_MAX: usize = 255;
@@ -16,7 +21,7 @@ const INLINE_MAX: usize = 22;
 #[derive(Clone)]
 pub struct Name(Bytes);
 
-/// Nearly all names are short, and a path that comes from a network has several.
+/// Nearly all names are short.
 #[derive(Clone)]
 enum Bytes {
     Short(u8, [u8; INLINE_MAX]),
@@ -129,8 +134,8 @@ impl AsRef<[u8]> for Name {
 pub struct Place {
     /// Directory where resolution starts.
     pub base: InodeId,
-    /// Directories between `base` and the entry, outermost first; none of them `.` or `..`.
-    pub dirs: Vec<Name>,
+    /// Directories between `base` and the entry, outermost first.
+    pub dirs: Dirs,
     /// The entry's own name.
     pub name: Name,
 }
@@ -138,7 +143,7 @@ pub struct Place {
 impl Place {
     /// A name directly below a directory.
     pub fn new(base: InodeId, name: Name) -> Self {
-        Self { base, dirs: Vec::new(), name }
+        Self { base, dirs: Dirs::default(), name }
     }
 
     /// The place a relative path leads to from `base`: components separated by `/`, empty and `.` components skipped.
@@ -149,13 +154,14 @@ impl Place {
         if path.len() > PATH_MAX {
             return Err(FsError::new(libc::ENAMETOOLONG, "a path has at most 4095 bytes"));
         }
-        let mut dirs = path
-            .split(|b| *b == b'/')
-            .filter(|part| !part.is_empty() && *part != b".")
-            .map(Name::new)
-            .collect::<FsResult<Vec<_>>>()?;
-        let name = dirs.pop().ok_or(FsError::new(libc::EINVAL, "the path names no entry"))?;
-        Ok(Self { base, dirs, name })
+        let mut parts = path.split(|b| *b == b'/').filter(|part| !part.is_empty() && *part != b".");
+        let mut name = parts.next().ok_or(FsError::new(libc::EINVAL, "the path names no entry"))?;
+        let mut dirs = Builder::with_capacity(path.len());
+        for below in parts {
+            dirs.append(std::mem::replace(&mut name, below))?;
+        }
+        let name = Name::new(name)?;
+        Ok(Self { base, dirs: dirs.build(), name })
     }
 }
 
@@ -241,7 +247,7 @@ mod tests {
     #[test]
     fn paths_become_places() {
         let place = Place::from_path(1, b"/a//./b/c").unwrap();
-        assert_eq!(place.dirs.iter().map(Name::as_bytes).collect::<Vec<_>>(), [b"a", b"b"]);
+        assert_eq!(place.dirs.iter().collect::<Vec<_>>(), [b"a", b"b"]);
         assert_eq!(place.name.as_bytes(), b"c");
         assert!(Place::from_path(1, b"/").is_err());
         assert!(Place::from_path(1, b"a/../b").is_err());

@@ -39,7 +39,7 @@ pub struct Creds {
 impl Creds {
     /// The superuser.
     pub fn root() -> Self {
-        Self { uid: 0, gid: 0, groups: Some(Arc::new([])) }
+        Self { uid: 0, gid: 0, groups: Some(Arc::default()) }
     }
 }
 
@@ -143,7 +143,7 @@ pub struct Commit {
 /// An operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Finds an entry. Answer: [`Answer::Inode`].
+    /// Finds an entry. Answer: [`Answer::Entry`].
     Lookup(Place),
     /// The directory above a directory (the root's is the root). Answer: [`Answer::Inode`].
     Parent(InodeId),
@@ -167,8 +167,11 @@ pub enum Op {
         /// Fail if it exists.
         exclusive: bool,
     },
-    /// Opens a file by number. Answer: [`Answer::Opened`].
+    /// Opens a file by number. Answer: [`Answer::Opened`]. A directory is answered alike, but its opens are not counted.
     Open(InodeRef, OpenFlags),
+    /// Finds an entry and opens what it stands for, as Lookup and Open would at one instant. Answer: [`Answer::Opened`] with
+    /// the directory. A symbolic link at the place is answered with `ELOOP`.
+    OpenAt(Place, OpenFlags),
     /// Creates and opens a file without a name in a directory. Answer: [`Answer::Opened`]. It can be given a name by
     /// [`Op::Link`] unless `exclusive` (`O_EXCL`).
     TmpFile {
@@ -179,9 +182,9 @@ pub enum Op {
         /// `O_EXCL`: it must never get a name.
         exclusive: bool,
     },
-    /// Gives back one open (of Create, Open or TmpFile). The last release of a file without names deletes it. Answer: Done.
+    /// Gives back one open (of Create, Open, OpenAt or TmpFile). The last release of a file without names deletes it. Answer: Done.
     Release(InodeId),
-    /// Creates a special file or an empty regular file without opening it. Answer: [`Answer::Inode`].
+    /// Creates a special file or an empty regular file without opening it. Answer: [`Answer::Entry`].
     MkNod {
         /// Where.
         place: Place,
@@ -192,9 +195,9 @@ pub enum Op {
         /// Device number.
         rdev: u32,
     },
-    /// Creates a directory. Answer: [`Answer::Inode`].
+    /// Creates a directory. Answer: [`Answer::Entry`].
     MkDir(Place, u16),
-    /// Creates a symbolic link with this target, 1 to 4095 bytes. Answer: [`Answer::Inode`].
+    /// Creates a symbolic link with this target, 1 to 4095 bytes. Answer: [`Answer::Entry`].
     Symlink(Place, Box<[u8]>),
     /// Removes an entry that is not a directory. Answer: [`Answer::Removed`].
     Unlink(Place),
@@ -202,7 +205,7 @@ pub enum Op {
     RmDir(Place),
     /// Renames. Answer: [`Answer::Renamed`].
     Rename(Place, Place, RenameFlags),
-    /// Gives a file another name. Answer: [`Answer::Inode`].
+    /// Gives a file another name. Answer: [`Answer::Entry`].
     Link(InodeRef, Place),
     /// Lists a directory by name from the first one after `after`. Needs read permission when `check` is set (opendir).
     /// Answer: [`Answer::Entries`].
@@ -297,6 +300,7 @@ impl Op {
             Op::SetAttr(..)
             | Op::Create { .. }
             | Op::Open(..)
+            | Op::OpenAt(..)
             | Op::TmpFile { .. }
             | Op::Release(_)
             | Op::MkNod { .. }
@@ -354,12 +358,22 @@ pub enum Answer {
     Done,
     /// An inode.
     Inode(Box<Inode>),
+    /// An inode and the directory in which a [`Place`] led to it: with the place's last name, where the inode can be found again
+    /// ([`InodeRef::seen`]).
+    Entry {
+        /// The directory of the entry.
+        parent: InodeId,
+        /// What the entry stands for.
+        inode: Box<Inode>,
+    },
     /// An open file; `created` if it did not exist.
     Opened {
         /// The file, with its content's place.
         inode: Box<Inode>,
         /// It was created by this request.
         created: bool,
+        /// The directory in which a [`Place`] led to it; `None` if it was opened by number or has no name.
+        parent: Option<InodeId>,
     },
     /// The inode whose name was removed, as it is after that. With `nlink` 0 it is gone, or lives only while it is open.
     Removed(Box<Inode>),
@@ -369,6 +383,10 @@ pub enum Answer {
         moved: InodeId,
         /// Inode that was replaced (then as in [`Answer::Removed`]) or exchanged.
         other: Option<Box<Inode>>,
+        /// The directory it left. 0, which is no inode, in an answer that a program before version 2 of the protocol recorded.
+        from: InodeId,
+        /// The directory it came to; 0 as `from`.
+        to: InodeId,
     },
     /// Bytes.
     Bytes(Box<[u8]>),

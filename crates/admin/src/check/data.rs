@@ -93,7 +93,7 @@ impl Work<'_> {
             verdicts
         };
         let threads = self.how.threads.clamp(1, THREADS_MAX).min(groups.len());
-        let verdicts: Vec<(Range, Result<Option<Error>>)> = std::thread::scope(|scope| {
+        let mut verdicts: Vec<(Range, Result<Option<Error>>)> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..threads).map(|_| scope.spawn(verify)).collect();
             let verdicts = threads.into_iter().flat_map(|thread| match thread.join() {
                 Ok(verdicts) => verdicts,
@@ -101,6 +101,8 @@ impl Work<'_> {
             });
             verdicts.collect()
         });
+        // As they lie, whichever thread was the first: the same damage gives the same report.
+        verdicts.sort_unstable_by_key(|(range, _)| (range.object, range.offset, range.len));
         for (range, verdict) in verdicts {
             let damage = match verdict {
                 Ok(None) => {

@@ -94,7 +94,8 @@ fn take(rows: &mut Rows<'_>, dir: InodeId, workers: u16) -> Result<Shares, Engin
                 let total = &mut shares.total;
                 total.children = total.children.saturating_add(stat.children);
                 total.subdirs = total.subdirs.saturating_add(stat.subdirs);
-                total.bytes = total.bytes.saturating_add(stat.bytes);
+                // As the node adds them and [`Sums::add`] does: sizes of sparse files may add up to more than there is room for.
+                total.bytes = total.bytes.wrapping_add(stat.bytes);
                 total.mtime = total.mtime.max(stat.mtime);
                 total.change = total.change.max(stat.change);
             }

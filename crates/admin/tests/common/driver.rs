@@ -62,7 +62,7 @@ impl Driver {
         let place = self.place();
         let seen = Some((place.base, place.name.clone()));
         match self.ask(Op::Lookup(place)) {
-            Ok(Answer::Inode(inode)) => {
+            Ok(Answer::Entry { inode, .. }) => {
                 Some((InodeRef { ino: inode.ino, seen }, inode.kind, inode.data_change, inode.size))
             }
             _ => None,
@@ -101,7 +101,7 @@ impl Driver {
         match self.random.below(16) {
             0 | 1 => {
                 let place = self.place();
-                if let Ok(Answer::Inode(inode)) = self.ask(Op::MkDir(place, 0o755)) {
+                if let Ok(Answer::Entry { inode, .. }) = self.ask(Op::MkDir(place, 0o755)) {
                     self.dirs.push(inode.ino);
                 }
             }

@@ -6,9 +6,11 @@
 //! An answer is taken to the session first (what it means for opens and objects, that its number is done) and then sent to
 //! the connection on which the call was asked last: it may have been sent again over a newer one.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use kestrel_meta::node::Ear;
 use kestrel_net::handler::Outbox;
+use kestrel_types::inode::Kind;
 use kestrel_types::request::{Answer, Reply};
 use kestrel_types::wire::{Answered, Checksum, ReplyTo, ToClient, encode_to_client};
 use parking_lot::Mutex;
@@ -17,6 +19,9 @@ use super::Shared;
 use crate::TABLE;
 use crate::admit::Effect;
 use crate::session::{Session, State};
+
+/// Bytes that most answers have at most, header included.
+const REPLY_BYTES: usize = 72;
 
 /// Frames gathered while a batch is submitted.
 #[derive(Default)]
@@ -34,6 +39,8 @@ pub(crate) struct Batch {
     outbox: Arc<dyn Outbox>,
     checksum: Checksum,
     gathered: Mutex<Gathered>,
+    /// The calls, in the order of the requests they became.
+    calls: OnceLock<Vec<Submitted>>,
 }
 
 /// A call that was submitted.
@@ -54,7 +61,16 @@ impl Batch {
         outbox: Arc<dyn Outbox>,
         checksum: Checksum,
     ) -> Arc<Self> {
-        Arc::new(Self { shared, session, incarnation, outbox, checksum, gathered: Mutex::default() })
+        let (gathered, calls) = (Mutex::default(), OnceLock::new());
+        Arc::new(Self { shared, session, incarnation, outbox, checksum, gathered, calls })
+    }
+
+    /// Says which calls the replies to the requests that are now submitted belong to. Once.
+    pub fn expect(&self, calls: Vec<Submitted>) {
+        // An answer to a call takes about so many bytes.
+        self.gathered.lock().frames.reserve(calls.len() * REPLY_BYTES);
+        let first = self.calls.set(calls).is_ok();
+        debug_assert!(first, "a batch is submitted once");
     }
 
     /// Sends a message on the connection that the batch came on.
@@ -87,7 +103,7 @@ impl Batch {
     }
 
     /// The node's reply to a call.
-    pub fn reply(&self, call: Submitted, reply: Reply) {
+    fn reply(&self, call: Submitted, reply: Reply) {
         if call.seq == 0 && call.effect == Effect::None {
             return self.answer(call.id, Answered::Op(reply));
         }
@@ -126,7 +142,8 @@ impl Batch {
     fn take_effect(&self, state: &mut State, effect: Effect, reply: &Reply, awaited: bool) -> bool {
         let alive = state.is_alive();
         match (effect, reply) {
-            (Effect::Opens { write }, Ok(Answer::Opened { inode, .. })) => {
+            // Opens of directories are not counted.
+            (Effect::Opens { write }, Ok(Answer::Opened { inode, .. })) if inode.kind != Kind::Dir => {
                 if alive && awaited {
                     state.opens.add(inode.ino, 1, write);
                 } else {
@@ -148,6 +165,14 @@ impl Batch {
                 true
             }
             _ => true,
+        }
+    }
+}
+
+impl Ear for Batch {
+    fn hear(&self, number: usize, reply: Reply) {
+        if let Some(call) = self.calls.get().and_then(|calls| calls.get(number)) {
+            self.reply(*call, reply);
         }
     }
 }

@@ -278,7 +278,7 @@ pub fn seen(inode: &Inode, name: &str) -> InodeRef {
 
 pub fn opened(reply: &Reply) -> (Inode, bool) {
     match reply {
-        Ok(Answer::Opened { inode, created }) => ((**inode).clone(), *created),
+        Ok(Answer::Opened { inode, created, .. }) => ((**inode).clone(), *created),
         other => panic!("not opened: {other:?}"),
     }
 }

@@ -12,7 +12,7 @@ use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request, Usage};
 
 use super::courier::Parcel;
-use super::{Done, Durability, Node};
+use super::{Durability, Node};
 use crate::ops::{self, chunks, readdir, usage};
 use crate::perm::{self, Dentry, READ};
 use crate::pipeline::engine_error;
@@ -26,7 +26,7 @@ impl Node {
     pub(super) fn call_without_lane(&self, request: Request) -> Reply {
         let slot = std::sync::Arc::new(Slot::default());
         let waiter = slot.clone();
-        self.submit_without_lane(request, Box::new(move |reply| waiter.fill(reply)));
+        self.submit_without_lane(request, Sink::Slot(waiter));
         loop {
             if let Woken::Done(reply) = slot.wait() {
                 return reply;
@@ -34,7 +34,7 @@ impl Node {
         }
     }
 
-    pub(super) fn submit_without_lane(&self, request: Request, done: Done) {
+    pub(super) fn submit_without_lane(&self, request: Request, sink: Sink) {
         let since = Instant::now();
         let kind = ops::kind(&request.op);
         let (reply, wait) = match self.answer(&request) {
@@ -43,7 +43,7 @@ impl Node {
         };
         let sync = matches!(request.op, Op::Sync);
         let tray = self.courier.tray(self.counters.clone(), self.core.workers + 2);
-        let parcel = Parcel { sink: Sink::Callback(done), reply, kind, since };
+        let parcel = Parcel { sink, reply, kind, since };
         let must_wait = sync || self.durability == Durability::Commit;
         if must_wait && wait > self.engine.durable() {
             self.engine.on_durable(wait, Box::new(move |result| tray.give(vec![parcel], &result)));

@@ -4,6 +4,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
@@ -18,7 +19,7 @@ use crate::ops::open::Claim;
 use crate::pipeline::engine_error;
 use crate::session::OpenState;
 use crate::txn::{Origin, SessionRecord, TxnKey, answer_key, decode_session, encode_session, session_key};
-use crate::worker::{Job, Sink};
+use crate::worker::{Ear, Job, Sink};
 
 /// Rows deleted in one batch when the time of claims ends.
 const DELETED_MAX: usize = 65_536;
@@ -31,9 +32,18 @@ impl Node {
 
     /// As [`Node::submit_many`], for requests of clients across a network, numbered or not.
     pub fn submit_many_from(&self, requests: Vec<(Request, Option<Origin>, Done)>) {
-        let mut pending = 0;
+        let (mut pending, now) = (0, Instant::now());
         for (request, origin, done) in requests {
-            pending |= self.enqueue(request, origin, done);
+            pending |= self.enqueue(request, origin, Sink::Callback(done), now);
+        }
+        self.drive(pending);
+    }
+
+    /// As [`Node::submit_many_from`]; `ear` hears each reply with the request's index.
+    pub fn submit_batch(&self, requests: Vec<(Request, Option<Origin>)>, ear: &Arc<impl Ear + 'static>) {
+        let (mut pending, now) = (0, Instant::now());
+        for (number, (request, origin)) in requests.into_iter().enumerate() {
+            pending |= self.enqueue(request, origin, Sink::Ear(ear.clone(), number), now);
         }
         self.drive(pending);
     }
@@ -46,7 +56,7 @@ impl Node {
             Err(why) => done(Err(engine_error(why).into())),
             Ok(position) => {
                 self.committed_at(position);
-                let call = move |result| tray.call(vec![(done, result)]);
+                let call = move |result| tray.call(vec![(Sink::Callback(done), result)]);
                 self.engine.on_durable(
                     position,
                     Box::new(move |result| match result {

@@ -15,7 +15,7 @@ use kestrel_types::request::{Outcome, Reply};
 use crate::engine::EngineError;
 use crate::pipeline::engine_error;
 use crate::stats::LaneCounters;
-use crate::worker::{Done, Sink};
+use crate::worker::Sink;
 
 /// A reply on its way out.
 pub(super) struct Parcel {
@@ -36,14 +36,14 @@ pub enum Replies {
 
 /// The thread that runs callbacks, if there is one. At most one round is queued for each batch that waits for the log.
 pub(super) struct Courier {
-    rounds: Option<Sender<Vec<(Done, Reply)>>>,
+    rounds: Option<Sender<Vec<(Sink, Reply)>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// A way to hand replies to the courier, from any thread.
 #[derive(Clone)]
 pub(super) struct Tray {
-    rounds: Option<Sender<Vec<(Done, Reply)>>>,
+    rounds: Option<Sender<Vec<(Sink, Reply)>>>,
     counters: Arc<[LaneCounters]>,
     lane: usize,
 }
@@ -77,10 +77,10 @@ impl Drop for Courier {
     }
 }
 
-fn deliver(incoming: &Receiver<Vec<(Done, Reply)>>) {
+fn deliver(incoming: &Receiver<Vec<(Sink, Reply)>>) {
     for round in incoming {
-        for (done, reply) in round {
-            done(reply);
+        for (sink, reply) in round {
+            sink.give(reply);
         }
     }
 }
@@ -105,7 +105,7 @@ impl Tray {
             let took = end.saturating_duration_since(parcel.since);
             self.counters[self.lane].reply_shared(parcel.kind, reply.is_err(), took);
             match parcel.sink {
-                Sink::Callback(done) => round.push((done, reply)),
+                sink @ (Sink::Callback(_) | Sink::Ear(..)) => round.push((sink, reply)),
                 sink => sink.give(reply),
             }
         }
@@ -113,7 +113,7 @@ impl Tray {
     }
 
     /// Runs callbacks that waited for the log.
-    pub fn call(&self, round: Vec<(Done, Reply)>) {
+    pub fn call(&self, round: Vec<(Sink, Reply)>) {
         let here = match &self.rounds {
             _ if round.is_empty() => return,
             Some(rounds) => match rounds.send(round) {
@@ -123,6 +123,6 @@ impl Tray {
             },
             None => round,
         };
-        here.into_iter().for_each(|(done, reply)| done(reply));
+        here.into_iter().for_each(|(sink, reply)| sink.give(reply));
     }
 }

@@ -174,7 +174,12 @@ impl Node {
             worker: lane,
         };
         let mut steps = Vec::with_capacity(jobs.len());
-        let mut desk = Desk { rows: &mut role.rows, effects: &mut role.effects, ids: &mut role.ids };
+        let mut desk = Desk {
+            rows: &mut role.rows,
+            effects: &mut role.effects,
+            ids: &mut role.ids,
+            walks: &mut role.walks,
+        };
         let run = || pipeline::run(&means, &mut desk, jobs, &mut steps);
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(usage) => self.add_usage(usage),

@@ -32,7 +32,7 @@ pub fn run(
             _ => {
                 let found = view.at_spot(&spot, open::use_for(flags))?;
                 let found = found.ok_or(fail(libc::ENOENT, "no such entry"))?;
-                open::existing(view, creds, found, flags)
+                open::existing(view, creds, found, flags, Some(spot.dir.ino))
             }
         };
     }
@@ -41,7 +41,7 @@ pub fn run(
     let inode = make::inode(view, creds, spot.dir.guard, New::file(mode))?;
     make::insert(view, &spot, &inode)?;
     view.count_open(inode.ino);
-    Ok(Answer::Opened { inode: Box::new(inode), created: true })
+    Ok(Answer::Opened { inode: Box::new(inode), created: true, parent: Some(spot.dir.ino) })
 }
 
 /// Runs MkNod. Devices need the superuser (`EPERM`), but for the character device 0, which means "whited out".
@@ -68,5 +68,5 @@ pub fn mknod(
     let new = New { kind, rdev: if device { rdev } else { 0 }, ..New::file(mode) };
     let inode = make::inode(view, creds, spot.dir.guard, new)?;
     make::insert(view, &spot, &inode)?;
-    Ok(Answer::Inode(Box::new(inode)))
+    Ok(Answer::Entry { parent: spot.dir.ino, inode: Box::new(inode) })
 }

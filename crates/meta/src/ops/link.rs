@@ -76,7 +76,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) 
             view.move_away(ino);
         }
     }
-    Ok(Answer::Inode(Box::new(inode)))
+    Ok(Answer::Entry { parent: spot.dir.ino, inode: Box::new(inode) })
 }
 
 /// The rule that Linux calls `protected_hardlinks` and all distributions turn on: who does not own a file may link it only if it

@@ -11,12 +11,7 @@ use crate::view::{Run, Use, View, fail};
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place) -> Run<Answer> {
     let spot = view.spot(creds, place, false)?;
-    if view.dry {
-        // The figures of a directory are fetched together with its entry if the replica knows it.
-        if let Some(ino) = view.core.replica.find(spot.dir.ino, place.name.as_bytes()) {
-            view.want_figures(ino);
-        }
-    }
+    view.want_shown(&spot, place.name.as_bytes());
     let found = view.at_spot(&spot, Use::Read)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
-    Ok(Answer::Inode(Box::new(view.shown(found)?)))
+    Ok(Answer::Entry { parent: spot.dir.ino, inode: Box::new(view.shown(found)?) })
 }

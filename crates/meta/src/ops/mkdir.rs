@@ -33,5 +33,5 @@ pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place, mode: u16) -> Run<
     view.effects.dirs_made.push((dentry, name.into()));
     inode.nlink = 2;
     inode.size = DIR_SIZE;
-    Ok(Answer::Inode(Box::new(inode)))
+    Ok(Answer::Entry { parent, inode: Box::new(inode) })
 }

@@ -1,4 +1,4 @@
-//! Open: opens a file by number, checks permissions, truncates if asked to; Release gives it back.
+//! Open and OpenAt: open what a number or a place leads to, check permissions, truncate if asked to; Release gives it back.
 //!
 //! Errors: a symbolic link `ELOOP`; a directory for writing `EISDIR`; missing permission `EACCES`. `O_TRUNC` needs write
 //! permission and works on regular files only (elsewhere it is ignored, as Linux does); it sets times even on an empty file.
@@ -8,8 +8,8 @@
 //! network live on: they claim what they had open ([`claim`]), and answers that tell of opens are given again ([`again`]).
 
 use kestrel_types::ids::InodeId;
-use kestrel_types::inode::Kind;
-use kestrel_types::name::InodeRef;
+use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::name::{InodeRef, Place};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags};
 
 use crate::content::{self, Content, Removal};
@@ -31,26 +31,43 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, flags: &OpenFla
     if strayed.is_some() {
         view.need_exclusive()?;
     }
-    let answer = existing(view, creds, found, flags)?;
+    let answer = existing(view, creds, found, flags, None)?;
     if let Some((parent, name)) = strayed {
         view.move_to(ino, parent, &name);
     }
     Ok(answer)
 }
 
-/// Opens a file that exists.
-pub fn existing(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFlags) -> Run<Answer> {
+/// Runs OpenAt. Like Create it runs where the entry belongs, so that nobody removes the file between finding and counting it.
+pub fn at(view: &mut View<'_>, creds: &Creds, place: &Place, flags: &OpenFlags) -> Run<Answer> {
+    let spot = view.spot(creds, place, false)?;
+    view.need_home(&spot)?;
+    view.want_shown(&spot, place.name.as_bytes());
+    let found = view.at_spot(&spot, use_for(flags))?.ok_or(fail(libc::ENOENT, "no such entry"))?;
+    existing(view, creds, found, flags, Some(spot.dir.ino))
+}
+
+/// Opens a file that exists; `parent` is the directory of the place that led to it.
+pub fn existing(
+    view: &mut View<'_>,
+    creds: &Creds,
+    found: Found,
+    flags: &OpenFlags,
+    parent: Option<InodeId>,
+) -> Run<Answer> {
     check(creds, &found, flags)?;
     let is_file = found.inode.kind == Kind::File;
     if flags.truncate && is_file {
-        return truncated(view, creds, found, flags);
+        let inode = Box::new(truncated(view, creds, found, flags)?);
+        return Ok(Answer::Opened { inode, created: false, parent });
+    }
+    if found.is_dir() {
+        let inode = Box::new(view.shown(found)?);
+        return Ok(Answer::Opened { inode, created: false, parent });
     }
     view.begin()?;
-    if found.inode.kind != Kind::Dir {
-        view.count_open(found.inode.ino);
-    }
-    let inode = view.shown(found)?;
-    Ok(Answer::Opened { inode: Box::new(inode), created: false })
+    view.count_open(found.inode.ino);
+    Ok(Answer::Opened { inode: Box::new(found.inode), created: false, parent })
 }
 
 fn check(creds: &Creds, found: &Found, flags: &OpenFlags) -> Run<()> {
@@ -74,7 +91,7 @@ fn check(creds: &Creds, found: &Found, flags: &OpenFlags) -> Run<()> {
     perm::check(creds, found.guard(), want)
 }
 
-fn truncated(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFlags) -> Run<Answer> {
+fn truncated(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFlags) -> Run<Inode> {
     let mode = match flags.kill_suid {
         true => perm::without_set_ids(creds, found.inode.mode, found.inode.gid)?,
         false => found.inode.mode,
@@ -99,7 +116,7 @@ fn truncated(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFlags
     inode.change = view.stamp;
     view.put_inode(&at, inode.clone(), old_size, share)?;
     view.count_open(inode.ino);
-    Ok(Answer::Opened { inode: Box::new(inode), created: false })
+    Ok(inode)
 }
 
 /// Runs Release. The last one of a file without names deletes it and releases its data.
@@ -169,7 +186,7 @@ pub fn claim(view: &mut View<'_>, op: &Op, claim: Claim) -> Run<Answer> {
     if let Some((parent, name)) = strayed {
         view.move_to(ino, parent, &name);
     }
-    Ok(Answer::Opened { inode: Box::new(found.inode), created: false })
+    Ok(Answer::Opened { inode: Box::new(found.inode), created: false, parent: None })
 }
 
 /// Gives the answer that `op` was given the first time. If it tells of an open, that counts again: whatever counted it then

@@ -41,7 +41,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, from: &Place, to: &Place, flags: 
     check_cycles(view, &a, &b, &source, target.as_ref(), flags)?;
     let moved = source.inode.ino;
     if target.as_ref().is_some_and(|target| target.inode.ino == moved) {
-        return Ok(Answer::Renamed { moved, other: None });
+        return Ok(Answer::Renamed { moved, other: None, from: a.dir.ino, to: b.dir.ino });
     }
     check_permissions(creds, &a, &b, &source, target.as_ref(), flags)?;
     let (from_name, to_name) = (from.name.as_bytes(), to.name.as_bytes());
@@ -51,7 +51,8 @@ pub fn run(view: &mut View<'_>, creds: &Creds, from: &Place, to: &Place, flags: 
         leave(view, &b, target)?;
         arrive(view, &b, to_name, source)?;
         arrive(view, &a, from_name, target.clone())?;
-        return Ok(Answer::Renamed { moved, other: Some(Box::new(target.inode.clone())) });
+        let other = Some(Box::new(target.inode.clone()));
+        return Ok(Answer::Renamed { moved, other, from: a.dir.ino, to: b.dir.ino });
     }
     let replaced = match target {
         Some(target) => Some(Replaced::prepare(view, target)?),
@@ -62,7 +63,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, from: &Place, to: &Place, flags: 
     let other = replaced.map(|replaced| replaced.apply(view, &b)).transpose()?;
     view.put(a.entry, Value::Absent);
     arrive(view, &b, to_name, source)?;
-    Ok(Answer::Renamed { moved, other: other.map(Box::new) })
+    Ok(Answer::Renamed { moved, other: other.map(Box::new), from: a.dir.ino, to: b.dir.ino })
 }
 
 fn check_cycles(

@@ -27,5 +27,5 @@ pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place, target: &[u8]) -> 
     let new = New { kind: Kind::Symlink, mode: 0o777, rdev: 0, data: Data::Inline(target.into()) };
     let inode = make::inode(view, creds, spot.dir.guard, new)?;
     make::insert(view, &spot, &inode)?;
-    Ok(Answer::Inode(Box::new(inode)))
+    Ok(Answer::Entry { parent: spot.dir.ino, inode: Box::new(inode) })
 }

@@ -22,5 +22,5 @@ pub fn run(view: &mut View<'_>, creds: &Creds, dir: InodeId, mode: u16, exclusiv
     let cell = view.link_cell(inode.ino);
     view.put(cell, Value::Inode(inode.clone()));
     view.set_open(inode.ino, OpenState { count: 1, orphan: true, linkable: !exclusive });
-    Ok(Answer::Opened { inode: Box::new(inode), created: true })
+    Ok(Answer::Opened { inode: Box::new(inode), created: true, parent: None })
 }

@@ -6,6 +6,7 @@ use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::Table;
 use kestrel_types::name::Place;
+use kestrel_types::placement::{hash_entry, place_of};
 use kestrel_types::request::{Creds, Outcome};
 use kestrel_types::stat::DirStat;
 
@@ -74,20 +75,71 @@ impl View<'_> {
     /// the caller is going to change the entry: it must own it.
     #[inline]
     pub fn spot(&mut self, creds: &Creds, place: &Place, change: bool) -> Run<Spot> {
-        let mut dir = self.dir(place.base)?;
-        perm::check(creds, dir.guard, EXEC)?;
-        for (walked, name) in place.dirs.iter().enumerate() {
-            dir = self.walk(dir, name.as_bytes(), walked)?;
-            perm::check(creds, dir.guard, EXEC)?;
-        }
+        let dir = self.reach(creds, place)?;
         let name = place.name.as_bytes();
-        let home = self.core.home_of_name(dir.ino, name);
+        let hash = hash_entry(dir.ino, name);
+        let home = place_of(hash, self.core.workers);
         if change && home != self.worker && !self.exclusive() {
             return Err(Stop::Forward(home, Route::AsAsked));
         }
-        let entry = self.entry_cell(dir.ino, name);
+        let entry = self.rows.cell_hashed(Table::Entry, dir.ino, name, hash);
         let share = if change { self.share_cell(dir.ino, home) } else { entry };
         Ok(Spot { dir, home, entry, share })
+    }
+
+    /// The directory of a place, search permission checked on every one on the way.
+    #[inline]
+    fn reach(&mut self, creds: &Creds, place: &Place) -> Run<Dentry> {
+        if place.dirs.is_empty() || !self.effects.dirs_changed.is_empty() {
+            return self.walk_all(creds, place);
+        }
+        let forgotten = self.core.replica.forgotten();
+        if let Some((dir, changed_at)) = self.walks.find(forgotten, creds, place) {
+            self.wait = self.wait.max(changed_at);
+            return Ok(dir);
+        }
+        let before = std::mem::take(&mut self.wait);
+        let walked = self.walk_known(creds, place);
+        if let Ok(Some(dir)) = &walked {
+            self.walks.keep(forgotten, creds, place, (*dir, self.wait));
+        }
+        self.wait = self.wait.max(before);
+        match walked? {
+            Some(dir) => Ok(dir),
+            None => self.walk_all(creds, place),
+        }
+    }
+
+    /// As [`View::walk_all`], if the replica knows every directory on the way.
+    fn walk_known(&mut self, creds: &Creds, place: &Place) -> Run<Option<Dentry>> {
+        let mut next = self.core.replica.get(place.base);
+        let mut names = place.dirs.iter();
+        loop {
+            let Some((dir, changed_at)) = next else { return Ok(None) };
+            self.wait = self.wait.max(changed_at);
+            perm::check(creds, dir.guard, EXEC)?;
+            let Some(name) = names.next() else { return Ok(Some(dir)) };
+            next = self.core.replica.find_dir(dir.ino, name);
+        }
+    }
+
+    fn walk_all(&mut self, creds: &Creds, place: &Place) -> Run<Dentry> {
+        let mut dir = self.dir(place.base)?;
+        perm::check(creds, dir.guard, EXEC)?;
+        for (walked, name) in place.dirs.iter().enumerate() {
+            dir = self.walk(dir, name, walked)?;
+            perm::check(creds, dir.guard, EXEC)?;
+        }
+        Ok(dir)
+    }
+
+    /// Stops unless the entry belongs to this worker.
+    #[inline]
+    pub fn need_home(&self, spot: &Spot) -> Run<()> {
+        if spot.home == self.worker || self.exclusive() {
+            return Ok(());
+        }
+        Err(Stop::Forward(spot.home, Route::AsAsked))
     }
 
     /// One step of a path.
@@ -128,6 +180,17 @@ impl View<'_> {
     pub fn want_figures(&mut self, dir: InodeId) {
         for home in 0..self.core.shares {
             self.share_cell(dir, home);
+        }
+    }
+
+    /// In a dry run: asks for the figures of what is at `spot` if the replica knows it for a directory, so that they are fetched
+    /// together with its entry.
+    #[inline]
+    pub fn want_shown(&mut self, spot: &Spot, name: &[u8]) {
+        if self.dry
+            && let Some(ino) = self.core.replica.find(spot.dir.ino, name)
+        {
+            self.want_figures(ino);
         }
     }
 

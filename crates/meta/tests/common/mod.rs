@@ -73,7 +73,7 @@ impl Fixture {
 
     pub fn inode_as(&self, creds: &Creds, op: Op) -> Inode {
         match self.call_as(creds, op.clone()) {
-            Ok(Answer::Inode(inode) | Answer::Opened { inode, .. }) => *inode,
+            Ok(Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. }) => *inode,
             other => panic!("{op:?}: {other:?}"),
         }
     }

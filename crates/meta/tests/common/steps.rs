@@ -87,9 +87,9 @@ impl World {
     fn place(&self, a: u8, b: u8) -> Place {
         let mut place = Place::new(self.dir(a / 2), name(NAMES[usize::from(b) % 4]));
         if a % 2 == 1 {
-            place.dirs.push(name(NAMES[usize::from(b / 4) % 4]));
+            place.dirs.push(&name(NAMES[usize::from(b / 4) % 4]));
             if b > 200 {
-                place.dirs.push(name(NAMES[usize::from(b / 16) % 4]));
+                place.dirs.push(&name(NAMES[usize::from(b / 16) % 4]));
             }
         }
         place
@@ -257,7 +257,8 @@ impl World {
             130..=144 => {
                 Op::Link(self.such(raw.a, raw.c, |node| node.kind != Kind::Dir), self.place(raw.b, raw.d))
             }
-            145..=154 => Op::Open(self.inode(raw.a, raw.c), flags),
+            145..=150 => Op::Open(self.inode(raw.a, raw.c), flags),
+            151..=154 => Op::OpenAt(self.taken(raw.a, raw.b), flags),
             155..=169 => {
                 let open: Vec<u64> =
                     self.model.nodes.iter().filter(|(_, n)| n.opens > 0).map(|(ino, _)| *ino).collect();
@@ -300,36 +301,40 @@ impl World {
 
     fn learn(&mut self, op: &Op, reply: &Reply) {
         let Ok(answer) = reply else { return };
-        let (Answer::Inode(inode) | Answer::Opened { inode, .. }) = answer else {
-            if let (Op::Rename(_, to, _), Answer::Renamed { moved, .. }) = (op, answer) {
-                self.seen(*moved, None, to);
+        let (inode, parent) = match answer {
+            Answer::Entry { parent, inode } => (inode, Some(*parent)),
+            Answer::Opened { parent, inode, .. } => (inode, *parent),
+            Answer::Renamed { moved, to: parent, .. } => {
+                if let Op::Rename(_, to, _) = op {
+                    self.seen(*moved, None, (*parent, to.name.clone()));
+                }
+                return;
             }
-            return;
+            _ => return,
         };
-        match op {
-            Op::Lookup(place)
-            | Op::Create { place, .. }
-            | Op::MkNod { place, .. }
-            | Op::MkDir(place, _)
-            | Op::Symlink(place, _)
-            | Op::Link(_, place) => self.seen(inode.ino, Some(inode.kind), place),
-            Op::TmpFile { .. } => {
+        match (op, parent) {
+            (
+                Op::Lookup(place)
+                | Op::Create { place, .. }
+                | Op::OpenAt(place, _)
+                | Op::MkNod { place, .. }
+                | Op::MkDir(place, _)
+                | Op::Symlink(place, _)
+                | Op::Link(_, place),
+                Some(parent),
+            ) => self.seen(inode.ino, Some(inode.kind), (parent, place.name.clone())),
+            (Op::TmpFile { .. }, _) => {
                 self.known.push(Known { ino: inode.ino, kind: Kind::File, places: Vec::new() });
             }
             _ => {}
         }
     }
 
-    fn seen(&mut self, ino: u64, kind: Option<Kind>, place: &Place) {
-        // Only places below a directory known by number can be named in an InodeRef.
-        let here = place.dirs.is_empty().then(|| (place.base, place.name.clone()));
-        match self.known.iter_mut().find(|known| known.ino == ino) {
-            Some(known) => known.places.extend(here),
-            None => {
-                if let (Some(kind), true) = (kind, here.is_some() || kind == Some(Kind::Dir)) {
-                    self.known.push(Known { ino, kind, places: here.into_iter().collect() });
-                }
-            }
+    fn seen(&mut self, ino: u64, kind: Option<Kind>, here: (u64, Name)) {
+        match (self.known.iter_mut().find(|known| known.ino == ino), kind) {
+            (Some(known), _) => known.places.push(here),
+            (None, Some(kind)) => self.known.push(Known { ino, kind, places: vec![here] }),
+            (None, None) => {}
         }
     }
 

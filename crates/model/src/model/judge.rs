@@ -1,6 +1,7 @@
 //! What the model makes of requests and replies.
 
 use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::name::Place;
 use kestrel_types::request::{Answer, Creds, DirEntry, Op, Reply};
 
 use super::{EXEC, Heard, Layout, MISFIT, Model, NEED_GROUPS, READ, Run, UNSEEN, WRITE, code};
@@ -31,7 +32,26 @@ impl Model {
 
     fn compare(&mut self, shown: Shown, answer: &Answer) -> Result<(), String> {
         match (shown, answer) {
-            (Shown::Inode(ino), Answer::Inode(inode) | Answer::Opened { inode, .. }) => {
+            (
+                Shown::Entry(dir, ino),
+                Answer::Entry { parent, inode } | Answer::Opened { parent: Some(parent), inode, .. },
+            ) => {
+                if self.show(dir, *parent) != *parent {
+                    return Err(format!("expected it in directory {dir}, got {parent}"));
+                }
+                let ino = self.show(ino, inode.ino);
+                self.same(ino, inode)
+            }
+            (Shown::Moved(a, b), Answer::Renamed { from, to, .. }) => {
+                // One after the other: the second may be the first.
+                let first = self.show(a, *from);
+                let b = if b == a { first } else { b };
+                if (first, self.show(b, *to)) == (*from, *to) {
+                    return Ok(());
+                }
+                Err(format!("expected directories {a} and {b}, got {answer:?}"))
+            }
+            (Shown::Inode(ino), Answer::Inode(inode) | Answer::Opened { inode, parent: None, .. }) => {
                 let ino = self.show(ino, inode.ino);
                 self.same(ino, inode)
             }
@@ -92,9 +112,17 @@ impl Model {
         Ok(())
     }
 
+    /// What is told of an entry that was just made.
+    fn entry(&self, creds: &Creds, place: &Place, ino: u64) -> Run<Shown> {
+        Ok(Shown::Entry(self.walk(creds, place)?.0, ino))
+    }
+
     fn apply(&mut self, creds: &Creds, op: &Op, heard: Heard<'_>) -> Run<Shown> {
         Ok(match op {
-            Op::Lookup(place) => Shown::Inode(self.walk(creds, place)?.1.ok_or(libc::ENOENT)?),
+            Op::Lookup(place) => {
+                let (dir, there) = self.walk(creds, place)?;
+                Shown::Entry(dir, there.ok_or(libc::ENOENT)?)
+            }
             Op::Parent(dir) => Shown::Inode(self.node(*dir)?.parent),
             Op::GetAttr(inode) => {
                 self.node(inode.ino)?;
@@ -116,7 +144,7 @@ impl Model {
                 Shown::Bytes(node.xattrs[&b"->"[..]].clone())
             }
             Op::Create { place, mode, flags, exclusive } => {
-                let (_, there) = self.walk(creds, place)?;
+                let (dir, there) = self.walk(creds, place)?;
                 if let Some(ino) = there {
                     if *exclusive {
                         return Err(libc::EEXIST);
@@ -126,13 +154,17 @@ impl Model {
                         Kind::Symlink => return Err(libc::ELOOP),
                         _ => {}
                     }
-                    return Ok(Shown::Inode(self.open(creds, ino, flags, heard)?));
+                    return Ok(Shown::Entry(dir, self.open(creds, ino, flags, heard)?));
                 }
                 let ino = self.add(creds, place, Kind::File, *mode, heard)?;
                 self.node_mut(ino).opens = 1;
-                Shown::Inode(ino)
+                Shown::Entry(dir, ino)
             }
             Op::Open(inode, flags) => Shown::Inode(self.open(creds, inode.ino, flags, heard)?),
+            Op::OpenAt(place, flags) => {
+                let (dir, there) = self.walk(creds, place)?;
+                Shown::Entry(dir, self.open(creds, there.ok_or(libc::ENOENT)?, flags, heard)?)
+            }
             Op::TmpFile { dir, mode, exclusive } => {
                 self.node(*dir).map_err(|_| libc::ENOENT)?;
                 self.allowed(creds, *dir, WRITE | EXEC)?;
@@ -152,25 +184,28 @@ impl Model {
             Op::MkNod { place, kind, mode, rdev } => {
                 let ino = self.add(creds, place, *kind, *mode, heard)?;
                 self.node_mut(ino).rdev = if matches!(kind, Kind::Char | Kind::Block) { *rdev } else { 0 };
-                Shown::Inode(ino)
+                self.entry(creds, place, ino)?
             }
-            Op::MkDir(place, mode) => Shown::Inode(self.add(creds, place, Kind::Dir, *mode, heard)?),
+            Op::MkDir(place, mode) => {
+                let ino = self.add(creds, place, Kind::Dir, *mode, heard)?;
+                self.entry(creds, place, ino)?
+            }
             Op::Symlink(place, target) => {
                 let ino = self.add(creds, place, Kind::Symlink, 0o777, heard)?;
                 let node = self.node_mut(ino);
                 node.size = target.len() as u64;
                 node.xattrs.insert(b"->".to_vec(), target.to_vec());
-                Shown::Inode(ino)
+                self.entry(creds, place, ino)?
             }
             Op::Unlink(place) => Shown::Removed(self.unlink(creds, place)?),
             Op::RmDir(place) => Shown::Removed(self.rmdir(creds, place)?),
             Op::Rename(from, to, flags) => {
-                self.rename(creds, from, to, flags.no_replace, flags.exchange)?;
-                Shown::Nothing
+                let (from, to) = self.rename(creds, from, to, flags.no_replace, flags.exchange)?;
+                Shown::Moved(from, to)
             }
             Op::Link(inode, place) => {
                 self.link(creds, inode.ino, place)?;
-                Shown::Inode(inode.ino)
+                self.entry(creds, place, inode.ino)?
             }
             Op::ReadDir { dir, check, .. } => {
                 self.node(*dir).map_err(|_| libc::ENOENT)?;
@@ -201,6 +236,10 @@ impl Model {
 enum Shown {
     Nothing,
     Inode(u64),
+    /// The directory, and what lies there.
+    Entry(u64, u64),
+    /// The directories of a rename.
+    Moved(u64, u64),
     Removed(u64),
     Bytes(Vec<u8>),
     Names(Vec<(Vec<u8>, u64, Kind)>),

@@ -16,7 +16,7 @@ impl Model {
         self.node(dir).map_err(gone)?;
         self.allowed(creds, dir, EXEC)?;
         for name in &place.dirs {
-            let child = *self.node(dir).unwrap().children.get(name.as_bytes()).ok_or(libc::ENOENT)?;
+            let child = *self.node(dir).unwrap().children.get(name).ok_or(libc::ENOENT)?;
             match self.node(child).unwrap().kind {
                 Kind::Dir => {}
                 Kind::Symlink => return Err(SYMLINK),
@@ -98,6 +98,7 @@ impl Model {
         dir == above
     }
 
+    /// Renames; the two directories.
     pub(super) fn rename(
         &mut self,
         creds: &Creds,
@@ -105,7 +106,7 @@ impl Model {
         to: &Place,
         no_replace: bool,
         exchange: bool,
-    ) -> Run<()> {
+    ) -> Run<(u64, u64)> {
         if no_replace && exchange {
             return Err(libc::EINVAL);
         }
@@ -128,7 +129,7 @@ impl Model {
             }
         }
         if target == Some(source) {
-            return Ok(());
+            return Ok((a, b));
         }
         self.may_remove(creds, a, source)?;
         match target {
@@ -185,7 +186,7 @@ impl Model {
         }
         self.touch_dir(a);
         self.touch_dir(b);
-        Ok(())
+        Ok((a, b))
     }
 
     pub(super) fn link(&mut self, creds: &Creds, ino: u64, place: &Place) -> Run<()> {

@@ -71,7 +71,9 @@ impl<D> Pending<D> {
     /// taken back, or takes away a lock.
     pub fn is_pursued(&self) -> bool {
         match &self.call.body {
-            Body::Op(request) => matches!(request.op, Op::Create { .. } | Op::Open(..) | Op::TmpFile { .. }),
+            Body::Op(request) => {
+                matches!(request.op, Op::Create { .. } | Op::Open(..) | Op::OpenAt(..) | Op::TmpFile { .. })
+            }
             Body::Lock(request) => !matches!(request, LockRequest::Get(_)),
             Body::Reclaim(_) | Body::Admin(_) => false,
         }

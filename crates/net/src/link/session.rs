@@ -2,6 +2,7 @@
 
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::FsError;
+use kestrel_types::inode::Kind;
 use kestrel_types::request::{Answer, Op};
 use kestrel_types::wire::{
     Answered, Body, Checksum, Hello, LockAnswer, LockRequest, Reclaim, ReplyTo, SessionState, ToClient,
@@ -265,7 +266,10 @@ fn fits(body: &Body, answered: &Answered) -> bool {
 /// What takes back a call that was given up, and carried out all the same.
 fn undoing<D>(pending: &Pending<D>, answered: &Answered) -> Option<Body> {
     match (&pending.call.body, answered) {
-        (Body::Op(_), Answered::Op(Ok(Answer::Opened { inode, .. }))) => Some(undo(Op::Release(inode.ino))),
+        // Opens of directories are not counted.
+        (Body::Op(_), Answered::Op(Ok(Answer::Opened { inode, .. }))) if inode.kind != Kind::Dir => {
+            Some(undo(Op::Release(inode.ino)))
+        }
         (Body::Lock(LockRequest::Set { lock, .. }), Answered::Lock(Ok(LockAnswer::Done))) => {
             Some(Body::Lock(LockRequest::Unlock {
                 ino: lock.ino,

@@ -93,7 +93,12 @@ fn run(steps: Vec<Step>) {
                 world.ask(op(create), Asked::Create(number), until);
             }
             Step::Open(ino) => {
-                world.ask(op(Op::Open(InodeRef::by_id(ino), OpenFlags::default())), Asked::Open(ino), until);
+                let flags = OpenFlags::default();
+                let open = match number % 2 {
+                    0 => Op::Open(InodeRef::by_id(ino), flags),
+                    _ => Op::OpenAt(Place { base: ino, ..named(number) }, flags),
+                };
+                world.ask(op(open), Asked::Open(ino), until);
             }
             Step::Release(ino) => {
                 // Nobody closes what it has not opened, or twice.

@@ -256,8 +256,11 @@ fn brief(reply: &Reply) -> String {
         Ok(Answer::Inode(inode)) => {
             format!("inode {} nlink {}", inode.ino, inode.nlink)
         }
-        Ok(Answer::Opened { inode, created }) => {
-            format!("open inode {} nlink {} created {created}", inode.ino, inode.nlink)
+        Ok(Answer::Entry { parent, inode }) => {
+            format!("inode {} nlink {} in {parent}", inode.ino, inode.nlink)
+        }
+        Ok(Answer::Opened { inode, created, parent }) => {
+            format!("open inode {} nlink {} created {created} in {parent:?}", inode.ino, inode.nlink)
         }
         other => format!("{other:?}"),
     }

@@ -1,6 +1,7 @@
 //! How the parts of messages are written and read: integers, strings, lists, and the types that occur everywhere.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use super::{GROUPS_MAX, REASON_BYTES_MAX, TooLarge};
 use crate::codec::{DecodeError, Reader, put_string, put_varint};
@@ -8,7 +9,7 @@ use crate::error::FsError;
 use crate::extent::{Extent, Source};
 use crate::ids::InodeId;
 use crate::inode::{Inode, Kind};
-use crate::name::{InodeRef, NAME_MAX, Name, PATH_MAX, Place};
+use crate::name::{Dirs, InodeRef, NAME_MAX, Name, PATH_MAX, Place};
 use crate::range::Range;
 use crate::request::Creds;
 
@@ -82,7 +83,8 @@ impl<'a> Writer<'a> {
     pub fn place(&mut self, place: &Place) {
         self.varint(place.base);
         self.limit(place.dirs.len(), DIRS_MAX, "the number of directories in a path");
-        self.list(&place.dirs, Self::name);
+        self.varint(place.dirs.len() as u64);
+        self.out.extend_from_slice(place.dirs.as_bytes());
         self.name(&place.name);
     }
 
@@ -213,7 +215,11 @@ pub(super) fn name(reader: &mut Reader<'_>) -> Result<Name, DecodeError> {
 }
 
 pub(super) fn place(reader: &mut Reader<'_>) -> Result<Place, DecodeError> {
-    Ok(Place { base: reader.varint()?, dirs: list(reader, DIRS_MAX, 2, name)?, name: name(reader)? })
+    let (base, count) = (reader.varint()?, reader.varint32()?);
+    if count as usize > DIRS_MAX {
+        return Err(DecodeError("count above its limit"));
+    }
+    Ok(Place { base, dirs: Dirs::decode(reader, count)?, name: name(reader)? })
 }
 
 pub(super) fn seen(reader: &mut Reader<'_>) -> Result<(InodeId, Name), DecodeError> {
@@ -250,6 +256,8 @@ pub(super) fn creds(reader: &mut Reader<'_>) -> Result<Creds, DecodeError> {
     let (uid, gid) = (reader.varint32()?, reader.varint32()?);
     let groups = match size(reader)?.checked_sub(1) {
         None => None,
+        // Needs no memory.
+        Some(0) => Some(Arc::default()),
         Some(count) => Some(elements(reader, count, GROUPS_MAX, 1, |reader| reader.varint32())?.into()),
     };
     Ok(Creds { uid, gid, groups })

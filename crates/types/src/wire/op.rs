@@ -37,6 +37,7 @@ const ALLOC_OBJECTS: u8 = 28;
 const USAGE: u8 = 29;
 const TREE_USAGE: u8 = 30;
 const SYNC: u8 = 31;
+const OPEN_AT: u8 = 32;
 
 // Content of a commit.
 const UNCHANGED: u8 = 0;
@@ -77,6 +78,10 @@ fn put_op(op: &Op, w: &mut Writer<'_>) {
         }
         Op::Open(inode, flags) => {
             put_ref(OPEN, inode, w);
+            put_open_flags(*flags, w);
+        }
+        Op::OpenAt(place, flags) => {
+            put_place(OPEN_AT, place, w);
             put_open_flags(*flags, w);
         }
         Op::TmpFile { dir, mode, exclusive } => {
@@ -178,6 +183,7 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
             exclusive: basic::boolean(r)?,
         },
         OPEN => Op::Open(inode_ref(r)?, open_flags(r)?),
+        OPEN_AT => Op::OpenAt(place(r)?, open_flags(r)?),
         TMP_FILE => Op::TmpFile { dir: r.varint()?, mode: mode(r)?, exclusive: basic::boolean(r)? },
         RELEASE => Op::Release(r.varint()?),
         MK_NOD => Op::MkNod { place: place(r)?, kind: basic::kind(r)?, mode: mode(r)?, rdev: r.varint32()? },

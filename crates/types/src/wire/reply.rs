@@ -10,12 +10,16 @@ const DONE: u8 = 1;
 const INODE: u8 = 2;
 const OPENED: u8 = 3;
 const REMOVED: u8 = 4;
-const RENAMED: u8 = 5;
+/// Without the directories: in rows that programs before version 2 of the protocol recorded.
+const RENAMED_V1: u8 = 5;
 const BYTES: u8 = 6;
 const ENTRIES: u8 = 7;
 const CHUNKS: u8 = 8;
 const OBJECTS: u8 = 9;
 const USAGE: u8 = 10;
+const ENTRY: u8 = 11;
+const OPENED_AT: u8 = 12;
+const RENAMED: u8 = 13;
 
 // First byte of another outcome.
 const FAILED: u8 = 0x80;
@@ -50,8 +54,14 @@ fn put_answer(answer: &Answer, w: &mut Writer<'_>) {
             w.u8(INODE);
             w.inode(inode);
         }
-        Answer::Opened { inode, created } => {
-            w.u8(OPENED);
+        Answer::Entry { parent, inode } => {
+            w.u8(ENTRY);
+            w.varint(*parent);
+            w.inode(inode);
+        }
+        Answer::Opened { inode, created, parent } => {
+            w.u8(if parent.is_some() { OPENED_AT } else { OPENED });
+            parent.iter().for_each(|parent| w.varint(*parent));
             w.u8(u8::from(*created));
             w.inode(inode);
         }
@@ -59,9 +69,9 @@ fn put_answer(answer: &Answer, w: &mut Writer<'_>) {
             w.u8(REMOVED);
             w.inode(inode);
         }
-        Answer::Renamed { moved, other } => {
+        Answer::Renamed { moved, other, from, to } => {
             w.u8(RENAMED);
-            w.varint(*moved);
+            [moved, from, to].into_iter().for_each(|ino| w.varint(*ino));
             w.u8(u8::from(other.is_some()));
             other.iter().for_each(|inode| w.inode(inode));
         }
@@ -122,14 +132,18 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
     Ok(Ok(match r.u8()? {
         DONE => Answer::Done,
         INODE => Answer::Inode(inode(r)?),
-        OPENED => {
+        ENTRY => Answer::Entry { parent: r.varint()?, inode: inode(r)? },
+        tag @ (OPENED | OPENED_AT) => {
+            let parent = if tag == OPENED_AT { Some(r.varint()?) } else { None };
             let created = basic::boolean(r)?;
-            Answer::Opened { inode: inode(r)?, created }
+            Answer::Opened { inode: inode(r)?, created, parent }
         }
         REMOVED => Answer::Removed(inode(r)?),
-        RENAMED => {
+        tag @ (RENAMED | RENAMED_V1) => {
             let moved = r.varint()?;
-            Answer::Renamed { moved, other: if basic::boolean(r)? { Some(inode(r)?) } else { None } }
+            let (from, to) = if tag == RENAMED { (r.varint()?, r.varint()?) } else { (0, 0) };
+            let other = if basic::boolean(r)? { Some(inode(r)?) } else { None };
+            Answer::Renamed { moved, other, from, to }
         }
         BYTES => Answer::Bytes(basic::bytes(r)?),
         ENTRIES => {

@@ -48,7 +48,7 @@ pub fn bad() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("bad-kind", vec![0x7f, 1, 2, 3]),
         ("bad-magic", vec![1, b'k', b's', b't', b'l', 0, 1, 0, 1]),
-        ("bad-version", b"\x01KSTL\0\x02\0\x09later".to_vec()),
+        ("bad-version", b"\x01KSTL\0\x03\0\x09later".to_vec()),
         ("bad-operation", vec![2, 1, 0, 1, 0, 0, 0, 0, 0, 200]),
         ("bad-name", b"\x02\x01\0\x01\0\0\0\0\0\x01\x01\0\x02..".to_vec()),
         ("bad-count", vec![2, 1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0xff, 0xff, 0xff, 0xff, 0x0f, 1, b'x']),
@@ -73,7 +73,7 @@ fn name(name: &str) -> Name {
 }
 
 fn place() -> Place {
-    Place { base: 1, dirs: vec![name("data"), name("train")], name: name("cat.jpg") }
+    Place { base: 1, dirs: [name("data"), name("train")].into_iter().collect(), name: name("cat.jpg") }
 }
 
 fn inode_ref() -> InodeRef {
@@ -128,7 +128,7 @@ fn call(body: Body) -> Sample {
 
 fn sessions() -> Vec<(&'static str, Sample)> {
     let hello = Hello {
-        versions: Versions { min: 1, max: 1 },
+        versions: Versions { min: 2, max: 2 },
         volume: "data".into(),
         client: ClientId(*b"0123456789abcdef"),
         incarnation: 3,
@@ -136,7 +136,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         established: true,
     };
     let welcome = Welcome {
-        version: 1,
+        version: 2,
         node: 2,
         epoch: 17,
         descriptor: b"{\"magic\":\"kestrelfs\"}".as_slice().into(),
@@ -191,6 +191,7 @@ fn ops() -> Vec<(&'static str, Op)> {
         ("op-readlink", Op::ReadLink(inode_ref())),
         ("op-create", Op::Create { place: place(), mode: 0o600, flags, exclusive: true }),
         ("op-open", Op::Open(inode_ref(), flags)),
+        ("op-open-at", Op::OpenAt(place(), flags)),
         ("op-tmpfile", Op::TmpFile { dir: 77, mode: 0o600, exclusive: true }),
         ("op-release", Op::Release(4711)),
         ("op-mknod", Op::MkNod { place: place(), kind: Kind::Char, mode: 0o666, rdev: 0x103 }),
@@ -279,10 +280,15 @@ fn answers() -> Vec<(&'static str, Answered)> {
         ("answer-inode", Answer::Inode(inode(Data::Packed { range: range(), visible: 123_456 }))),
         ("answer-inode-inline", Answer::Inode(inode(Data::Inline(b"content".as_slice().into())))),
         ("answer-inode-chunked", Answer::Inode(inode(Data::Chunked))),
-        ("answer-opened", Answer::Opened { inode: inode(Data::None), created: true }),
+        ("answer-entry", Answer::Entry { parent: 77, inode: inode(Data::None) }),
+        ("answer-opened", Answer::Opened { inode: inode(Data::None), created: true, parent: None }),
+        ("answer-opened-at", Answer::Opened { inode: inode(Data::None), created: true, parent: Some(77) }),
         ("answer-removed", Answer::Removed(inode(Data::None))),
-        ("answer-renamed", Answer::Renamed { moved: 4711, other: None }),
-        ("answer-replaced", Answer::Renamed { moved: 4711, other: Some(inode(Data::None)) }),
+        ("answer-renamed", Answer::Renamed { moved: 4711, other: None, from: 77, to: 300 }),
+        (
+            "answer-replaced",
+            Answer::Renamed { moved: 4711, other: Some(inode(Data::None)), from: 77, to: 77 },
+        ),
         ("answer-bytes", Answer::Bytes(b"../dog.jpg".as_slice().into())),
         (
             "answer-entries",

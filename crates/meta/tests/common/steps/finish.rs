@@ -53,7 +53,9 @@ impl World {
         self.model.now += 1_000_000;
         self.fixture().clock.advance(1_000_000);
         self.judge(&Creds::root(), &op, &reply)?;
-        let Ok(Answer::Inode(inode)) = reply else { return Err("no inode".into()) };
+        let Ok(Answer::Inode(inode) | Answer::Entry { inode, .. }) = reply else {
+            return Err("no inode".into());
+        };
         if inode.kind != Kind::File {
             return Ok(());
         }

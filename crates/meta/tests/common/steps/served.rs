@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use kestrel_meta::engine::Engine;
 use kestrel_meta::node::{Done, Origin};
+use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 use kestrel_types::wire::ClientId;
@@ -136,7 +137,9 @@ impl Client {
             return Ok(());
         }
         self.world.judge(creds, op, &reply)?;
-        if let Ok(Answer::Opened { inode, .. }) = &reply {
+        if let Ok(Answer::Opened { inode, .. }) = &reply
+            && inode.kind != Kind::Dir
+        {
             let seen = match op {
                 Op::Open(asked, _) => asked.seen.clone(),
                 _ => self.world.model.nodes.iter().find_map(|(dir, node)| {

@@ -175,7 +175,9 @@ impl Model {
     }
 
     fn run(&mut self, call: &Call) -> Option<Answered> {
-        let opened = |ino| Answered::Op(Ok(Answer::Opened { inode: Box::new(inode(ino)), created: true }));
+        let opened = |ino| {
+            Answered::Op(Ok(Answer::Opened { inode: Box::new(inode(ino)), created: true, parent: None }))
+        };
         Some(match &call.body {
             Body::Op(request) => match &request.op {
                 Op::MkDir(place, _) => {
@@ -187,6 +189,11 @@ impl Model {
                 Op::Open(file, _) => {
                     *self.opens.entry(file.ino).or_default() += 1;
                     opened(file.ino)
+                }
+                // The place stands for the file that it begins at.
+                Op::OpenAt(place, _) => {
+                    *self.opens.entry(place.base).or_default() += 1;
+                    opened(place.base)
                 }
                 Op::Create { place, .. } => {
                     // Both: something made, and something open.

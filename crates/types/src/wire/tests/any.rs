@@ -106,7 +106,9 @@ fn name() -> BoxedStrategy<Name> {
 }
 
 fn place() -> BoxedStrategy<Place> {
-    (number(), vec(name(), 0..4), name()).prop_map(|(base, dirs, name)| Place { base, dirs, name }).boxed()
+    (number(), vec(name(), 0..4), name())
+        .prop_map(|(base, dirs, name)| Place { base, dirs: dirs.into_iter().collect(), name })
+        .boxed()
 }
 
 fn inode_ref() -> BoxedStrategy<InodeRef> {
@@ -198,6 +200,7 @@ fn op() -> BoxedStrategy<Op> {
         (place(), mode(), open_flags(), any::<bool>())
             .prop_map(|(place, mode, flags, exclusive)| Op::Create { place, mode, flags, exclusive }),
         (inode_ref(), open_flags()).prop_map(|(inode, flags)| Op::Open(inode, flags)),
+        (place(), open_flags()).prop_map(|(place, flags)| Op::OpenAt(place, flags)),
         (id(), mode(), any::<bool>()).prop_map(|(dir, mode, exclusive)| Op::TmpFile { dir, mode, exclusive }),
         id().prop_map(Op::Release),
         (place(), kind(), mode(), any::<u32>()).prop_map(|(place, kind, mode, rdev)| Op::MkNod {
@@ -262,9 +265,12 @@ pub fn reply() -> BoxedStrategy<Reply> {
     let answer = prop_oneof![
         Just(Answer::Done),
         boxed_inode().prop_map(Answer::Inode),
-        (boxed_inode(), any::<bool>()).prop_map(|(inode, created)| Answer::Opened { inode, created }),
+        (number(), boxed_inode()).prop_map(|(parent, inode)| Answer::Entry { parent, inode }),
+        (boxed_inode(), any::<bool>(), option::of(number()))
+            .prop_map(|(inode, created, parent)| Answer::Opened { inode, created, parent }),
         boxed_inode().prop_map(Answer::Removed),
-        (number(), option::of(boxed_inode())).prop_map(|(moved, other)| Answer::Renamed { moved, other }),
+        (number(), option::of(boxed_inode()), number(), number())
+            .prop_map(|(moved, other, from, to)| Answer::Renamed { moved, other, from, to }),
         blob(300).prop_map(Answer::Bytes),
         (vec(entry, 0..10), number(), any::<bool>()).prop_map(|(entries, parent, end)| Answer::Entries {
             entries,
