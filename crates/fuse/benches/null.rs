@@ -1,11 +1,15 @@
-//! Rates of the null file system: `cargo bench -p kestrel-fuse [-- --workers 2,16 --threads 4,16 --seconds 2 --kinds fstat,create]`.
+//! Rates of the null file system over both transports: `cargo bench -p kestrel-fuse [-- --transports device,uring
+//! --workers 2,16 --threads 1,4 --seconds 2 --kinds fstat,create]`.
 //!
 //! Needs root. The server runs in this process and the load in a child, so that the CPU time of both sides can be told
-//! apart. Each line gives operations per second, and CPU microseconds per operation of server and load.
+//! apart. Each line gives operations per second, CPU microseconds per operation of server and load, and the rate over io_uring
+//! against that over the device, measured just before. io_uring is left out, with the reason, where the kernel does not offer it:
+//! `echo Y > /sys/module/fuse/parameters/enable_uring` switches it on.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Barrier;
@@ -13,9 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kestrel_fuse::null::{self, NullOptions};
-use kestrel_fuse::{Config, MountOptions};
+use kestrel_fuse::{Config, MountOptions, TransportChoice};
 
-const KINDS: [&str; 7] = ["fstat", "stat", "open", "create", "unlink", "shared", "read128k"];
+const KINDS: [&str; 6] = ["fstat", "open", "create", "read128k", "direct128k", "direct1m"];
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -34,15 +38,30 @@ fn main() {
     let kinds: Vec<String> = kinds.unwrap_or(KINDS.map(str::to_owned).to_vec());
     let dir = std::env::temp_dir().join(format!("kestrel-null-bench.{}", std::process::id()));
     fs::create_dir(&dir).expect("temporary directory");
+    let transports: Vec<TransportChoice> = option("--transports")
+        .unwrap_or("device,uring".into())
+        .split(',')
+        .map(|name| name.parse().expect("a transport"))
+        .collect();
     println!(
-        "{:>8} {:>6} {:>8} {:>8} {:>10} {:>8} {:>8}",
-        "workers", "clone", "load", "threads", "ops/s", "srv µs", "load µs"
+        "{:>9} {:>7} {:>6} {:>10} {:>7} {:>10} {:>8} {:>8} {:>6}",
+        "transport", "workers", "clone", "load", "threads", "ops/s", "srv µs", "load µs", "ratio"
     );
-    for workers in numbers("--workers", "2") {
+    for workers in numbers("--workers", "0") {
         for clone in numbers("--clone", "1") {
-            for threads in numbers("--threads", "4,16") {
+            for threads in numbers("--threads", "1,4") {
                 for kind in &kinds {
-                    measure(&dir, workers, clone != 0, kind, threads, &seconds);
+                    let mut first = None;
+                    for transport in &transports {
+                        let config = Config {
+                            workers,
+                            clone_fd: clone != 0,
+                            transport: *transport,
+                            ..Config::default()
+                        };
+                        let rate = measure(&dir, &config, kind, threads, &seconds, first);
+                        first = first.or(rate);
+                    }
                 }
             }
         }
@@ -50,15 +69,23 @@ fn main() {
     let _ = fs::remove_dir(&dir);
 }
 
-fn measure(dir: &PathBuf, workers: usize, clone_fd: bool, kind: &str, threads: usize, seconds: &str) {
-    let config = Config { workers, clone_fd, ..Config::default() };
-    let session = null::start(
-        dir,
-        NullOptions { file_bytes: 1 << 30, ..Default::default() },
-        &MountOptions::default(),
-        &config,
-    )
-    .expect("mount");
+/// One line of the table; the rate, for the next one's ratio.
+fn measure(
+    dir: &PathBuf,
+    config: &Config,
+    kind: &str,
+    threads: usize,
+    seconds: &str,
+    device: Option<f64>,
+) -> Option<f64> {
+    let null = NullOptions { file_bytes: 1 << 30, ..Default::default() };
+    let session = match null::start(dir, null, &MountOptions::default(), config) {
+        Ok(session) => session,
+        Err(why) => {
+            println!("{:>9} left out: {why}", config.transport.to_string());
+            return None;
+        }
+    };
     let mut child = Command::new(std::env::current_exe().expect("own path"))
         .args(["--load", kind, "--dir"])
         .arg(dir)
@@ -78,19 +105,23 @@ fn measure(dir: &PathBuf, workers: usize, clone_fd: bool, kind: &str, threads: u
     let mut fields = text.split_whitespace().map(|field| field.parse::<f64>().expect("number"));
     let (ops, wall, load) =
         (fields.next().unwrap_or(0.0), fields.next().unwrap_or(1.0), fields.next().unwrap_or(0.0));
+    let ratio = device.map(|device| format!("{:.2}", ops / wall / device)).unwrap_or_default();
     println!(
-        "{:>8} {:>6} {:>8} {:>8} {:>10.0} {:>8.2} {:>8.2}",
+        "{:>9} {:>7} {:>6} {:>10} {:>7} {:>10.0} {:>8.2} {:>8.2} {:>6}",
+        session.transport(),
         session.workers(),
-        clone_fd,
+        config.clone_fd,
         kind,
         threads,
         ops / wall,
         server / ops * 1e6,
-        load / ops * 1e6
+        load / ops * 1e6,
+        ratio
     );
     let unmounter = session.unmounter();
     unmounter.unmount().or_else(|_| unmounter.force()).expect("unmount");
     session.join().expect("end");
+    Some(ops / wall)
 }
 
 fn cpu(whose: i32) -> f64 {
@@ -173,6 +204,8 @@ fn load(kind: &str, dir: &Path, threads: usize, seconds: f64) {
                             assert_eq!(got, buffer.len() as isize);
                         })
                     }
+                    "direct128k" => direct(&file, 128 << 10),
+                    "direct1m" => direct(&file, 1 << 20),
                     other => panic!("unknown load {other}"),
                 };
                 ready.wait();
@@ -195,6 +228,17 @@ fn load(kind: &str, dir: &Path, threads: usize, seconds: f64) {
         after = cpu(libc::RUSAGE_SELF);
     });
     println!("{} {wall} {}", total.load(Ordering::Relaxed), after - before);
+}
+
+/// Reads past the page cache: each read is one request of that size.
+fn direct(file: &Path, bytes: usize) -> Box<dyn FnMut(u64)> {
+    let open = fs::File::options().read(true).custom_flags(libc::O_DIRECT).open(file).expect("open");
+    let mut buffer = vec![0u8; bytes + 4096];
+    let start = buffer.as_ptr().align_offset(4096);
+    Box::new(move |n| {
+        let offset = n % ((1 << 30) / bytes as u64) * bytes as u64;
+        open.read_exact_at(&mut buffer[start..start + bytes], offset).expect("read");
+    })
 }
 
 /// Creates and closes a file; the name ends in NUL.

@@ -40,6 +40,8 @@ pub unsafe trait Wire: Copy + 'static {
 
 // SAFETY: an integer.
 unsafe impl Wire for u32 {}
+// SAFETY: an integer.
+unsafe impl Wire for u64 {}
 
 /// Declares wire structures and proves that each one's fields fill it without a gap.
 macro_rules! wire {
@@ -151,9 +153,19 @@ wire! {
     struct StatxIn = 24 { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
     struct ExtHeader = 8 { size: u32, kind: u32 }
 
+    /// Argument of [`DEV_IOC_BACKING_OPEN`].
+    struct BackingMap = 16 { fd: i32, flags: u32, padding: u64 }
+
     struct NotifyInvalInode = 24 { ino: u64, off: i64, len: i64 }
     struct NotifyInvalEntry = 16 { parent: u64, namelen: u32, flags: u32 }
     struct NotifyDelete = 24 { parent: u64, child: u64, namelen: u32, padding: u32 }
+    /// Node ids follow.
+    struct NotifyPrune = 16 { count: u32, padding: u32, spare: u64 }
+
+    /// Third part of an entry's header over io_uring, after the headers of request or reply and the operation's structure.
+    struct UringEntInOut = 32 { flags: u64, commit_id: u64, payload_sz: u32, padding: u32, reserved: u64 }
+    /// Arguments of both commands over io_uring.
+    struct UringCmdReq = 24 { flags: u64, commit_id: u64, qid: u16, padding0: u16, padding1: u32 }
 }
 
 /// Declares the operation codes, their parsing and their names.
@@ -319,9 +331,31 @@ pub const NOTIFY_INVAL_INODE: i32 = 2;
 pub const NOTIFY_INVAL_ENTRY: i32 = 3;
 /// See [`NOTIFY_INVAL_INODE`].
 pub const NOTIFY_DELETE: i32 = 6;
+/// See [`NOTIFY_INVAL_INODE`]. From protocol minor [`PRUNE_MINOR_MIN`] on.
+pub const NOTIFY_PRUNE: i32 = 9;
+/// First minor version with [`NOTIFY_PRUNE`].
+pub const PRUNE_MINOR_MIN: u32 = 45;
 
 /// `ioctl` on `/dev/fuse` that joins a fresh descriptor to an existing connection: `_IOR(229, 0, u32)`.
 pub const DEV_IOC_CLONE: libc::c_ulong = 0x8004_e500;
+/// `FUSE_DEV_IOC_BACKING_OPEN`: registers a backing file; the result is its number.
+pub const DEV_IOC_BACKING_OPEN: libc::c_ulong = 0x4010_e501;
+/// `FUSE_DEV_IOC_BACKING_CLOSE`: takes it back.
+pub const DEV_IOC_BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
+/// Deepest stack of file systems with ours on top: backing files lie on file systems that are not stacked themselves, and an
+/// overlay on top of us still works (the kernel allows two).
+pub const BACKING_STACK_DEPTH: u32 = 1;
+
+/// Command over io_uring: here is an entry's memory, fill it with a request.
+pub const URING_REGISTER: u32 = 1;
+/// Command over io_uring: here is the reply, fill the entry with the next request.
+pub const URING_COMMIT_AND_FETCH: u32 = 2;
+/// Where the operation's structure lies in an entry's header; before it is room for the header of request and reply.
+pub const URING_OP_AT: usize = 128;
+/// Room for the operation's structure.
+pub const URING_OP_BYTES: usize = 128;
+/// Bytes of an entry's header.
+pub const URING_HEADER_BYTES: usize = URING_OP_AT + URING_OP_BYTES + size_of::<UringEntInOut>();
 
 /// Bytes before the payload of a WRITE, the largest request.
 pub const WRITE_HEAD_BYTES: usize = size_of::<InHeader>() + size_of::<WriteIn>();

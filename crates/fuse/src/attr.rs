@@ -105,6 +105,8 @@ pub struct Opened {
     pub fh: u64,
     /// How the kernel should treat it.
     pub flags: OpenFlags,
+    /// With [`OpenFlags::PASSTHROUGH`], the number of the [`Backing`](crate::passthrough::Backing); else 0.
+    pub backing_id: i32,
 }
 
 /// Treatment of an open file by the kernel (FOPEN_*); combine with `|`.
@@ -126,6 +128,8 @@ impl OpenFlags {
     pub const NOFLUSH: OpenFlags = OpenFlags(1 << 5);
     /// Direct writes of one file may run side by side.
     pub const PARALLEL_DIRECT_WRITES: OpenFlags = OpenFlags(1 << 6);
+    /// Reads and maps go to a backing file: see [`passthrough`](crate::passthrough).
+    pub const PASSTHROUGH: OpenFlags = OpenFlags(1 << 7);
 
     /// Whether all of `other` is in it.
     pub const fn contains(self, other: OpenFlags) -> bool {
@@ -149,7 +153,7 @@ impl std::ops::BitOrAssign for OpenFlags {
 impl Opened {
     #[inline]
     pub(crate) fn to_wire(self) -> abi::OpenOut {
-        abi::OpenOut { fh: self.fh, open_flags: self.flags.0, backing_id: 0 }
+        abi::OpenOut { fh: self.fh, open_flags: self.flags.0, backing_id: self.backing_id }
     }
 }
 

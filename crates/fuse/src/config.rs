@@ -1,6 +1,7 @@
 //! What is asked of the kernel at INIT and what it grants.
 
 use crate::abi::{self, init};
+use crate::transport::TransportChoice;
 
 /// Settings of a [`Session`](crate::Session).
 #[derive(Clone, Debug)]
@@ -12,6 +13,13 @@ pub struct Config {
     /// Further threads that take over from those in [`block_in_place`](crate::block_in_place), so as many calls of it
     /// can wait while the others go on. They cost nothing until then.
     pub spare_workers: usize,
+    /// Over what requests come. `fusermount3`'s `auto_unmount` does not work with io_uring, so [`TransportChoice::Auto`] takes
+    /// the device for such mounts.
+    pub transport: TransportChoice,
+    /// Over io_uring: entries that each processor's queue begins with, 1 to
+    /// [`RING_ENTRIES_MAX`](crate::transport::uring::RING_ENTRIES_MAX). More are added while the file system keeps
+    /// many requests. See [`transport::uring`](crate::transport::uring) for the memory they take.
+    pub ring_entries: usize,
     /// A device descriptor for each thread: less lock contention in the kernel.
     pub clone_fd: bool,
     /// Largest WRITE, and with it largest READ, in bytes. A receive buffer of this size belongs
@@ -46,6 +54,8 @@ impl Default for Config {
         Config {
             workers: 0,
             spare_workers: 16,
+            transport: TransportChoice::Auto,
+            ring_entries: 64,
             clone_fd: true,
             max_write: 1 << 20,
             max_readahead: 1 << 20,
@@ -55,6 +65,27 @@ impl Default for Config {
             request_timeout_s: 0,
             features: Features::default(),
         }
+    }
+}
+
+impl Config {
+    /// Serving threads, and spare ones.
+    pub(crate) fn threads(&self) -> (usize, usize) {
+        let workers = if self.workers == 0 { workers_default() } else { self.workers.min(WORKERS_MAX) };
+        (workers, self.spare_workers.min(WORKERS_MAX))
+    }
+
+    /// Largest WRITE in bytes, and largest request in pages.
+    fn sizes(&self) -> (u32, u16) {
+        let max_write = self.max_write.clamp(MAX_WRITE_MIN, MAX_WRITE_MAX);
+        (max_write, max_write.div_ceil(page_bytes()).clamp(1, u32::from(u16::MAX)) as u16)
+    }
+
+    /// The largest payload of a request or reply, header and the operation's structure not counted.
+    pub(crate) fn payload_bytes(&self) -> usize {
+        let (max_write, max_pages) = self.sizes();
+        let pages = usize::from(max_pages) * page_bytes() as usize;
+        pages.max(max_write as usize).max(abi::READ_BUFFER_BYTES_MIN)
     }
 }
 
@@ -157,6 +188,9 @@ features! {
     posix_acl = false, POSIX_ACL;
     /// The umask is left to the file system. Default off.
     dont_mask = false, DONT_MASK;
+    /// Open files may be read from backing files ([`Backings`](crate::Backings)). Default off: with it no overlay can have
+    /// another stacked file system below itself and us. Not together with `writeback_cache`.
+    passthrough = false, PASSTHROUGH;
     /// OPEN may answer ENOSYS, and files then need no open at all. Default off.
     no_open = false, NO_OPEN_SUPPORT;
     /// OPENDIR likewise. Default off.
@@ -180,6 +214,8 @@ pub struct Negotiated {
     pub max_readahead: u32,
     /// Whether [`Notifier::expire_entry`](crate::Notifier::expire_entry) expires rather than drops.
     pub expire_only: bool,
+    /// Whether the kernel knows [`Notifier::prune`](crate::Notifier::prune).
+    pub prunes: bool,
     /// The kernel offers the io_uring transport.
     pub io_uring_offered: bool,
     /// All flags that the kernel offered, for logs.
@@ -205,17 +241,21 @@ impl Offer {
         Some(Offer { minor: first.minor, max_readahead: first.max_readahead, flags })
     }
 
-    /// Settles on what both sides can and want: the summary and the wire form of the answer.
-    pub(crate) fn settle(&self, config: &Config) -> (Negotiated, abi::InitOut) {
+    /// Whether the kernel offers io_uring.
+    pub(crate) fn has_uring(&self) -> bool {
+        self.flags & init::OVER_IO_URING != 0
+    }
+
+    /// Settles on what both sides can and want, io_uring with `uring`: the summary and the wire form of the answer.
+    pub(crate) fn settle(&self, config: &Config, uring: bool) -> (Negotiated, abi::InitOut) {
         // Always wanted: writes of more than a page, requests of more than 32 pages, the second word of flags, and to
         // learn whether a connection was unmounted or aborted.
         let always = init::BIG_WRITES | init::MAX_PAGES | init::INIT_EXT | init::ABORT_ERROR;
         let timeout = if config.request_timeout_s > 0 { init::REQUEST_TIMEOUT } else { 0 };
-        let agreed = self.flags & (always | timeout | config.features.flags());
+        let uring = if uring { init::OVER_IO_URING } else { 0 };
+        let agreed = self.flags & (always | timeout | uring | config.features.flags());
 
-        let page_bytes = page_bytes();
-        let max_write = config.max_write.clamp(MAX_WRITE_MIN, MAX_WRITE_MAX);
-        let max_pages = max_write.div_ceil(page_bytes).clamp(1, u32::from(u16::MAX)) as u16;
+        let (max_write, max_pages) = config.sizes();
         let max_background = config.max_background.max(1);
         let out = abi::InitOut {
             major: abi::KERNEL_MAJOR,
@@ -228,6 +268,7 @@ impl Offer {
             time_gran: config.time_gran_ns.clamp(1, 1_000_000_000),
             max_pages,
             flags2: (agreed >> 32) as u32,
+            max_stack_depth: if agreed & init::PASSTHROUGH != 0 { abi::BACKING_STACK_DEPTH } else { 0 },
             request_timeout: if agreed & init::REQUEST_TIMEOUT != 0 { config.request_timeout_s } else { 0 },
             ..Default::default()
         };
@@ -239,7 +280,8 @@ impl Offer {
             max_pages,
             max_readahead: out.max_readahead,
             expire_only: self.flags & init::HAS_EXPIRE_ONLY != 0,
-            io_uring_offered: self.flags & init::OVER_IO_URING != 0,
+            prunes: self.minor >= abi::PRUNE_MINOR_MIN,
+            io_uring_offered: self.has_uring(),
             offered: self.flags,
         };
         (negotiated, out)
@@ -266,7 +308,7 @@ mod tests {
     fn only_what_both_want() {
         let offer =
             Offer { minor: 38, max_readahead: 65536, flags: init::ASYNC_READ | init::WRITEBACK_CACHE };
-        let (settled, out) = offer.settle(&Config { request_timeout_s: 9, ..Config::default() });
+        let (settled, out) = offer.settle(&Config { request_timeout_s: 9, ..Config::default() }, false);
         assert!(settled.features.async_read);
         assert!(!settled.features.writeback_cache, "offered, not wanted");
         assert!(!settled.features.parallel_dirops, "wanted, not offered");
@@ -284,10 +326,22 @@ mod tests {
             time_gran_ns: 0,
             ..Config::default()
         };
-        let (settled, out) = offer.settle(&config);
+        let (settled, out) = offer.settle(&config, true);
         assert_eq!(out.minor, abi::KERNEL_MINOR_MAX);
         assert_eq!(settled.max_write, MAX_WRITE_MAX);
         assert_eq!((out.max_background, out.congestion_threshold, out.time_gran), (1, 1, 1));
+        assert_eq!(config.payload_bytes(), MAX_WRITE_MAX as usize);
+        assert_eq!(Config { max_write: 0, ..config }.payload_bytes(), abi::READ_BUFFER_BYTES_MIN);
+    }
+
+    #[test]
+    fn io_uring_when_wanted_and_offered() {
+        let config = Config::default();
+        for (flags, wanted, agreed) in [(u64::MAX, true, 1), (u64::MAX, false, 0), (0, true, 0)] {
+            let (settled, out) = Offer { minor: 45, max_readahead: 0, flags }.settle(&config, wanted);
+            assert_eq!(out.flags2 >> 9 & 1, agreed);
+            assert_eq!(settled.io_uring_offered, flags != 0);
+        }
     }
 
     #[test]

@@ -64,8 +64,9 @@
 //! - [`Config`], [`Features`], [`Negotiated`]: what is settled with the kernel at the start (INIT).
 //! - [`Session`]: the threads that serve a mount.
 //! - [`block_in_place`]: for handlers that have to wait.
-//! - [`transport`]: how messages travel, today over `/dev/fuse`, made for io_uring to come.
+//! - [`transport`]: how messages travel, over `/dev/fuse` or io_uring.
 //! - [`Notifier`]: messages that nobody asked for, to make the kernel forget what it cached.
+//! - [`passthrough`]: files that the kernel reads from elsewhere by itself.
 //! - [`mount`]: mounting, unmounting (also of dead and hung servers), finding mounts.
 //! - [`null`]: a file system that does nothing, to measure what FUSE itself costs.
 //!
@@ -88,6 +89,7 @@ mod error;
 pub mod mount;
 mod notify;
 pub mod null;
+pub mod passthrough;
 mod reply;
 mod request;
 mod session;
@@ -102,7 +104,8 @@ pub use dirents::{Dirents, FileKind};
 pub use error::{Error, Result};
 pub use mount::{Mount, MountOptions, Unmounter};
 pub use notify::Notifier;
+pub use passthrough::{Backing, Backings};
 pub use reply::Reply;
 pub use request::{Dialect, Forgets, Ioctl, Lock, Malformed, Operation, Request, SetTime, Setattr, Write};
 pub use session::{FileSystem, Session, SessionStats};
-pub use transport::{End, block_in_place};
+pub use transport::{End, TransportChoice, block_in_place};

@@ -46,7 +46,7 @@ struct Point {
     /// The connection, as long as somebody serves it.
     connection: Weak<OwnedFd>,
     /// Open as long as `fusermount3` shall keep the mount (`auto_unmount`).
-    _helper: Option<OwnedFd>,
+    helper: Option<OwnedFd>,
 }
 
 /// How to unmount.
@@ -79,7 +79,7 @@ impl Mount {
             Ok(entry) => {
                 let fd = Arc::new(device);
                 let (device, connection) = (entry.device, Arc::downgrade(&fd));
-                let unmounter = Unmounter(Arc::new(Point { dir, device, connection, _helper: helper }));
+                let unmounter = Unmounter(Arc::new(Point { dir, device, connection, helper }));
                 Ok(Mount { device: Some(fd), unmounter, armed: true })
             }
             Err(error) => {
@@ -92,6 +92,11 @@ impl Mount {
     /// Takes it away again.
     pub fn unmounter(&self) -> Unmounter {
         self.unmounter.clone()
+    }
+
+    /// Whether `fusermount3` will look after the mount when this process dies (`auto_unmount`).
+    pub(crate) fn is_watched(&self) -> bool {
+        self.unmounter.0.helper.is_some()
     }
 
     /// The `/dev/fuse` descriptor; it can be had once.

@@ -6,7 +6,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use crate::abi::{self, OutHeader, Wire};
+use crate::passthrough::Backings;
 use crate::transport::device::Channel;
+
+/// Nodes in one message of [`Notifier::prune`].
+const PRUNE_MAX: usize = 512;
 
 /// Sends notifications, from any thread; clones are cheap.
 ///
@@ -23,6 +27,11 @@ pub struct Notifier {
 impl Notifier {
     pub(crate) fn new(channel: Arc<Channel>) -> Notifier {
         Notifier { channel }
+    }
+
+    /// Registers backing files for pass-through at the same connection.
+    pub fn backings(&self) -> Backings {
+        Backings::new(self.channel.clone())
     }
 
     /// Drops a node's attributes and its cached pages from `offset` on, `length` bytes or with 0 to the end. A negative
@@ -48,6 +57,18 @@ impl Notifier {
     pub fn deleted(&self, parent: u64, child: u64, name: &OsStr) -> io::Result<bool> {
         let body = abi::NotifyDelete { parent, child, namelen: name.len() as u32, padding: 0 };
         self.send(abi::NOTIFY_DELETE, body.bytes(), Some(name))
+    }
+
+    /// Asks the kernel to drop those of these nodes that nothing uses, as it does when memory gets short; it forgets them
+    /// then. Kernels from 6.18 ([`Negotiated::prunes`](crate::Negotiated::prunes)).
+    pub fn prune(&self, nodes: &[u64]) -> io::Result<()> {
+        for nodes in nodes.chunks(PRUNE_MAX) {
+            let count = nodes.len() as u32;
+            let mut body = abi::NotifyPrune { count, padding: 0, spare: 0 }.bytes().to_vec();
+            nodes.iter().for_each(|node| body.extend_from_slice(node.bytes()));
+            self.send(abi::NOTIFY_PRUNE, &body, None)?;
+        }
+        Ok(())
     }
 
     fn entry(&self, parent: u64, name: &OsStr, flags: u32) -> io::Result<bool> {

@@ -138,7 +138,7 @@ impl NullFs {
         } else {
             OpenFlags::default()
         };
-        Opened { fh: 0, flags }
+        Opened { fh: 0, flags, ..Opened::default() }
     }
 
     fn lookup(&self, parent: u64, name: &OsStr) -> Answer<Entry> {
@@ -315,7 +315,7 @@ impl NullFs {
     fn opendir(&self) -> Opened {
         let fh = self.next_listing.fetch_add(1, Ordering::Relaxed);
         self.listings.lock().insert(fh, Vec::new());
-        Opened { fh, flags: OpenFlags::default() }
+        Opened { fh, ..Opened::default() }
     }
 
     fn forget(&self, forgets: Forgets<'_>) {

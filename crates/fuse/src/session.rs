@@ -1,20 +1,21 @@
 //! Sessions: a mounted file system being served.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
-use crate::abi::{self, InHeader, Opcode, OutHeader, Wire};
-use crate::config::{Config, Negotiated, Offer, WORKERS_MAX, workers_default};
+use crate::abi::{InHeader, Opcode};
+use crate::config::{Config, Negotiated};
 use crate::error::{Error, Result};
-use crate::mount::{self, Mount, Unmounter};
+use crate::mount::{Mount, Unmounter};
 use crate::notify::Notifier;
 use crate::reply::Reply;
 use crate::request::{Dialect, Malformed, Operation, Request};
-use crate::transport::device::{Buffer, Channel, Device, Receive};
-use crate::transport::{End, ReplyChannel, RequestSink, Transport};
+use crate::transport::{End, ReplyChannel, RequestSink};
+
+mod start;
 
 /// A file system: answers requests.
 ///
@@ -28,7 +29,8 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Answers one request, now or later: `reply` may go to another thread, `request` borrows the receive buffer and may
     /// not. The serving thread takes no further request before this returns, so long waits belong elsewhere, or into
-    /// [`block_in_place`](crate::block_in_place). A panic is caught, and answers EIO.
+    /// [`block_in_place`](crate::block_in_place). Over io_uring an answer that the serving thread gives leaves when it returns from
+    /// here, or waits in `block_in_place`; answers of other threads leave at once. A panic is caught, and answers EIO.
     fn handle(&self, request: Request<'_>, reply: Reply);
 
     /// The connection has ended and no further request will come; replies still out are of no use to anybody. Called
@@ -60,6 +62,7 @@ pub struct Session {
     notifier: Notifier,
     unmounter: Unmounter,
     transport: &'static str,
+    transport_why: String,
     counters: Arc<Counters>,
 }
 
@@ -87,73 +90,8 @@ struct Counters {
 impl Session {
     /// Agrees with the kernel on how to talk, and starts serving. When this returns, the mount works. On an error the
     /// mount is gone. Threads do not survive a fork: go to the background before.
-    pub fn start<F: FileSystem>(mut mount: Mount, fs: F, config: &Config) -> Result<Session> {
-        let unmounter = mount.unmounter();
-        // From here on `mount` unmounts when it is dropped, until the session takes that over.
-        let channel = Channel::new(mount.take_device()?);
-        let mut negotiated = negotiate(&channel, config)?;
-        if negotiated.max_readahead < config.max_readahead
-            && mount::raise_readahead(unmounter.device(), config.max_readahead).is_ok()
-        {
-            negotiated.max_readahead = config.max_readahead;
-        }
-
-        let workers = if config.workers == 0 { workers_default() } else { config.workers.min(WORKERS_MAX) };
-        let spare = config.spare_workers.min(WORKERS_MAX);
-        let counters = Arc::new(Counters::default());
-        let (device, first) = Device::new(
-            channel.into_fd(),
-            (workers, spare),
-            config.clone_fd,
-            negotiated.max_write,
-            counters.refused.clone(),
-        )
-        .map_err(|e| Error::new("cannot open /dev/fuse for another thread", e))?;
-        let notifier = Notifier::new(first);
-        fs.init(&negotiated, &notifier)
-            .map_err(|errno| Error::errno("the file system did not start", errno))?;
-
-        let dialect = Dialect { setxattr_ext: negotiated.features.setxattr_ext };
-        let core = Arc::new(Core { fs, dialect, counters: counters.clone(), serving: AtomicUsize::new(0) });
-        let mut session = Session {
-            threads: Vec::with_capacity(workers + spare),
-            workers,
-            negotiated,
-            notifier,
-            unmounter,
-            transport: device.name(),
-            counters,
-        };
-        mount.disarm();
-        session.spawn(Arc::new(device), core)?;
-        Ok(session)
-    }
-
-    /// Starts the serving threads.
-    fn spawn<F: FileSystem>(&mut self, transport: Arc<dyn Transport>, core: Arc<Core<F>>) -> Result<()> {
-        let count = transport.threads();
-        core.serving.store(count, Ordering::Release);
-        for number in 0..count {
-            let (transport, sink, unmounter) = (transport.clone(), core.clone(), self.unmounter.clone());
-            let body = move || {
-                let end = transport.serve(number, &*sink);
-                if end.is_err() {
-                    // A device that fails one thread is of no use to the others; this ends them.
-                    let _ = unmounter.force();
-                }
-                sink.leave(1);
-                end
-            };
-            match thread::Builder::new().name(format!("kestrel-fuse-{number}")).spawn(body) {
-                Ok(thread) => self.threads.push(thread),
-                Err(error) => {
-                    let _ = self.unmounter.force();
-                    core.leave(count - number);
-                    return Err(Error::new("cannot start a serving thread", error));
-                }
-            }
-        }
-        Ok(())
+    pub fn start<F: FileSystem>(mount: Mount, fs: F, config: &Config) -> Result<Session> {
+        start::start(mount, fs, config)
     }
 
     /// What INIT settled.
@@ -161,9 +99,14 @@ impl Session {
         &self.negotiated
     }
 
-    /// Name of the transport in use.
+    /// Name of the transport in use: "device" or "io_uring".
     pub fn transport(&self) -> &'static str {
         self.transport
+    }
+
+    /// Why it is that one, in a few words.
+    pub fn transport_why(&self) -> &str {
+        &self.transport_why
     }
 
     /// Sends notifications to the kernel.
@@ -293,65 +236,5 @@ impl<F: FileSystem> RequestSink for Core<F> {
         channel: &Arc<dyn ReplyChannel>,
     ) {
         self.deliver(Request::parse_split(header, fixed, Some(payload), &self.dialect), slot, channel);
-    }
-}
-
-/// Answers INIT, which the kernel sends by itself after mounting.
-fn negotiate(channel: &Channel, config: &Config) -> Result<Negotiated> {
-    const WHAT: &str = "cannot agree with the kernel's FUSE module";
-    let mut buffer = Buffer::new(abi::READ_BUFFER_BYTES_MIN);
-    loop {
-        let message = match channel.receive(buffer.space()) {
-            Ok(message) => message,
-            Err(Receive::Again) => continue,
-            Err(Receive::End(_)) => return Err(Error::plain(WHAT, "unmounted before it began")),
-            Err(Receive::Failed(error)) => return Err(Error::new(WHAT, error)),
-        };
-        let Some(header) = InHeader::read(message) else {
-            return Err(Error::plain(WHAT, "its first message is truncated"));
-        };
-        let body = &message[size_of::<InHeader>()..];
-        let answer = |error: i32, body: &[u8]| {
-            let len = (size_of::<OutHeader>() + body.len()) as u32;
-            let out = OutHeader { len, error: -error, unique: header.unique };
-            channel
-                .transmit(&[IoSlice::new(out.bytes()), IoSlice::new(body)])
-                .map_err(|error| Error::new(WHAT, error))
-        };
-        if header.opcode != Opcode::Init as u32 {
-            return Err(Error::plain(WHAT, format!("it began with operation {}", header.opcode)));
-        }
-        let Some(version) = abi::InitIn::read(body) else {
-            return Err(Error::plain(WHAT, "its INIT message is truncated"));
-        };
-        if version.major > abi::KERNEL_MAJOR {
-            // It will come again with a version that we can speak.
-            answer(
-                0,
-                abi::InitOut { major: abi::KERNEL_MAJOR, minor: abi::KERNEL_MINOR_MAX, ..Default::default() }
-                    .bytes(),
-            )?;
-            continue;
-        }
-        if version.major < abi::KERNEL_MAJOR || version.minor < abi::KERNEL_MINOR_MIN {
-            answer(libc::EPROTO, &[])?;
-            return Err(Error::plain(
-                WHAT,
-                format!(
-                    "it speaks version {}.{}, at least {}.{} is needed (Linux 5.4)",
-                    version.major,
-                    version.minor,
-                    abi::KERNEL_MAJOR,
-                    abi::KERNEL_MINOR_MIN
-                ),
-            ));
-        }
-        let Some(offer) = Offer::parse(body) else {
-            answer(libc::EPROTO, &[])?;
-            return Err(Error::plain(WHAT, "its INIT message is truncated"));
-        };
-        let (negotiated, out) = offer.settle(config);
-        answer(0, out.bytes())?;
-        return Ok(negotiated);
     }
 }

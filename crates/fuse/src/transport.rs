@@ -1,8 +1,8 @@
 //! Transports: how requests arrive and replies leave.
 //!
-//! There is one today, the `/dev/fuse` device ([`device`]). The traits are cut so that FUSE over io_uring becomes a
-//! second one without a change above: a transport owns its serving threads' loops, hands over messages in one piece or
-//! in parts, and gives every request a `slot` that finds its way back with the reply (the ring entry to commit).
+//! There are two: the `/dev/fuse` device ([`device`]), and io_uring ([`uring`]) for kernels that offer it. A transport owns its
+//! serving threads' loops, hands over messages in one piece or in parts, and gives every request a `slot` that finds its
+//! way back with the reply (the ring entry to commit).
 
 use std::io;
 use std::io::IoSlice;
@@ -10,9 +10,12 @@ use std::sync::Arc;
 
 use crate::abi::InHeader;
 
+mod choice;
 pub mod device;
 mod seats;
+pub mod uring;
 
+pub use choice::TransportChoice;
 pub use seats::block_in_place;
 
 /// A connection to the kernel, past INIT.
@@ -26,6 +29,9 @@ pub trait Transport: Send + Sync + 'static {
     /// Receives requests on the calling thread, number `thread` of [`threads`](Transport::threads), and passes them
     /// to `sink` until the connection ends.
     fn serve(&self, thread: usize, sink: &dyn RequestSink) -> io::Result<End>;
+
+    /// The session could not start all threads: lets those go that the end of the connection alone does not.
+    fn give_up(&self) {}
 }
 
 /// Where a transport delivers requests: the session.

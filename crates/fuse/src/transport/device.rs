@@ -46,7 +46,7 @@ impl Device {
         clone_fd: bool,
         max_write: u32,
         failed: Arc<AtomicU64>,
-    ) -> io::Result<(Device, Arc<Channel>)> {
+    ) -> io::Result<Device> {
         let first = Arc::new(Channel { fd, failed: failed.clone() });
         let mut channels = vec![first.clone()];
         for _ in 1..workers + spare {
@@ -60,7 +60,13 @@ impl Device {
             });
         }
         let buffer_bytes = (abi::WRITE_HEAD_BYTES + max_write as usize).max(abi::READ_BUFFER_BYTES_MIN);
-        Ok((Device { channels, seats: Seats::new(workers), buffer_bytes }, first))
+        Ok(Device { channels, seats: Seats::new(workers), buffer_bytes })
+    }
+}
+
+impl AsRawFd for Channel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
     }
 }
 
@@ -113,8 +119,8 @@ impl Channel {
         Channel { fd, failed: Arc::default() }
     }
 
-    pub(crate) fn into_fd(self) -> Arc<OwnedFd> {
-        self.fd
+    pub(crate) fn fd(&self) -> Arc<OwnedFd> {
+        self.fd.clone()
     }
 
     /// Waits for one message.
@@ -194,7 +200,7 @@ impl ReplyChannel for Channel {
 }
 
 /// Opens a further descriptor of the connection `of`.
-fn clone_device(of: RawFd) -> io::Result<OwnedFd> {
+pub(crate) fn clone_device(of: RawFd) -> io::Result<OwnedFd> {
     let fd: OwnedFd = OpenOptions::new().read(true).write(true).open("/dev/fuse")?.into();
     let mut source = of as u32;
     // SAFETY: the request reads one u32.

@@ -1,9 +1,10 @@
-//! Seats at the device: how many threads serve, and who takes over when one has to wait.
+//! Seats at the device or the rings: how many threads serve, and who takes over when one has to wait.
 //!
 //! The kernel wakes threads that read the device in turn, so with many of them each finds its caches cold; as many as
 //! there are cores do best. But a few threads are soon all waiting for a disk. So there are spare threads, which sleep
 //! until a handler says that it is about to wait ([`block_in_place`]): its seat goes to a spare thread, and it will
-//! look for a free one when it is done. Handlers that do not wait never notice.
+//! look for a free one when it is done. Handlers that do not wait never notice. Seats have numbers, because each ring has
+//! its own; those at the device are all alike.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -19,14 +20,16 @@ pub(crate) struct Seats {
 }
 
 struct State {
-    free: usize,
+    free: Vec<usize>,
     end: Option<End>,
 }
 
 /// A thread's place: seated or not.
 pub(crate) struct Place {
     seats: Arc<Seats>,
-    seated: Cell<bool>,
+    seat: Cell<Option<usize>>,
+    /// Called by the thread when it has given its seat away.
+    left: Option<Box<dyn Fn()>>,
 }
 
 thread_local! {
@@ -48,7 +51,10 @@ pub fn block_in_place<T>(f: impl FnOnce() -> T) -> T {
 
 impl Seats {
     pub(crate) fn new(count: usize) -> Arc<Seats> {
-        Arc::new(Seats { state: Mutex::new(State { free: count, end: None }), changed: Condvar::new() })
+        Arc::new(Seats {
+            state: Mutex::new(State { free: (0..count).collect(), end: None }),
+            changed: Condvar::new(),
+        })
     }
 
     /// The connection has ended: those who wait for a seat go home.
@@ -61,29 +67,47 @@ impl Seats {
 impl Place {
     /// Not seated yet.
     pub(crate) fn new(seats: Arc<Seats>) -> Place {
-        Place { seats, seated: Cell::new(false) }
+        Place { seats, seat: Cell::new(None), left: None }
     }
 
-    /// Makes sure of a seat, waiting for one if need be; `Err` when the connection has ended instead.
+    /// The same; whenever the thread has given a seat away it calls `left`.
+    pub(crate) fn with_leaving(seats: Arc<Seats>, left: impl Fn() + 'static) -> Place {
+        Place { seats, seat: Cell::new(None), left: Some(Box::new(left)) }
+    }
+
+    /// Makes sure of a seat, waiting for one if need be, and tells which; `Err` when the connection has ended instead.
     #[inline]
-    pub(crate) fn sit(&self) -> Result<(), End> {
-        if self.seated.get() { Ok(()) } else { self.wait() }
+    pub(crate) fn sit(&self) -> Result<usize, End> {
+        match self.seat.get() {
+            Some(seat) => Ok(seat),
+            None => self.wait(),
+        }
     }
 
     #[cold]
-    fn wait(&self) -> Result<(), End> {
+    fn wait(&self) -> Result<usize, End> {
         let mut state = self.seats.state.lock();
         loop {
             if let Some(end) = state.end {
                 return Err(end);
             }
-            if state.free > 0 {
-                state.free -= 1;
-                self.seated.set(true);
-                return Ok(());
+            if let Some(seat) = state.free.pop() {
+                self.seat.set(Some(seat));
+                return Ok(seat);
             }
             self.seats.changed.wait(&mut state);
         }
+    }
+
+    /// Whether it still has its seat.
+    #[inline]
+    pub(crate) fn is_seated(&self) -> bool {
+        self.seat.get().is_some()
+    }
+
+    /// How the connection has ended, if it has.
+    pub(crate) fn end(&self) -> Option<End> {
+        self.seats.state.lock().end
     }
 
     /// Runs a handler that may give the seat away.
@@ -95,9 +119,12 @@ impl Place {
     }
 
     fn leave(&self) {
-        if self.seated.replace(false) {
-            self.seats.state.lock().free += 1;
+        if let Some(seat) = self.seat.take() {
+            self.seats.state.lock().free.push(seat);
             self.seats.changed.notify_one();
+            if let Some(left) = &self.left {
+                left();
+            }
         }
     }
 }
@@ -118,15 +145,30 @@ mod tests {
         let (first, second) = (Place::new(seats.clone()), Place::new(seats.clone()));
         first.sit().unwrap();
         first.with(|| {
-            assert_eq!(block_in_place(|| second.sit()), Ok(()));
+            assert_eq!(block_in_place(|| second.sit()), Ok(0));
+            assert!(!first.is_seated());
             assert_eq!(block_in_place(|| 5), 5, "without a seat to give");
         });
         drop(second);
         first.sit().unwrap();
         assert_eq!(block_in_place(|| 6), 6, "not in a handler");
-        assert!(first.seated.get());
+        assert_eq!((first.is_seated(), first.end()), (true, None));
         seats.close(End::Aborted);
         first.sit().unwrap();
         assert_eq!(Place::new(seats).sit(), Err(End::Aborted));
+    }
+
+    #[test]
+    fn leaving_is_told_once_for_each_seat() {
+        let left = std::rc::Rc::new(Cell::new(0));
+        let count = left.clone();
+        let place = Place::with_leaving(Seats::new(1), move || count.set(count.get() + 1));
+        block_in_place(|| ());
+        for round in 1..3 {
+            place.sit().unwrap();
+            place.with(|| block_in_place(|| block_in_place(|| assert_eq!(left.get(), round))));
+        }
+        drop(place);
+        assert_eq!(left.get(), 2);
     }
 }

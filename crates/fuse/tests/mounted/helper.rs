@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use kestrel_fuse::null::{NullFs, NullOptions};
-use kestrel_fuse::{Config, Mount, MountOptions, Session};
+use kestrel_fuse::{Mount, MountOptions, Session};
 
 /// Environment variables of the helper.
 const DIR: &str = "KESTREL_FUSE_TEST_DIR";
@@ -73,7 +73,7 @@ impl Drop for Helper {
 fn serve() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let mut options = MountOptions::default();
-    let mut config = Config::default();
+    let mut config = crate::kit::config();
     for option in std::env::var(OPTIONS).unwrap_or_default().split(',').filter(|option| !option.is_empty()) {
         match option {
             "use_helper" => options.use_helper = true,

@@ -10,7 +10,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use kestrel_fuse::null::{NullFs, NullOptions};
-use kestrel_fuse::{Config, End, FileSystem, Mount, MountOptions, Session, mount};
+use kestrel_fuse::{Config, End, FileSystem, Mount, MountOptions, Session, TransportChoice, mount};
+
+use crate::switch;
 
 /// No test may take longer; then its mount is cut off, so that whoever waits on it gets an error.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -21,8 +23,17 @@ pub fn can_mount() -> bool {
     let able = unsafe { libc::geteuid() } == 0 && Path::new("/dev/fuse").exists();
     if !able {
         eprintln!("skipped: needs root and /dev/fuse");
+        return false;
     }
-    able
+    match crate::TRANSPORT {
+        TransportChoice::Uring => switch::uring_on(),
+        _ => true,
+    }
+}
+
+/// Settings as they are by default, over the transport that these tests are about.
+pub fn config() -> Config {
+    Config { transport: crate::TRANSPORT, ..Config::default() }
 }
 
 /// A directory of this test alone, removed when dropped; a mount on it is taken away first.
@@ -60,7 +71,7 @@ pub struct Mounted {
 
 impl Mounted {
     pub fn new(fs: impl FileSystem) -> Mounted {
-        Mounted::with(fs, &MountOptions::default(), &Config::default())
+        Mounted::with(fs, &MountOptions::default(), &config())
     }
 
     pub fn null() -> Mounted {
@@ -72,6 +83,8 @@ impl Mounted {
         let mount = Mount::new(dir.path(), options).unwrap();
         let unmounter = mount.unmounter();
         let session = Session::start(mount, fs, config).unwrap();
+        let expected = if config.transport == TransportChoice::Uring { "io_uring" } else { "device" };
+        assert_eq!(session.transport(), expected, "{}", session.transport_why());
         let (watchdog, over) = mpsc::channel();
         std::thread::spawn(move || {
             if over.recv_timeout(DEADLINE) == Err(mpsc::RecvTimeoutError::Timeout) {

@@ -13,7 +13,7 @@ use kestrel_fuse::{
     ReaddirPlus, Reply, Request, Statfs, Statx, Timestamp,
 };
 
-use crate::kit::{Mounted, c_path, can_mount, check, errno};
+use crate::kit::{Mounted, c_path, can_mount, check, config, errno};
 use crate::replies::attr;
 
 const FILE: u32 = libc::S_IFREG | 0o644;
@@ -81,11 +81,10 @@ impl FileSystem for Recorder {
             }
             Operation::Readlink => reply.data(b"where/ever"),
             Operation::Open { .. } | Operation::Opendir { .. } => {
-                reply.opened(Opened { fh: 88, flags: self.open_flags })
+                reply.opened(Opened { fh: 88, flags: self.open_flags, backing_id: 0 })
             }
-            Operation::Create { .. } | Operation::Tmpfile { .. } => {
-                reply.created(&Self::entry(b'c'.into()), Opened { fh: 99, flags: self.open_flags })
-            }
+            Operation::Create { .. } | Operation::Tmpfile { .. } => reply
+                .created(&Self::entry(b'c'.into()), Opened { fh: 99, flags: self.open_flags, backing_id: 0 }),
             Operation::Read { offset, size, .. } => {
                 reply.data(&vec![(offset >> 12) as u8; size as usize]);
             }
@@ -146,7 +145,7 @@ fn mounted(features: Features) -> Option<(Arc<Recorder>, Mounted)> {
 fn mounted_opening(features: Features, open_flags: OpenFlags) -> Option<(Arc<Recorder>, Mounted)> {
     can_mount().then(|| {
         let recorder = Arc::new(Recorder { open_flags, ..Recorder::default() });
-        let config = Config { features, ..Config::default() };
+        let config = Config { features, ..config() };
         let mounted = Mounted::with(recorder.clone(), &MountOptions::default(), &config);
         (recorder, mounted)
     })

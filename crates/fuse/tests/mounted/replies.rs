@@ -12,7 +12,7 @@ use kestrel_fuse::{
     Attr, Config, Entry, FileSystem, MountOptions, OpenFlags, Opened, Operation, Reply, Request,
 };
 
-use crate::kit::{Mounted, can_mount, errno};
+use crate::kit::{Mounted, can_mount, config, errno};
 
 const DIR: u32 = libc::S_IFDIR | 0o755;
 const FILE: u32 = libc::S_IFREG | 0o644;
@@ -85,8 +85,7 @@ fn every_kind_of_answer() {
     if !can_mount() {
         return;
     }
-    let mounted =
-        Mounted::with(Odd::new(), &MountOptions::default(), &Config { workers: 3, ..Config::default() });
+    let mounted = Mounted::with(Odd::new(), &MountOptions::default(), &Config { workers: 3, ..config() });
     let read = |name: &str| {
         let mut content = Vec::new();
         File::open(mounted.path(name))?.read_to_end(&mut content)?;
@@ -135,7 +134,9 @@ impl FileSystem for Deferred {
             }
             Operation::Getattr { .. } if request.nodeid == 1 => reply.attr(&attr(1, DIR, 0), Duration::ZERO),
             Operation::Getattr { .. } => reply.attr(&attr(request.nodeid, FILE, 8), Duration::ZERO),
-            Operation::Open { .. } => reply.opened(Opened { fh: 0, flags: OpenFlags::DIRECT_IO }),
+            Operation::Open { .. } => {
+                reply.opened(Opened { flags: OpenFlags::DIRECT_IO, ..Opened::default() })
+            }
             Operation::Read { .. } => self.0.lock().unwrap().push((request.nodeid, reply)),
             Operation::Interrupt { unique } => {
                 let mut waiting = self.0.lock().unwrap();
@@ -156,7 +157,7 @@ fn one_worker_many_requests_in_progress() {
     }
     const READERS: u64 = 32;
     let waiting = Arc::new(Mutex::new(Vec::new()));
-    let config = Config { workers: 1, ..Config::default() };
+    let config = Config { workers: 1, ..config() };
     let mounted = Mounted::with(Deferred(waiting.clone()), &MountOptions::default(), &config);
     std::thread::scope(|scope| {
         for reader in 0..READERS {
@@ -204,7 +205,7 @@ fn spare_workers_take_over() {
     const WANTED: u64 = 9;
     let asleep = Arc::new(Mutex::new(0));
     // One seat and eight spare threads: nine can sleep.
-    let config = Config { workers: 1, spare_workers: WANTED as usize - 1, ..Config::default() };
+    let config = Config { workers: 1, spare_workers: WANTED as usize - 1, ..config() };
     let mounted =
         Mounted::with(Sleepy { asleep: asleep.clone(), wanted: WANTED }, &MountOptions::default(), &config);
     for round in 1..=3 {
