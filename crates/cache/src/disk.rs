@@ -32,6 +32,7 @@ use crate::workers::Workers;
 pub(crate) mod keeper;
 pub(crate) mod marker;
 pub(crate) mod sweep;
+mod whole;
 
 /// Threads for reads: what is not in the page cache needs the disk, and disks like many requests at a time.
 const READ_THREADS: usize = 16;
@@ -90,6 +91,8 @@ pub(crate) struct Disk {
     /// Bytes of disk in use: found by the last sweep, and written since.
     used: AtomicU64,
     written: AtomicU64,
+    /// Bytes that the next sweep is to make room for, beyond what is over.
+    wanted: AtomicU64,
     wishes: Mutex<Wishes>,
     wished: Condvar,
 }
@@ -140,6 +143,7 @@ impl Disk {
             free_space_ratio: options.free_space_ratio,
             used: AtomicU64::new(0),
             written: AtomicU64::new(0),
+            wanted: AtomicU64::new(0),
             wishes: Mutex::default(),
             wished: Condvar::new(),
         })

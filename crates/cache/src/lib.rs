@@ -13,6 +13,7 @@
 //! flight     single flight, gathered requests    span   how much to fetch (pure)
 //! page       the format of a slot                slots  reading slots without a copy
 //! disk       one directory: its files and service; disk/keeper its thread, disk/sweep making room, disk/marker its format
+//! whole      copies of whole files, for the kernel to read by itself; disk/whole their names
 //! evict      what to remove (pure)               breaker  when to leave a disk alone (pure)
 //! ```
 //!
@@ -37,9 +38,11 @@ mod slots;
 pub mod span;
 mod store;
 mod sys;
+mod whole;
 mod workers;
 
 pub use faults::{DiskFaults, DiskOp};
 pub use options::CacheOptions;
 pub use span::SpanConfig;
 pub use store::{CachedStore, OpenError};
+pub use whole::{CHUNK_BYTES, WholeCopies, WholeCopy, WholeId, WholeWriter, chunk_sum};

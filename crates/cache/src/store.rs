@@ -22,6 +22,7 @@ use crate::page;
 use crate::read::AtEnd;
 use crate::span::SpanPolicy;
 use crate::sys;
+use crate::whole::WholeCopies;
 
 /// How long dropping a store waits for what is queued for the cache disks.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
@@ -101,6 +102,11 @@ impl CachedStore {
         let until = Instant::now() + limit;
         let left = || until.saturating_duration_since(Instant::now());
         self.core.disks.iter().all(|disk| disk.writes.drain(left()))
+    }
+
+    /// Copies of whole files of this volume, in the same directories.
+    pub fn whole_copies(&self) -> WholeCopies {
+        WholeCopies::new(&self.core)
     }
 
     /// Compares cached copies with fresh bytes and drops those that differ.

@@ -11,6 +11,9 @@ use std::path::Path;
 /// Most buffers in one call (`UIO_MAXIOV`).
 pub(crate) const BUFFERS_MAX: usize = 1024;
 
+/// `fcntl` command: the signal that tells of a lease that somebody wants broken (`asm-generic/fcntl.h`).
+const F_SETSIG: libc::c_int = 10;
+
 /// Calls again while a signal interrupts; turns -1 into the thread's errno.
 fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     loop {
@@ -45,9 +48,18 @@ pub(crate) fn open_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
 
 /// Opens for reading if the kernel has the path in its caches (`RESOLVE_CACHED`); EAGAIN if not.
 pub(crate) fn open_at_cached(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
+    open_cached(dir, name, libc::O_RDONLY | libc::O_NOATIME)
+}
+
+/// Opens for reading and writing if the kernel has the path in its caches; EAGAIN if not.
+pub(crate) fn open_rw_at_cached(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
+    open_cached(dir, name, libc::O_RDWR)
+}
+
+fn open_cached(dir: BorrowedFd<'_>, name: &CStr, flags: libc::c_int) -> io::Result<File> {
     // SAFETY: the structure is plain integers, for which all zeros is a valid value.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
-    how.flags = (libc::O_RDONLY | libc::O_NOATIME | libc::O_CLOEXEC | libc::O_NOFOLLOW) as u64;
+    how.flags = (flags | libc::O_CLOEXEC | libc::O_NOFOLLOW) as u64;
     how.resolve = libc::RESOLVE_CACHED;
     let size = size_of::<libc::open_how>();
     // SAFETY: `name` and `how` outlive the call, and `size` is that of `how`.
@@ -66,6 +78,62 @@ pub(crate) fn open_rw_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
 /// Opens for reading and writing, and makes it if it is missing.
 pub(crate) fn create_at(dir: BorrowedFd<'_>, name: &CStr) -> io::Result<File> {
     open_with(dir, name, libc::O_RDWR | libc::O_CREAT)
+}
+
+/// Makes a file without a name in a directory, open for reading and writing.
+pub(crate) fn create_nameless_at(root: BorrowedFd<'_>, dir: &CStr) -> io::Result<File> {
+    open_with(root, dir, libc::O_RDWR | libc::O_TMPFILE)
+}
+
+/// Gives a file without a name one.
+pub(crate) fn link_at(file: &File, dir: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+    let from = std::ffi::CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))
+        .unwrap_or_else(|_| unreachable!("a number holds no NUL"));
+    // SAFETY: both names are C strings that outlive the call.
+    retried(|| unsafe {
+        libc::linkat(libc::AT_FDCWD, from.as_ptr(), dir.as_raw_fd(), name.as_ptr(), libc::AT_SYMLINK_FOLLOW)
+            as isize
+    })
+    .map(drop)
+}
+
+/// Sets an extended attribute.
+pub(crate) fn set_attribute(file: &File, name: &CStr, value: &[u8]) -> io::Result<()> {
+    // SAFETY: `name` is a C string, and `value` holds as many bytes as are named; both outlive the call.
+    retried(|| unsafe {
+        libc::fsetxattr(file.as_raw_fd(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) as isize
+    })
+    .map(drop)
+}
+
+/// An extended attribute of exactly `N` bytes; none if it is missing or of another length.
+pub(crate) fn attribute<const N: usize>(file: &File, name: &CStr) -> io::Result<Option<[u8; N]>> {
+    let mut value = [0; N];
+    // SAFETY: `name` is a C string, and `value` has room for `N` bytes; both outlive the call.
+    let read =
+        retried(|| unsafe { libc::fgetxattr(file.as_raw_fd(), name.as_ptr(), value.as_mut_ptr().cast(), N) });
+    match read {
+        Ok(read) => Ok((read == N).then_some(value)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::ERANGE)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether anything but `file`, which must be open for writing, refers to its inode as an open file or a map. A write lease is
+/// granted to the only one who has a file open (fcntl(2)), so one is asked for and given back.
+pub(crate) fn is_open_elsewhere(file: &File) -> io::Result<bool> {
+    let control = |command, argument: libc::c_int| {
+        // SAFETY: takes no pointers.
+        retried(|| unsafe { libc::fcntl(file.as_raw_fd(), command, argument) } as isize)
+    };
+    // Should somebody open the file in between, he waits until the lease is given back, and we are sent a signal: one that
+    // does nothing, in place of SIGIO, which ends processes.
+    control(F_SETSIG, libc::SIGURG)?;
+    match control(libc::F_SETLEASE, libc::F_WRLCK) {
+        Ok(_) => control(libc::F_SETLEASE, libc::F_UNLCK).map(|_| false),
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
 /// Makes a directory; fine if it is there.

@@ -62,8 +62,10 @@ impl Workers {
         }
         if state.idle <= state.queue.len() && state.threads < self.shared.threads_max {
             let shared = Arc::clone(&self.shared);
-            let started =
-                std::thread::Builder::new().name(self.shared.name.clone()).spawn(move || shared.work());
+            let started = std::thread::Builder::new().name(self.shared.name.clone()).spawn(move || {
+                run_anywhere();
+                shared.work();
+            });
             if started.is_ok() {
                 state.threads += 1;
             }
@@ -144,6 +146,19 @@ impl Shared {
         state.threads -= 1;
         drop(state);
         self.done.notify_all();
+    }
+}
+
+/// Lets the calling thread run on all processors that the process began with. A thread inherits those of who starts it, and
+/// that may be one that serves a single processor's requests.
+fn run_anywhere() {
+    // SAFETY: bits, for which zeros are valid; the kernel writes, then reads, that many bytes. The main thread has the process's
+    // number and is never confined.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(libc::getpid(), size_of_val(&set), &raw mut set) == 0 {
+            libc::sched_setaffinity(0, size_of_val(&set), &raw const set);
+        }
     }
 }
 

@@ -21,6 +21,7 @@ use crate::evict::{self, CacheFile};
 use crate::faults::DiskOp;
 use crate::object::REUSED_BIT;
 use crate::sys;
+use crate::whole::{DIR, label};
 
 /// Whoever sweeps holds a lock on this file.
 const LOCK: &str = "evict.lock";
@@ -31,12 +32,21 @@ const SLACK_SHARE: u64 = 32;
 /// Empty files and directories that were not touched for so long are leftovers.
 const EMPTY_AGE: Nanos = 600 * SECOND;
 
+/// What a cache file holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Content {
+    /// Pages of an object.
+    Pages(ObjectId),
+    /// A whole copy, by name.
+    Whole(String),
+}
+
 /// What was found in a directory: 40 bytes a file, so 100 MiB for 10 TiB of blocks, while a sweep lasts.
 #[derive(Default)]
 struct Found {
     files: Vec<CacheFile>,
-    /// Of each file, its object.
-    objects: Vec<ObjectId>,
+    /// Of each file, what it is.
+    contents: Vec<Content>,
     volumes: Vec<String>,
 }
 
@@ -66,16 +76,25 @@ impl Disk {
         let found = look_through(&self.path, now)?;
         let mut used: u64 = found.files.iter().map(|file| file.bytes).sum();
         let mut swept = Swept::default();
-        for index in evict::plan(&found.files, self.needed(used)?, now) {
+        let wanted = self.wanted.swap(0, Ordering::Relaxed);
+        for index in evict::plan(&found.files, self.needed(used, wanted)?, now) {
             self.before(DiskOp::Evict)?;
-            let (file, object) = (found.files[index], found.objects[index]);
+            let (file, content) = (found.files[index], &found.contents[index]);
             let volume = &found.volumes[file.volume];
-            cut(&self.path.join(name(volume, object)))?;
+            match content {
+                Content::Pages(object) => cut(&self.path.join(name(volume, *object)))?,
+                // Somebody may be reading it: its bytes stay until nobody has it open.
+                Content::Whole(whole) => {
+                    gone_is_fine(std::fs::remove_file(self.path.join(volume).join(DIR).join(whole)))?;
+                }
+            }
             let bytes = file.bytes;
             self.figures.evicted_bytes.add(bytes);
             (swept.bytes, used) = (swept.bytes + bytes, used - bytes);
-            if *volume == self.volume {
-                swept.removed.push(object);
+            if let Content::Pages(object) = content
+                && *volume == self.volume
+            {
+                swept.removed.push(*object);
             }
         }
         self.used.store(used, Ordering::Relaxed);
@@ -83,10 +102,11 @@ impl Disk {
         Ok(Some(swept))
     }
 
-    /// Bytes to free now that `used` are in use.
-    fn needed(&self, used: u64) -> io::Result<u64> {
+    /// Bytes to free now that `used` are in use and `wanted` are to come.
+    fn needed(&self, used: u64, wanted: u64) -> io::Result<u64> {
         let (size, free) = sys::room(&self.root())?;
-        let reserve = (size as f64 * self.free_space_ratio) as u64;
+        let reserve = (size as f64 * self.free_space_ratio) as u64 + wanted;
+        let used = used + wanted;
         let over =
             if used > self.bytes_max { used - (self.bytes_max - self.bytes_max / SLACK_SHARE) } else { 0 };
         let short = if free < reserve { reserve - free + reserve / SLACK_SHARE } else { 0 };
@@ -117,7 +137,11 @@ pub(crate) fn cut(path: &Path) -> io::Result<()> {
         crash::point("cache.evict.cut");
         std::fs::remove_file(path)
     };
-    match cut() {
+    gone_is_fine(cut())
+}
+
+fn gone_is_fine(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
@@ -132,13 +156,15 @@ fn look_through(path: &Path, now: Nanos) -> io::Result<Found> {
         }
         let mut is_empty = true;
         for prefix in names(&path.join(&volume))? {
-            if prefix.len() != 2 || !is_hex(&prefix) {
+            let is_whole = prefix == DIR;
+            if !is_whole && (prefix.len() != 2 || !is_hex(&prefix)) {
                 is_empty = false;
                 continue;
             }
             let before = found.files.len();
             let below = Path::new(&volume).join(&prefix);
-            look_at(path, &below, found.volumes.len(), now, &mut found)?;
+            let content = if is_whole { whole_of } else { pages_of };
+            look_at(path, &below, found.volumes.len(), now, content, &mut found)?;
             // Empty ones go, unless somebody has just made them to put something there.
             is_empty &= found.files.len() == before && remove_old_dir(&path.join(&below), now);
         }
@@ -157,11 +183,18 @@ fn remove_old_dir(path: &Path, now: Nanos) -> bool {
     is_old && std::fs::remove_dir(path).is_ok()
 }
 
-/// The cache files of one prefix directory.
-fn look_at(path: &Path, below: &Path, volume: usize, now: Nanos, found: &mut Found) -> io::Result<()> {
+/// The cache files of one directory below the volume's.
+fn look_at(
+    path: &Path,
+    below: &Path,
+    volume: usize,
+    now: Nanos,
+    content_of: fn(&Path) -> Option<Content>,
+    found: &mut Found,
+) -> io::Result<()> {
     for name in names(&path.join(below))? {
         let name = below.join(name);
-        let Some(object) = object_of(&name) else { continue };
+        let Some(content) = content_of(&name) else { continue };
         let stat = match std::fs::symlink_metadata(path.join(&name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other?,
@@ -177,13 +210,13 @@ fn look_at(path: &Path, below: &Path, volume: usize, now: Nanos, found: &mut Fou
         }
         let is_reused = stat.mode() & REUSED_BIT != 0;
         found.files.push(CacheFile { volume, bytes, touched, is_reused });
-        found.objects.push(object);
+        found.contents.push(content);
     }
     Ok(())
 }
 
 /// Names in a directory; none if it is gone.
-fn names(path: &Path) -> io::Result<Vec<String>> {
+pub(super) fn names(path: &Path) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(path) {
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(Vec::new());
@@ -201,6 +234,15 @@ fn is_hex(text: &str) -> bool {
 /// The path of a cache file below the directory.
 pub(super) fn name(volume: &str, object: ObjectId) -> String {
     format!("{volume}/{:02x}/{object:016x}", key::prefix(object))
+}
+
+fn pages_of(name: &Path) -> Option<Content> {
+    object_of(name).map(Content::Pages)
+}
+
+fn whole_of(name: &Path) -> Option<Content> {
+    let name = name.file_name()?.to_str()?;
+    label::parse(name).map(|_| Content::Whole(name.to_string()))
 }
 
 /// The object that a cache file is of, if it is exactly where that belongs.

@@ -124,17 +124,19 @@ fn threads_that_store_together_share_uploads() {
 #[test]
 fn large_payloads_are_uploaded_side_by_side_and_leave_a_thread_to_small_ones() {
     let store = Arc::new(FailingStore::new(Arc::new(MemoryStore::put_only()), 1));
-    store.add(Rule::always(Call::Put, Fault::Slow(Duration::from_millis(300))));
+    store.add(Rule::always(Call::Put, Fault::Slow(Duration::from_secs(1))));
     let config = PackerConfig { uploads: 4, ..PackerConfig::new(VOLUME) };
     let packer = Packer::new(store, ids(), config).unwrap();
     let (sender, receiver) = mpsc::channel();
+    // Made first: all must be queued before the first upload ends.
+    let (large, small) = (bytes_of(1, 1 << 20), bytes_of(1, 100));
     for number in 0..6 {
         let sender = sender.clone();
         let done = move |placed: Result<Placed>| sender.send((number, placed.unwrap().range.object)).unwrap();
-        packer.store(bytes_of(1, 1 << 20), 1, Box::new(done));
+        packer.store(large.clone(), 1, Box::new(done));
     }
     let done = move |placed: Result<Placed>| sender.send((9, placed.unwrap().range.object)).unwrap();
-    packer.store(bytes_of(1, 100), 1, Box::new(done));
+    packer.store(small, 1, Box::new(done));
     let answers: Vec<(u64, u64)> = receiver.iter().take(7).collect();
     assert!(answers[..4].iter().any(|(number, _)| *number == 9), "not behind the large ones: {answers:?}");
     let mut objects: Vec<u64> = answers.iter().map(|(_, object)| *object).collect();
