@@ -241,6 +241,20 @@ metrics! {
     "metadata_sent_bytes_total" Counter "bytes" Stable "bytes sent to a metadata server";
     "metadata_received_bytes_total" Counter "bytes" Stable "bytes received from it";
     "metadata_writes_total" Counter "writes" Internal "writes they were sent with";
+    "shortcut_lookups_faked_total" Counter "lookups" Stable "directories in mid-path that the mount answered without a request";
+    "shortcut_lookups_left_to_create_total" Counter "lookups" Stable
+        "names to be created that the mount answered \"not there\" without a request";
+    "shortcut_lookups_hinted_total" Counter "lookups" Stable "lookups with a walk hint that were sent to the metadata";
+    "shortcut_lookups_unhinted_total" Counter "lookups" Stable "lookups without a walk hint, which are sent always";
+    "shortcut_opens_total" Counter "opens" Stable "opens answered with what their lookup had opened";
+    "shortcut_walks_repeated_total" Counter "walks" Stable "answers that made the kernel walk a path again: a link or no directory was met";
+    "shortcut_path_nodes" Gauge "nodes" Stable "directories that the kernel knows by their path";
+    "passthrough_live" Gauge "files" Stable "files that the kernel reads by itself from whole copies at present";
+    "passthrough_opens_total" Counter "opens" Stable "opens of files that the kernel reads by itself";
+    "passthrough_opens_beside_total" Counter "opens" Stable "opens of such files for writing, whose reads and writes reach the mount";
+    "passthrough_refreshes_total" Counter "copies" Stable "whole copies brought up to date while in use, because the file had changed";
+    "passthrough_copies_total" Counter "copies" Stable "whole copies made";
+    "passthrough_copied_bytes_total" Counter "bytes" Stable "bytes of these";
     "server_sessions" Gauge "clients" Stable "clients of this server that have a session";
     "server_connected" Gauge "clients" Stable "of these, those connected now";
     "server_connections" Gauge "connections" Stable "connections open";

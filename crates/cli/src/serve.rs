@@ -4,9 +4,11 @@ pub mod attendant;
 pub mod clients;
 pub mod control;
 pub mod daemon;
+pub mod facts;
 pub mod holder;
 pub mod http;
 pub mod limits;
+pub mod process;
 pub mod remote;
 pub mod runtime;
 

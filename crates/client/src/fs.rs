@@ -6,6 +6,7 @@
 
 mod attributes;
 mod background;
+mod chunk_lists;
 mod compact;
 mod copy;
 mod flush;
@@ -17,6 +18,7 @@ mod read;
 mod removed;
 mod repack;
 mod space;
+mod whole;
 mod write;
 mod xattr;
 
@@ -41,10 +43,14 @@ pub(crate) use self::flush::Flush;
 pub use self::handles::{DirHandle, FileHandle};
 pub use self::listing::{Listed, Sink};
 pub use self::locks::{LockWait, LockedRange};
-pub use self::namespace::{Creation, NewNode};
+pub use self::namespace::{Creation, Found, NewNode};
 pub use self::read::Content;
 pub use self::repack::{CompactOptions, Compacted};
 pub use self::space::{Fallocate, Hole, Seek};
+pub(crate) use self::whole::Progress;
+pub use self::whole::{
+    CHUNK_BYTES, WHOLE_BYTES_MIN, WholeCopies, WholeCopy, WholeCounters, WholeId, WholeMade, chunk_sum,
+};
 
 use self::background::Background;
 use crate::file::OpenFiles;
@@ -91,6 +97,8 @@ pub struct Opened {
     pub handle: Arc<FileHandle>,
     /// Pages that the kernel holds of this file are still its content.
     pub keep_cache: bool,
+    /// The open has truncated the file.
+    pub truncated: bool,
 }
 
 /// Limits and sizes of a client.
@@ -179,6 +187,8 @@ pub struct Fs {
     next_handle: AtomicU64,
     counters: FsCounters,
     background: Background,
+    /// Copies of whole files that the kernel reads by itself.
+    whole: whole::Whole,
     /// Objects that clients of this volume's server are writing.
     used_elsewhere: OnceLock<Arc<InUse>>,
 }
@@ -196,6 +206,7 @@ impl Fs {
             next_handle: AtomicU64::new(1),
             counters: FsCounters::default(),
             background: Background::default(),
+            whole: whole::Whole::default(),
             used_elsewhere: OnceLock::new(),
             metadata,
             store,
@@ -237,6 +248,11 @@ impl Fs {
     /// Counters since the start.
     pub fn counters(&self) -> &FsCounters {
         &self.counters
+    }
+
+    /// Some of the files that the kernel refers to, at most `count`.
+    pub fn known_files(&self, count: usize) -> Vec<InodeId> {
+        self.known.files(count)
     }
 
     /// Inodes the kernel refers to at present.
@@ -302,11 +318,14 @@ impl Fs {
         self.request(caller, op, move |reply| done(plain(reply)));
     }
 
-    /// Asks for an inode, and tells the kernel's table and the caller of it.
-    fn ask_entry(self: &Arc<Self>, caller: Caller, dir: InodeId, name: Name, op: Op, done: Done<Inode>) {
+    /// Asks for the entry `name`, and tells the kernel's table and the caller of it.
+    fn ask_entry(self: &Arc<Self>, caller: Caller, name: Name, op: Op, done: Done<Inode>) {
         let fs = self.clone();
         self.ask(caller, op, move |answer| {
-            done(answer.and_then(into_inode).map(|inode| fs.introduce(inode, Some((dir, &name)))));
+            done(answer.and_then(|answer| match answer {
+                Answer::Entry { parent, inode } => Ok(fs.introduce(*inode, Some((parent, &name)))),
+                other => Err(unexpected(&other)),
+            }));
         });
     }
 
@@ -363,7 +382,7 @@ fn plain(reply: Reply) -> FsResult<Answer> {
         Outcome::NeedGroups => FsError::new(libc::EACCES, "the caller's groups could not be determined"),
         Outcome::Conflict(_) => FsError::new(libc::EAGAIN, "the file changed meanwhile"),
         Outcome::Symlink { .. } => {
-            FsError::new(libc::ELOOP, "a symbolic link in mid-path must be resolved by the caller")
+            FsError::new(libc::ESTALE, "a symbolic link in mid-path: walk the path again")
         }
     })
 }
@@ -380,7 +399,7 @@ fn unexpected(answer: &Answer) -> FsError {
 
 fn into_inode(answer: Answer) -> FsResult<Inode> {
     match answer {
-        Answer::Inode(inode) => Ok(*inode),
+        Answer::Inode(inode) | Answer::Entry { inode, .. } => Ok(*inode),
         other => Err(unexpected(&other)),
     }
 }

@@ -96,10 +96,10 @@ impl KnownInodes {
         }
     }
 
-    /// Notes that an inode moved.
+    /// Notes that an inode moved; with a `dir` of 0, to a directory that is not known.
     pub fn moved(&self, ino: InodeId, dir: InodeId, name: &Name) {
         if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
-            known.place = Place::Named(dir, name.clone());
+            known.place = if dir == 0 { Place::Unknown } else { Place::Named(dir, name.clone()) };
         }
     }
 
@@ -118,11 +118,12 @@ impl KnownInodes {
     }
 
     /// Notes that an inode lost a name; with the last one its attributes stay for as long as the kernel knows it.
-    pub fn removed(&self, mut inode: Box<Inode>) {
+    pub fn removed(&self, inode: &Inode) {
         if inode.nlink > 0 {
             return;
         }
         if let Some(known) = self.shard(inode.ino).lock().get_mut(&inode.ino) {
+            let mut inode = Box::new(inode.clone());
             if inode.kind == Kind::File {
                 inode.data = Data::None;
             }
@@ -194,6 +195,16 @@ impl KnownInodes {
         {
             known.cached_change = to;
         }
+    }
+
+    /// Some of those in the table that are no directories, at most `count`.
+    pub fn files(&self, count: usize) -> Vec<InodeId> {
+        let some = |shard: &Mutex<FxHashMap<InodeId, Box<Known>>>| {
+            let shard = shard.lock();
+            let files = shard.iter().filter(|(_, known)| known.kind != Kind::Dir).map(|(ino, _)| *ino);
+            files.take(count.div_ceil(SHARDS)).collect::<Vec<_>>()
+        };
+        self.shards.iter().flat_map(some).take(count).collect()
     }
 
     /// Inodes in the table.

@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kestrel_cache::{CacheOptions, CachedStore};
+use kestrel_cache::{CacheOptions, CachedStore, WholeCopies};
 use kestrel_data::store::coded::CodedStore;
 use kestrel_data::store::local::{LocalConfig, LocalStore};
 use kestrel_data::store::{BlockStore, key};
@@ -154,6 +154,8 @@ enum Base {
 pub struct Storage {
     /// What everybody uses.
     pub store: Arc<dyn BlockStore>,
+    /// Copies of whole files in the cache directories, or why there can be none.
+    pub whole: Result<WholeCopies, &'static str>,
     base: Base,
 }
 
@@ -183,18 +185,25 @@ impl Storage {
                 (Base::Dir(objects), Arc::new(local))
             }
         };
+        let mut whole = Err("the mount has no cache directory; mount the volume with --cache-dir");
         if !options.cache_dirs.is_empty() {
             let mut config = CacheOptions::new(options.cache_dirs.clone());
             config.bytes = options.cache_bytes.unwrap_or(config.bytes);
             config.free_space_ratio = options.free_space_ratio.unwrap_or(config.free_space_ratio);
             let cached = CachedStore::open(store, volume, config)
                 .map_err(|error| VolumeError::Io(error.to_string()))?;
+            whole = match descriptor.coding.as_ref().is_some_and(|coding| coding.encryption.is_some()) {
+                false => Ok(cached.whole_copies()),
+                true => Err(
+                    "the volume is encrypted, and copies of whole files would lie in the cache in the clear",
+                ),
+            };
             store = Arc::new(cached);
         }
         if let Some(coding) = coding {
             store = Arc::new(CodedStore::new(store, volume, coding));
         }
-        Ok(Self { store, base })
+        Ok(Self { store, whole, base })
     }
 
     /// Where an object lies, for people and other programs: a path or a URL.

@@ -170,6 +170,20 @@ proptest! {
     }
 }
 
+/// A few bytes in the inode of a file that is much longer, and a window over some of them that is too large to be written.
+#[test]
+fn a_large_hole_begins_within_bytes_that_lie_in_the_inode() {
+    let hole = |hole, offset, len, keep| Step::Fallocate { file: 0, hole, offset, len, keep };
+    for (written, offset) in [(1, 1), (3000, 100), (3000, 0), (3000, 3000), (4096, 4095)] {
+        for (kind, keep) in [(1, true), (1, false), (2, true), (2, false)] {
+            let short = Step::Write { file: 0, offset: 0, len: written, byte: 1 };
+            let grow = Step::Truncate { file: 0, size: 663_000 };
+            let steps = vec![short, Step::Flush { file: 0 }, grow, hole(kind, offset, 700_000, keep)];
+            run(steps, MemoryStore::new());
+        }
+    }
+}
+
 #[test]
 fn many_small_overwrites_are_compacted_and_stay_right() {
     let (fs, _) = file_system(Arc::new(MemoryStore::new()));

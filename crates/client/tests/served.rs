@@ -11,7 +11,7 @@ use kestrel_client::fs::{Caller, wait};
 use kestrel_data::store::MemoryStore;
 use kestrel_types::clock::SECOND;
 use kestrel_types::ids::ROOT;
-use kestrel_types::name::Name;
+use kestrel_types::name::{Name, Place};
 
 #[test]
 fn what_a_client_of_the_server_may_still_refer_to_is_not_deleted() {
@@ -24,7 +24,7 @@ fn what_a_client_of_the_server_may_still_refer_to_is_not_deleted() {
     wait(|done| fs.flush(&file, done)).unwrap();
     wait(|done| fs.release(file, done)).unwrap();
     fs.packer().seal_all();
-    wait(|done| fs.unlink(Caller::ROOT, ROOT, Name::new(b"file").unwrap(), done)).unwrap();
+    wait(|done| fs.unlink(Caller::ROOT, Place::new(ROOT, Name::new(b"file").unwrap()), done)).unwrap();
     clock.advance(3600 * SECOND);
     assert!(fs.is_open_object(1));
     assert_eq!(fs.reap().unwrap(), 0, "somebody may still come to refer to it");

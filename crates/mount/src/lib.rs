@@ -1,12 +1,18 @@
 //! The mount: turns requests of the kernel into calls of the client, and its answers into replies.
 //!
-//! Thin on purpose: no state but the numbers of open handles, no decision about semantics. Node ids are inode numbers.
+//! No decision about semantics is made here; its state is the numbers of open handles and, with the shortcut ([`paths`]), the
+//! names of the directories that the kernel knows. Without the shortcut node ids are inode numbers.
 
 mod convert;
+mod core;
 mod dispatch;
 mod handles;
 mod locking;
+mod naming;
+mod passthrough;
+mod paths;
 mod patience;
+mod shortcut;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,8 +20,18 @@ use std::time::Duration;
 
 use kestrel_client::fs::Fs;
 use kestrel_fuse as fuse;
+use kestrel_walkhint::{Attach, WalkHints};
 
+use crate::core::Core;
 use crate::dispatch::Mounted;
+use crate::naming::{Naming, Trust};
+use crate::paths::Paths;
+
+pub use crate::passthrough::{PassthroughConfig, PassthroughFigures, PassthroughState};
+pub use crate::paths::Figures;
+
+/// For tests: an environment variable. `fentry`: the kernel has no tracepoint; `none`: it has nothing to offer.
+const PRETENDED: &str = "KESTREL_WALK_HINTS";
 
 /// How a volume is mounted.
 #[derive(Debug, Clone, Default)]
@@ -24,20 +40,114 @@ pub struct MountConfig {
     pub options: fuse::MountOptions,
     /// Options of the FUSE session: workers, sizes, features.
     pub session: fuse::Config,
-    /// How long the kernel may trust attributes. Zero by default: then every stat sees what any client did before it.
+    /// How long the kernel may trust attributes. Zero by default: then every stat sees what any client did before it (with the
+    /// shortcut: before it, or in the tick of the kernel's clock in which it came).
     pub attr_ttl: Duration,
-    /// How long the kernel may trust names. Zero by default.
+    /// How long the kernel may trust names; with the shortcut, names of files. Zero by default.
     pub entry_ttl: Duration,
+    /// Whether walks take the shortcut.
+    pub shortcut: ShortcutConfig,
+    /// Whether the kernel reads files by itself that lie whole in the local cache.
+    pub passthrough: PassthroughConfig,
+}
+
+/// The VFS shortcut.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ShortcutConfig {
+    /// Every component of a path is looked up.
+    #[default]
+    Off,
+    /// One request an operation where this kernel and our rights permit it.
+    Auto {
+        /// How long the kernel may trust the name of a directory after an operation has proved it.
+        names: Duration,
+    },
+}
+
+/// Whether walks take the shortcut, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mode {
+    /// They do.
+    pub shortcut: bool,
+    /// Why, or why not and what would help.
+    pub why: String,
+}
+
+/// A mounted file system that is being served.
+pub struct Mount {
+    /// The session of the kernel.
+    pub session: fuse::Session,
+    /// How walks are answered.
+    pub mode: Mode,
+    /// The shortcut's counters.
+    pub shortcut: Shortcut,
+    /// Pass-through: on or why not, and its figures.
+    pub passthrough: PassthroughState,
+}
+
+/// Counters of the shortcut; clones are cheap.
+#[derive(Clone, Default)]
+pub struct Shortcut(Option<Arc<Paths>>);
+
+impl Shortcut {
+    /// Their values; none if walks do not take it.
+    pub fn figures(&self) -> Option<Figures> {
+        self.0.as_ref().map(|paths| paths.figures())
+    }
 }
 
 /// Mounts a file system at `dir`. When this returns the mount serves.
 ///
 /// # Errors
 /// If the kernel or `fusermount3` refuses; the text says why and what to do.
-pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<fuse::Session> {
+pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Mount> {
     let mut session = config.session.clone();
     // Other clients see the locks of a volume that a server serves; those of an embedded one are the kernel's own.
     (session.features.posix_locks, session.features.flock_locks) = (fs.has_locks(), fs.has_locks());
-    let mounted = Mounted::new(fs, config.attr_ttl, config.entry_ttl);
-    fuse::Session::start(fuse::Mount::new(dir, &config.options)?, mounted, &session)
+    let (hints, mut mode) = load_hints(config.shortcut);
+    let names = match config.shortcut {
+        ShortcutConfig::Auto { names } => names,
+        ShortcutConfig::Off => Duration::ZERO,
+    };
+    let trust = Trust { attr: config.attr_ttl, entry: config.entry_ttl, names };
+    let paths = hints.as_ref().map(|hints| Paths::new(fs.clone(), hints.clone(), trust));
+    let naming = paths.clone().map_or(Naming::Numbers, Naming::Paths);
+    session.features.passthrough = matches!(config.passthrough, PassthroughConfig::Auto(_));
+    let core = Core::new(fs, naming, trust);
+    let passthrough = core.passthrough.clone();
+    passthrough.configure(config.passthrough.clone());
+    let mounted = Mounted(core);
+    let session = fuse::Session::start(fuse::Mount::new(dir, &config.options)?, mounted, &session)?;
+    if let (Some(hints), Some(paths)) = (hints, &paths) {
+        match hints.calibrate(dir) {
+            Ok(()) => {
+                paths.hints_are_measured();
+                mode.why = format!("walk hints by {}", hints.attach());
+            }
+            Err(why) => mode = Mode { shortcut: false, why: why.to_string() },
+        }
+    }
+    Ok(Mount { session, mode, shortcut: Shortcut(paths), passthrough })
+}
+
+/// Loads the program that tells of walks, if it is wanted and can be had.
+fn load_hints(config: ShortcutConfig) -> (Option<Arc<WalkHints>>, Mode) {
+    if config == ShortcutConfig::Off {
+        return (None, Mode { shortcut: false, why: "switched off".into() });
+    }
+    match hints_as_told() {
+        Ok(hints) => (Some(hints), Mode { shortcut: true, why: String::new() }),
+        Err(why) => (None, Mode { shortcut: false, why }),
+    }
+}
+
+/// Loads the program; a test can pretend that the kernel has less to offer.
+fn hints_as_told() -> Result<Arc<WalkHints>, String> {
+    let pretended = std::env::var(PRETENDED).unwrap_or_default();
+    let loaded = match pretended.as_str() {
+        "" => WalkHints::load(),
+        "fentry" => WalkHints::load_by(Attach::Fentry),
+        other => return Err(format!("{PRETENDED}={other}: no walk hints are wanted")),
+    };
+    loaded.map_err(|why| why.to_string())
 }

@@ -22,7 +22,7 @@ use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::dispatch::Mounted;
+use crate::core::Core;
 
 /// Signals kept that belong to no known wait. Nearly all are for requests that were answered at that moment.
 const EARLY_MAX: usize = 1024;
@@ -110,7 +110,7 @@ impl Locking {
     }
 }
 
-impl Mounted {
+impl Core {
     /// Answers GETLK.
     pub(crate) fn get_lock(&self, file: &FileHandle, lock: fuse::Lock, reply: Reply) {
         let Some(span) = span(file.ino(), &lock) else { return reply.error(libc::EINVAL) };
@@ -121,7 +121,7 @@ impl Mounted {
             };
             reply.lock(&fuse::Lock { start, end, kind: kind as u32, pid, ..lock });
         };
-        self.fs().test_lock(file, span, self.patient(lock.pid, reply, answer));
+        self.fs.test_lock(file, span, self.patient(lock.pid, reply, answer));
     }
 
     /// Answers SETLK, and with `wait` SETLKW: takes a lock or gives it up.
@@ -133,10 +133,10 @@ impl Mounted {
         (pid, unique): (u32, u64),
         reply: Reply,
     ) {
-        let Some(locking) = self.locking() else { return reply.error(libc::ENOSYS) };
+        let Some(locking) = &self.locking else { return reply.error(libc::ENOSYS) };
         let range = LockedRange { owner: lock.owner, kind: kind(&lock), start: lock.start, end: lock.end };
         if lock.kind == libc::F_UNLCK as u32 {
-            return self.fs().unlock(file, range, self.patient(pid, reply, |reply, ()| reply.empty()));
+            return self.fs.unlock(file, range, self.patient(pid, reply, |reply, ()| reply.empty()));
         }
         let Some(span) = span(file.ino(), &lock) else { return reply.error(libc::EINVAL) };
         let waiting = wait.then(LockWait::default);
@@ -151,7 +151,7 @@ impl Mounted {
             false => reply.empty(),
         };
         // A process that was killed does not hold what it was granted afterwards.
-        let (fs, handle) = (self.fs().clone(), file.clone());
+        let (fs, handle) = (self.fs.clone(), file.clone());
         let undo = move |_| fs.unlock(&handle, range, Box::new(drop));
         let done = self.patient_or_undo(pid, reply, answer, undo);
         let waits = waiting.is_some().then(|| locking.clone());
@@ -161,7 +161,7 @@ impl Mounted {
             }
             done(result);
         });
-        self.fs().set_lock(file, span, waiting, ended);
+        self.fs.set_lock(file, span, waiting, ended);
     }
 }
 

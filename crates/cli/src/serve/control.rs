@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::attendant::Attendant;
 use super::clients::Clients;
+use super::facts::MountFacts;
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
 use crate::verbs::{compact, dump, fsck, gc, info as info_verb, path_bytes, status, warmup};
@@ -38,6 +39,8 @@ pub struct Serving {
     pub mount_point: Option<PathBuf>,
     /// Clients across a network, if it serves any.
     pub clients: OnceLock<Clients>,
+    /// How it is mounted, if it is.
+    pub facts: MountFacts,
     /// Nothing can be changed.
     pub read_only: bool,
     /// Since when.
@@ -52,6 +55,7 @@ impl Attendant for Serving {
         if let Some(clients) = self.clients.get() {
             clients.figures(&mut |name, value| snapshot.add(name, value));
         }
+        self.facts.figures(&mut |name, value| snapshot.add(name, value));
         snapshot
     }
 
@@ -66,6 +70,7 @@ impl Attendant for Serving {
             Some("gc") => self.gc(question, &feed),
             Some("compact") => self.compact(question, &feed),
             Some("warmup") => self.warmup(question, &feed),
+            Some("whole") => warmup::whole::serve(&self.fs, &self.storage, question, &feed),
             Some(other) => {
                 Err(format!("the serving process does not know {other:?}; it may be older than this program"))
             }
@@ -106,6 +111,7 @@ impl Serving {
         out["address"] = self.clients.get().map(|clients| clients.address.to_string()).into();
         out["served"] = self.clients.get().map(Clients::status).into();
         out["read_only"] = self.read_only.into();
+        self.facts.describe(&mut out);
         out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
         Ok(out)
     }

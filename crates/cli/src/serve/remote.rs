@@ -10,8 +10,11 @@ use kestrel_client::storage::Storage;
 use serde_json::Value;
 
 use super::attendant::Attendant;
+use super::facts::MountFacts;
+use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
 use crate::verbs::info;
+use crate::verbs::warmup::whole;
 
 /// How long a quick question to the server may take.
 const QUICK: Duration = Duration::from_secs(15);
@@ -26,6 +29,8 @@ pub struct RemoteMount {
     pub url: RemoteUrl,
     /// Where it is mounted.
     pub mount_point: PathBuf,
+    /// How it is mounted.
+    pub facts: MountFacts,
     /// Nothing can be changed.
     pub read_only: bool,
     /// Since when.
@@ -34,7 +39,9 @@ pub struct RemoteMount {
 
 impl Attendant for RemoteMount {
     fn snapshot(&self) -> Snapshot {
-        Snapshot::take(&self.fs, None, self.begun.elapsed())
+        let mut snapshot = Snapshot::take(&self.fs, None, self.begun.elapsed());
+        self.facts.figures(&mut |name, value| snapshot.add(name, value));
+        snapshot
     }
 
     fn answer(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String> {
@@ -47,6 +54,7 @@ impl Attendant for RemoteMount {
                 out["pid"] = std::process::id().into();
                 out["read_only"] = self.read_only.into();
                 out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
+                self.facts.describe(&mut out);
                 out["volume"] = self.url.to_string().into();
                 Ok(out)
             }
@@ -57,6 +65,7 @@ impl Attendant for RemoteMount {
                 Ok(out)
             }
             Some("fsck" | "gc" | "compact") => self.ask(question, None, tell),
+            Some("whole") => whole::serve(&self.fs, &self.storage, question, &Feed::new(tell)),
             Some("warmup") => Err(format!(
                 "{} is served by another process: read the files to fill the disk cache of this mount",
                 self.url

@@ -1,31 +1,30 @@
 //! `kestrel mount`.
 
-use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::Fs;
 use kestrel_client::remote::{Introduction, RemoteUrl, RemoteVolume};
+use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
-use kestrel_fuse::{Config, End, MountOptions, Session};
-use kestrel_mount::MountConfig;
-use log::LevelFilter;
+use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
+use kestrel_mount::{MountConfig, PassthroughConfig, ShortcutConfig};
 
 use super::locate;
 use super::store_args::{CacheArgs, StoreArgs};
 use crate::failure::{Failure, Verdict};
 use crate::serve::attendant::{Attendant, Doors};
 use crate::serve::control::Serving;
+use crate::serve::facts::MountFacts;
+use crate::serve::process::ProcessArgs;
 use crate::serve::remote::RemoteMount;
-use crate::serve::{daemon, runtime};
-use crate::units::{duration_arg, log_level_arg, size_arg};
+use crate::serve::runtime;
+use crate::units::{duration_arg, size_arg};
 
-/// Smallest memory for metadata.
-const METADATA_MEMORY_MIN: u64 = 16 << 20;
 /// Most FUSE threads.
 const WORKERS_MAX: usize = 256;
 /// Further FUSE threads, for writers that wait for a store across a network. They cost nothing until then.
@@ -52,9 +51,8 @@ pub struct MountArgs {
     pub volume: String,
     /// Where: an existing directory
     pub dir: PathBuf,
-    /// Stay in the foreground and log to the terminal
-    #[arg(short, long)]
-    pub foreground: bool,
+    #[command(flatten)]
+    pub process: ProcessArgs,
     /// Allow no changes
     #[arg(short, long)]
     pub read_only: bool,
@@ -64,21 +62,9 @@ pub struct MountArgs {
     /// Options as for mount(8): ro, noexec, nosuid, allow_other, …
     #[arg(short = 'o', value_delimiter = ',', value_name = "OPTIONS")]
     pub options: Vec<String>,
-    /// Serve figures for Prometheus at http://ADDR/metrics, as 127.0.0.1:9464
-    #[arg(long, value_name = "ADDR")]
-    pub metrics: Option<SocketAddr>,
     /// How long a call waits for a metadata server that does not answer, before it fails with EIO
     #[arg(long, value_parser = duration_arg, value_name = "TIME", default_value = "60s")]
     pub deadline: Duration,
-    /// Log file; by default mount.log in the volume's directory, or in the mount's runtime directory if the volume is served
-    #[arg(long, value_name = "FILE")]
-    pub log: Option<PathBuf>,
-    /// What to log: error, warn, info, debug, trace
-    #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = log_level_arg)]
-    pub log_level: LevelFilter,
-    /// Memory for metadata rows
-    #[arg(long, value_parser = size_arg, value_name = "SIZE", default_value = "512M")]
-    pub metadata_memory: u64,
     /// Memory for verified file data; 64M by default, 256M with an s3:// store
     #[arg(long, value_parser = size_arg, value_name = "SIZE")]
     pub data_cache: Option<u64>,
@@ -88,32 +74,42 @@ pub struct MountArgs {
     /// Threads that answer the kernel; 0: by cores
     #[arg(long, default_value_t = 0)]
     pub workers: usize,
+    /// Over what the kernel's requests come: uring, device (/dev/fuse), or auto: uring where root has switched it on
+    #[arg(long, default_value_t, value_name = "auto|uring|device")]
+    pub transport: TransportChoice,
     /// How long the kernel may trust attributes; 0 as for several clients
     #[arg(long, value_parser = duration_arg, value_name = "TIME", default_value = "0")]
     pub attr_timeout: Duration,
-    /// How long the kernel may trust names
+    /// How long the kernel may trust names; with the shortcut, names of files
     #[arg(long, value_parser = duration_arg, value_name = "TIME", default_value = "0")]
     pub entry_timeout: Duration,
-    /// Set for the process in the background
-    #[arg(long, hide = true)]
-    pub report_readiness: bool,
+    /// Look up every component of a path, instead of one request an operation (docs/shortcut.md)
+    #[arg(long)]
+    pub no_shortcut: bool,
+    /// How long the kernel may trust the name of a directory after an operation has gone through it, with the shortcut
+    #[arg(long, value_parser = duration_arg, value_name = "TIME", default_value = "0", conflicts_with = "no_shortcut")]
+    pub shortcut_names: Duration,
+    /// Whether the kernel reads files by itself of which the disk cache has whole copies (docs/cache.md)
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = PassthroughArg::Auto)]
+    pub passthrough: PassthroughArg,
     #[command(flatten)]
     pub cache: CacheArgs,
     #[command(flatten)]
     pub store: StoreArgs,
 }
 
+/// When the kernel reads files by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PassthroughArg {
+    /// Where the kernel, our rights and the cache directory permit it
+    Auto,
+    /// Never
+    Off,
+}
+
 /// Mounts, in the background unless told otherwise.
 pub fn run(args: &MountArgs) -> Result<Verdict, Failure> {
-    if !args.foreground {
-        return background(args);
-    }
-    crate::logger::install(args.log_level);
-    let served = serve(args);
-    if let (Err(failure), true) = (&served, args.report_readiness) {
-        daemon::report_error(&failure.reason());
-    }
-    served
+    args.process.run(|| background(args), || serve(args))
 }
 
 /// Which volume is to be mounted.
@@ -175,12 +171,7 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     }
     options.allow_other |= args.allow_other;
     options.read_only |= args.read_only;
-    if args.metadata_memory < METADATA_MEMORY_MIN {
-        return Err(Failure::usage(format!(
-            "mount: --metadata-memory {}: at least 16M",
-            args.metadata_memory
-        )));
-    }
+    args.process.check("mount")?;
     if args.workers > WORKERS_MAX {
         return Err(Failure::usage(format!("mount: --workers {}: at most {WORKERS_MAX}", args.workers)));
     }
@@ -193,15 +184,13 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
 
 fn background(args: &MountArgs) -> Result<Verdict, Failure> {
     let plan = check(args)?;
-    let log = match (&args.log, &plan.source) {
-        (Some(log), _) => log.clone(),
-        (None, Source::Here(volume)) => volume.join(LOG_NAME),
-        (None, Source::Served(_)) => {
+    let log = match &plan.source {
+        Source::Here(volume) => volume.join(LOG_NAME),
+        Source::Served(_) => {
             runtime::make(&plan.dir).map_err(|why| Failure::new("mount", why))?.join(LOG_NAME)
         }
     };
-    let log = std::path::absolute(&log).unwrap_or(log);
-    let pid = daemon::start(&log).map_err(|why| Failure::new("mount", why))?;
+    let (pid, log) = args.process.start(&log).map_err(|why| Failure::new("mount", why))?;
     println!(
         "{} is mounted on {} (process {pid}, log {})",
         plan.source.name(),
@@ -215,7 +204,7 @@ fn resources(args: &MountArgs) -> Result<Resources, Failure> {
     let mut store = args.store.options("mount")?;
     args.cache.add_to(&mut store);
     Ok(Resources {
-        metadata_bytes: args.metadata_memory,
+        metadata_bytes: args.process.metadata_memory,
         data_cache_bytes: args.data_cache.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         dirty_bytes_max: args.write_buffer,
         store,
@@ -257,11 +246,12 @@ fn serve_here(args: &MountArgs, plan: &Plan, volume_dir: &Path) -> Result<Verdic
         dir: volume_dir.to_path_buf(),
         mount_point: Some(plan.dir.clone()),
         clients: OnceLock::new(),
+        facts: MountFacts::default(),
         read_only,
         begun,
         walking: parking_lot::Mutex::default(),
     });
-    let result = attend(args, plan, &fs, volume_dir, &serving, begun);
+    let result = attend(args, plan, (&fs, &serving.storage), volume_dir, (&serving, &serving.facts), begun);
     let stored = fs
         .shutdown()
         .map_err(|why| why.to_string())
@@ -289,10 +279,11 @@ fn serve_elsewhere(args: &MountArgs, plan: &Plan, url: &RemoteUrl) -> Result<Ver
         storage: volume.storage.clone(),
         url: url.clone(),
         mount_point: plan.dir.clone(),
+        facts: MountFacts::default(),
         read_only: plan.options.read_only,
         begun,
     });
-    let result = attend(args, plan, &fs, &dir, &serving, begun);
+    let result = attend(args, plan, (&fs, &serving.storage), &dir, (&serving, &serving.facts), begun);
     ended(result, fs.shutdown().map_err(|why| why.to_string()))
 }
 
@@ -308,14 +299,14 @@ fn ended(result: Result<Verdict, Failure>, stored: Result<(), String>) -> Result
 fn attend(
     args: &MountArgs,
     plan: &Plan,
-    fs: &Arc<Fs>,
+    (fs, storage): (&Arc<Fs>, &Storage),
     control_dir: &Path,
-    attendant: &Arc<impl Attendant>,
+    (attendant, facts): (&Arc<impl Attendant>, &MountFacts),
     begun: Instant,
 ) -> Result<Verdict, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let dir = &plan.dir;
-    let doors = Doors::open(control_dir, args.metrics, attendant).map_err(|why| fail(&why))?;
+    let doors = Doors::open(control_dir, args.process.metrics, attendant).map_err(|why| fail(&why))?;
     // Writers that are faster than a store across a network wait for it on threads of their own.
     let spare_workers = match fs.store().is_remote() {
         true => REMOTE_SPARE_WORKERS,
@@ -323,20 +314,37 @@ fn attend(
     };
     let config = MountConfig {
         options: plan.options.clone(),
-        session: Config { workers: args.workers, spare_workers, ..Config::default() },
+        session: Config {
+            workers: args.workers,
+            spare_workers,
+            transport: args.transport,
+            ..Config::default()
+        },
         attr_ttl: args.attr_timeout,
         entry_ttl: args.entry_timeout,
+        shortcut: match args.no_shortcut {
+            true => ShortcutConfig::Off,
+            false => ShortcutConfig::Auto { names: args.shortcut_names },
+        },
+        passthrough: match (args.passthrough, &storage.whole) {
+            (PassthroughArg::Off, _) => PassthroughConfig::Off("not wanted (--passthrough off)".into()),
+            (PassthroughArg::Auto, Err(why)) => PassthroughConfig::Off((*why).into()),
+            (PassthroughArg::Auto, Ok(copies)) => PassthroughConfig::Auto(copies.clone()),
+        },
     };
-    let session = kestrel_mount::mount(fs.clone(), dir, &config).map_err(|why| fail(&why))?;
-    unmount_on_signal(&session, dir);
+    let mount = kestrel_mount::mount(fs.clone(), dir, &config).map_err(|why| fail(&why))?;
+    facts.learn(&mount);
+    unmount_on_signal(&mount.session, dir);
+    log::info!("transport {}: {}", mount.session.transport(), mount.session.transport_why());
+    log::info!("shortcut {}: {}", if mount.mode.shortcut { "on" } else { "off" }, mount.mode.why);
+    match mount.passthrough.why_off() {
+        Some(why) => log::info!("pass-through off: {why}"),
+        None => log::info!("pass-through on"),
+    }
     let mode = if plan.options.read_only { " read-only" } else { "" };
     log::info!("{} serves on {}{mode} after {:.1?}", plan.source.name(), dir.display(), begun.elapsed());
-    if args.report_readiness {
-        daemon::report_ready();
-        // Keeps no directory busy.
-        let _ = std::env::set_current_dir("/");
-    }
-    let end = session.join().map_err(|why| fail(&why))?;
+    args.process.ready();
+    let end = mount.session.join().map_err(|why| fail(&why))?;
     drop(doors);
     match end {
         End::Unmounted => Ok(Verdict::Good),

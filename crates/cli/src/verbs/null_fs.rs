@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kestrel_fuse::null::{NullOptions, run as serve};
-use kestrel_fuse::{Config, MountOptions};
+use kestrel_fuse::{Config, MountOptions, TransportChoice};
 
 use crate::failure::{Failure, Verdict};
 use crate::units::size_arg;
@@ -33,6 +33,9 @@ pub struct NullFsArgs {
     /// Threads; 0: by cores
     #[arg(long, default_value_t = 0)]
     pub workers: usize,
+    /// Over what the kernel's requests come: uring, device (/dev/fuse), or auto: uring where root has switched it on
+    #[arg(long, default_value_t, value_name = "auto|uring|device")]
+    pub transport: TransportChoice,
 }
 
 /// Serves it in the foreground until it is unmounted.
@@ -44,14 +47,14 @@ pub fn run(args: &NullFsArgs) -> Result<Verdict, Failure> {
         keep_pages: args.keep_pages,
         ..NullOptions::default()
     };
-    let config = Config { workers: args.workers, ..Config::default() };
+    let config = Config { workers: args.workers, transport: args.transport, ..Config::default() };
     let mount = MountOptions { source: "kestrel-null".into(), ..MountOptions::default() };
     let ready = |session: &kestrel_fuse::Session| {
         let unmounter = session.unmounter();
         crate::signals::on_signal(move |_| {
             let _ = unmounter.unmount().or_else(|_| unmounter.detach());
         });
-        println!("serving {}", args.dir.display());
+        println!("serving {} over {}", args.dir.display(), session.transport());
         let _ = std::io::stdout().flush();
     };
     serve(&args.dir, options, &mount, &config, ready).map_err(|why| Failure::new("null-fs", why))?;

@@ -23,9 +23,10 @@ use crate::failure::{Failure, Verdict};
 use crate::serve::attendant::Doors;
 use crate::serve::clients::{Clients, Questions};
 use crate::serve::control::Serving;
-use crate::serve::daemon;
+use crate::serve::facts::MountFacts;
 use crate::serve::holder::{END_TIME_MAX, Holder};
-use crate::units::{duration_arg, log_level_arg, size_arg};
+use crate::serve::process::ProcessArgs;
+use crate::units::duration_arg;
 
 /// Name of the log file within the volume's directory.
 const LOG_NAME: &str = "serve.log";
@@ -64,24 +65,8 @@ pub struct ServeArgs {
     /// End the process that serves the volume
     #[arg(long, conflicts_with_all = ["listen", "name", "lease", "grace", "foreground"])]
     pub stop: bool,
-    /// Stay in the foreground and log to the terminal
-    #[arg(short, long)]
-    pub foreground: bool,
-    /// Serve figures for Prometheus at http://ADDR/metrics, as 127.0.0.1:9464
-    #[arg(long, value_name = "ADDR")]
-    pub metrics: Option<SocketAddr>,
-    /// Log file; serve.log in the volume's directory by default
-    #[arg(long, value_name = "FILE")]
-    pub log: Option<PathBuf>,
-    /// What to log: error, warn, info, debug, trace
-    #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = log_level_arg)]
-    pub log_level: LevelFilter,
-    /// Memory for metadata rows
-    #[arg(long, value_parser = size_arg, value_name = "SIZE", default_value = "512M")]
-    pub metadata_memory: u64,
-    /// Set for the process in the background
-    #[arg(long, hide = true)]
-    pub report_readiness: bool,
+    #[command(flatten)]
+    pub process: ProcessArgs,
     #[command(flatten)]
     pub store: StoreArgs,
 }
@@ -92,16 +77,7 @@ pub fn run(args: &ServeArgs) -> Result<Verdict, Failure> {
         crate::logger::install(LevelFilter::Warn);
         return stop(args);
     }
-    if !args.foreground {
-        crate::logger::install(LevelFilter::Warn);
-        return background(args);
-    }
-    crate::logger::install(args.log_level);
-    let served = serve(args);
-    if let (Err(failure), true) = (&served, args.report_readiness) {
-        daemon::report_error(&failure.reason());
-    }
-    served
+    args.process.run(|| background(args), || serve(args))
 }
 
 fn fail(why: impl std::fmt::Display) -> Failure {
@@ -135,15 +111,14 @@ fn check(args: &ServeArgs) -> Result<Plan, Failure> {
     if name.is_empty() || name.len() > 255 || name.contains('/') || name.chars().any(char::is_control) {
         return Err(Failure::usage("serve: --name: 1 to 255 bytes, neither '/' nor control characters"));
     }
+    args.process.check("serve")?;
     args.store.options("serve")?;
     Ok(Plan { volume, name, listen })
 }
 
 fn background(args: &ServeArgs) -> Result<Verdict, Failure> {
     let plan = check(args)?;
-    let log = args.log.clone().unwrap_or_else(|| plan.volume.join(LOG_NAME));
-    let log = std::path::absolute(&log).unwrap_or(log);
-    let pid = daemon::start(&log).map_err(fail)?;
+    let (pid, log) = args.process.start(&plan.volume.join(LOG_NAME)).map_err(fail)?;
     let question = serde_json::json!({ "verb": "status" });
     let status =
         super::ask("serve", &plan.volume, &question, kestrel_client::control::QUICK)?.unwrap_or_default();
@@ -161,6 +136,14 @@ fn background(args: &ServeArgs) -> Result<Verdict, Failure> {
 fn serve(args: &ServeArgs) -> Result<Verdict, Failure> {
     let plan = check(args)?;
     crate::serve::limits::raise_descriptor_limit();
+    let served = serve_volume(args, &plan);
+    // The volume is let go: whoever reads this may open it.
+    log::info!("{} closed", plan.volume.display());
+    served
+}
+
+/// Opens the volume, serves it, stores what is left and lets it go.
+fn serve_volume(args: &ServeArgs, plan: &Plan) -> Result<Verdict, Failure> {
     let begun = Instant::now();
     // First of all: an address that is taken must not cost a recovery.
     let listener = TcpListener::bind(plan.listen).map_err(|why| match VolumeLock::holder(&plan.volume) {
@@ -168,7 +151,7 @@ fn serve(args: &ServeArgs) -> Result<Verdict, Failure> {
         None => fail(format!("--listen {}: {why}; choose another address", plan.listen)),
     })?;
     let resources = Resources {
-        metadata_bytes: args.metadata_memory,
+        metadata_bytes: args.process.metadata_memory,
         store: args.store.options("serve")?,
         ..Resources::default()
     };
@@ -176,13 +159,12 @@ fn serve(args: &ServeArgs) -> Result<Verdict, Failure> {
     let opened = Volume::open(&plan.volume.to_string_lossy(), &role, &resources)
         .and_then(|volume| volume.serve_clients(&resources))
         .map_err(fail)?;
-    let served = attend(args, &plan, &opened, listener, begun);
+    let served = attend(args, plan, &opened, listener, begun);
     let stored = opened.fs.shutdown().map_err(fail);
     let settled = opened.volume.engine.settle().map_err(fail);
     if let Err(why) = stored.as_ref().and(settled.as_ref()) {
         log::error!("the last changes could not be stored: {}", why.reason());
     }
-    log::info!("{} closed", plan.volume.display());
     served.and_then(|verdict| stored.and(settled).map(|()| verdict))
 }
 
@@ -212,12 +194,13 @@ fn attend(
         dir: plan.volume.clone(),
         mount_point: None,
         clients: OnceLock::new(),
+        facts: MountFacts::default(),
         read_only: false,
         begun,
         walking: parking_lot::Mutex::default(),
     });
     questions.belong_to(&serving);
-    let doors = Doors::open(&plan.volume, args.metrics, &serving).map_err(fail)?;
+    let doors = Doors::open(&plan.volume, args.process.metrics, &serving).map_err(fail)?;
     let (signalled, signal) = mpsc::channel();
     crate::signals::on_signal(move |_| {
         // Whoever does not wait any more is ending already.
@@ -235,11 +218,7 @@ fn attend(
         plan.name,
         begun.elapsed()
     );
-    if args.report_readiness {
-        daemon::report_ready();
-        // Keeps no directory busy.
-        let _ = std::env::set_current_dir("/");
-    }
+    args.process.ready();
     let _ = signal.recv();
     log::info!("{} ends; its clients will wait for it", plan.volume.display());
     if let Some(sockets) = clients.sockets.lock().take() {

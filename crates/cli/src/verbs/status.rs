@@ -130,6 +130,13 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
     if status["mounted"] == true {
         let mode = if status["read_only"] == true { ", read-only" } else { "" };
         println!("mounted      {} (process {}{mode})", text("mount_point"), number("pid"));
+        let on = if status["shortcut"] == true { "on" } else { "off" };
+        println!("shortcut     {on}: {}", text("shortcut_why"));
+        println!("transport    {}: {}", text("transport"), text("transport_why"));
+        match status["passthrough"]["why"].as_str() {
+            Some(why) => println!("pass-through off: {why}"),
+            None => println!("pass-through on: {} files at present", status["passthrough"]["live"]),
+        }
     } else if status["served"].is_null() {
         println!("mounted      no");
     }

@@ -1,10 +1,11 @@
 //! `kestrel umount`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kestrel_fuse::mount::{How, find, unmount};
+use kestrel_client::remote::RemoteUrl;
+use kestrel_fuse::mount::{How, MountEntry, find, unmount};
 
 use super::control_dir;
 use crate::failure::{Failure, Verdict};
@@ -17,13 +18,30 @@ use crate::serve::holder::{END_TIME_MAX, Holder};
   kestrel umount --force /mnt/data
 
 Returns when the serving process has stored everything and let go of the volume. --force cuts the connection first: every
-waiting call fails, files that are open break; it gets out also when the serving process hangs or is gone.")]
+waiting call fails, files that are open break; it gets out also when the serving process hangs or is gone. A volume that a server
+serves is not unmounted without --force while the server does not answer, as what was written last could not be stored.")]
 pub struct UmountArgs {
     /// Where it is mounted
     pub dir: PathBuf,
     /// Also when files are open or the serving process does not answer
     #[arg(long)]
     pub force: bool,
+}
+
+/// Refuses, nothing being lost yet, if the volume is served and its server does not answer: the process would wait for it until its
+/// calls have met their deadline, and whoever unmounts with it.
+fn server_answers(args: &UmountArgs, entry: &MountEntry, dir: &Path) -> Result<(), Failure> {
+    if !entry.source.to_str().is_some_and(RemoteUrl::is_one) {
+        return Ok(());
+    }
+    // The mounting process passes it on, and waits for less than a call would.
+    let question = serde_json::json!({ "verb": "status" });
+    super::ask("umount", dir, &question, kestrel_client::control::QUICK).map(drop).map_err(|why| {
+        let dir = args.dir.display();
+        let why = why.reason();
+        let what = "still mounted, so that what was written last can be stored; bring the server back or use --force";
+        Failure::new("umount", format!("{dir}: {why}: {what}"))
+    })
 }
 
 /// Unmounts.
@@ -41,6 +59,9 @@ pub fn run(args: &UmountArgs) -> Result<Verdict, Failure> {
         )));
     }
     let volume = control_dir(&entry);
+    if !args.force {
+        server_answers(args, &entry, &volume)?;
+    }
     let holder = Holder::of(&volume);
     let how = if args.force { How::Force } else { How::Clean };
     unmount(&args.dir, how).map_err(|why| match why.raw_os_error() {

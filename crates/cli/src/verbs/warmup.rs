@@ -1,6 +1,7 @@
 //! `kestrel warmup`.
 
 mod paths;
+pub mod whole;
 
 use std::path::PathBuf;
 
@@ -26,6 +27,7 @@ use paths::Requests;
   find /mnt/data -newer mark -type f | kestrel warmup --from-file -
   kestrel warmup /mnt/data/train --check
   kestrel warmup /mnt/data/old --evict
+  kestrel warmup /mnt/data/models/large.safetensors --whole
 
 Fills the cache directories of the mount (`kestrel mount --cache-dir`). What is there already is not read again: a run that
 was cut off is resumed by repeating it. --evict drops the objects that the files lie in, and with them what other small files
@@ -52,6 +54,10 @@ pub struct WarmupArgs {
     /// Drop it from the cache
     #[arg(long)]
     pub evict: bool,
+    /// Copies of whole files that the kernel reads by itself, in place of pieces: files of 1M and more. With --check and
+    /// --evict: of such copies
+    #[arg(long, conflicts_with_all = ["data", "metadata"])]
+    pub whole: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -122,13 +128,21 @@ pub fn warm(
     }))
 }
 
-/// Warms up, request by request: each carries as many paths as fit.
-pub fn run(args: &WarmupArgs) -> Result<Verdict, Failure> {
-    let act = match (args.check, args.evict) {
+/// What to do, by the name that requests have for it.
+fn act(args: &WarmupArgs) -> &'static str {
+    match (args.check, args.evict) {
         (true, _) => "check",
         (_, true) => "evict",
         _ => "fill",
-    };
+    }
+}
+
+/// Warms up, request by request: each carries as many paths as fit.
+pub fn run(args: &WarmupArgs) -> Result<Verdict, Failure> {
+    if args.whole {
+        return whole::run(args);
+    }
+    let act = act(args);
     let mut done = json!({ "unfinished": false });
     SUMS.iter().for_each(|name| done[*name] = 0.into());
     let mut progress = Progress::new();

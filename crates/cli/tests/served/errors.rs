@@ -69,6 +69,7 @@ fn verbs_that_need_the_volume_itself_say_so() {
     server.stop();
     run(&["serve", &volume, "--stop"]).expect(1, "nobody serves it");
     run(&["serve", &volume, "--lease", "10ms"]).expect(2, "lease");
+    run(&["serve", &volume, "--metadata-memory", "1M"]).expect(2, "at least 16M");
     run(&["serve", &volume, "--listen", "nowhere"]).expect(2, "--listen nowhere");
     server.serve();
 }

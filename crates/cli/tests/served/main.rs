@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod ending;
 mod errors;
 mod mounts;
 mod native;

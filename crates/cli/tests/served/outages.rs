@@ -60,9 +60,15 @@ fn every_call_is_executed_once_though_the_server_dies_again_and_again() {
                 let made = name.clone();
                 let caller = kestrel_client::fs::Caller::ROOT;
                 let root = kestrel_types::ids::ROOT;
-                kestrel_client::fs::wait(|done| client.fs.mknod(caller, root, made, how, done)).unwrap();
+                kestrel_client::fs::wait(|done| {
+                    client.fs.mknod(caller, kestrel_types::name::Place::new(root, made), how, done)
+                })
+                .unwrap();
                 if number % 2 == 0 {
-                    kestrel_client::fs::wait(|done| client.fs.unlink(caller, root, name, done)).unwrap();
+                    kestrel_client::fs::wait(|done| {
+                        client.fs.unlink(caller, kestrel_types::name::Place::new(root, name), done)
+                    })
+                    .unwrap();
                 }
             }
         });

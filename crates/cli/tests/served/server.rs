@@ -11,7 +11,7 @@ use kestrel_client::volume::Resources;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Inode;
-use kestrel_types::name::Name;
+use kestrel_types::name::{Name, Place as EntryPlace};
 use kestrel_types::request::OpenFlags;
 use serde_json::Value;
 
@@ -125,7 +125,9 @@ impl Client {
     /// Opens a file of the root, made if need be.
     pub fn open(&self, file: &str) -> Arc<FileHandle> {
         let how = Creation { mode: 0o644, flags: READ_WRITE, exclusive: false };
-        wait(|done| self.fs.create(Caller::ROOT, ROOT, name(file), how, done)).unwrap().handle
+        wait(|done| self.fs.create(Caller::ROOT, EntryPlace::new(ROOT, name(file)), how, done))
+            .unwrap()
+            .handle
     }
 
     /// Opens a file without a name.
@@ -167,16 +169,25 @@ impl Client {
     }
 
     pub fn unlink(&self, file: &str) {
-        wait(|done| self.fs.unlink(Caller::ROOT, ROOT, name(file), done)).unwrap();
+        wait(|done| self.fs.unlink(Caller::ROOT, EntryPlace::new(ROOT, name(file)), done)).unwrap();
     }
 
     pub fn rename(&self, from: &str, to: &str) {
         let flags = kestrel_types::request::RenameFlags::default();
-        wait(|done| self.fs.rename(Caller::ROOT, (ROOT, name(from)), (ROOT, name(to)), flags, done)).unwrap();
+        wait(|done| {
+            self.fs.rename(
+                Caller::ROOT,
+                EntryPlace::new(ROOT, name(from)),
+                EntryPlace::new(ROOT, name(to)),
+                flags,
+                done,
+            )
+        })
+        .unwrap();
     }
 
     pub fn link(&self, ino: InodeId, to: &str) {
-        wait(|done| self.fs.link(Caller::ROOT, ino, ROOT, name(to), done)).unwrap();
+        wait(|done| self.fs.link(Caller::ROOT, ino, EntryPlace::new(ROOT, name(to)), done)).unwrap();
     }
 
     pub fn stat(&self, ino: InodeId) -> FsResult<Inode> {

@@ -75,6 +75,9 @@ impl Fs {
             if let Some(file) = self.files.get(inode.ino) {
                 file.lock().refresh(inode.clone());
             }
+            if base.is_some() || !self.is_remote() {
+                self.whole.moved(inode.ino, base, inode.data_change);
+            }
             match base {
                 Some(base) => self.known.cached_moved(inode.ino, base, inode.data_change),
                 // Nobody else changes files here.

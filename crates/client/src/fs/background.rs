@@ -90,6 +90,7 @@ impl Fs {
     /// # Errors
     /// The first file that could not be stored, or the sync's error. Everything that could be stored is.
     pub fn shutdown(self: &Arc<Self>) -> FsResult<()> {
+        self.whole.close();
         *self.background.stop.0.lock() = true;
         self.background.stop.1.notify_all();
         for thread in self.background.threads.lock().drain(..) {

@@ -377,6 +377,7 @@ impl Fs {
             kestrel_types::crash::point("client.flush.committed");
             if let Ok(Answer::Inode(inode)) = &reply {
                 fs.known.cached_moved(file.ino, base, inode.data_change);
+                fs.whole.moved(file.ino, Some(base), inode.data_change);
             }
             match (reply, rest) {
                 (Ok(Answer::Inode(inode)), Some(rest)) => {
@@ -439,6 +440,7 @@ impl Fs {
         log::warn!("inode {}: a flush failed: {error}", file.ino);
         // The kernel's pages hold what was not stored: the next open must not trust them.
         self.known.cached_as(file.ino, 0);
+        self.whole.moved(file.ino, None, 0);
         let mut state = file.lock();
         let Some(flush) = state.flush.take() else { return };
         self.finish_flush(file, state, flush.waiters, Err(error));

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use kestrel_data::ReadAhead;
 use kestrel_types::ids::InodeId;
 
-use super::Fs;
+use super::{Fs, Progress};
 use crate::dir_stream::DirStream;
 use crate::file::OpenFile;
 
@@ -31,6 +31,8 @@ pub struct FileHandle {
     pub(crate) losses: u64,
     /// The kernel was told to drop cached pages when it was opened, and nothing has come through it since.
     pub(crate) drops_pages: AtomicBool,
+    /// What has come through it.
+    pub(crate) progress: Progress,
 }
 
 impl FileHandle {
@@ -42,6 +44,11 @@ impl FileHandle {
     /// Whether it was opened for writing.
     pub fn writable(&self) -> bool {
         self.write
+    }
+
+    /// Whether it was opened for reading, or to be executed.
+    pub fn readable(&self) -> bool {
+        self.read
     }
 
     /// Whether a close has to wait for something: what was written, or locks of whoever closes.

@@ -12,7 +12,7 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{Name, Place};
 use kestrel_types::request::{Answer, Op, OpenFlags, RenameFlags};
 
-use super::{Caller, Done, FileHandle, Fs, Opened, into_bytes, unexpected};
+use super::{Caller, Done, FileHandle, Fs, Opened, Progress, into_bytes, unexpected};
 use crate::known::Pages;
 
 /// What mknod(2) makes.
@@ -37,11 +37,20 @@ pub struct Creation {
     pub exclusive: bool,
 }
 
+/// What [`Fs::open_at`] found.
+#[derive(Debug)]
+pub enum Found {
+    /// A file, open now.
+    File(Opened),
+    /// A directory; the kernel does not know its number from this.
+    Directory(Inode),
+}
+
 impl Fs {
     /// Finds an entry; the kernel will know its inode.
-    pub fn lookup(self: &Arc<Self>, caller: Caller, dir: InodeId, name: Name, done: Done<Inode>) {
-        let op = Op::Lookup(Place::new(dir, name.clone()));
-        self.ask_entry(caller, dir, name, op, done);
+    pub fn lookup(self: &Arc<Self>, caller: Caller, place: Place, done: Done<Inode>) {
+        let name = place.name.clone();
+        self.ask_entry(caller, name, Op::Lookup(place), done);
     }
 
     /// The directory above a directory; the kernel will know its inode.
@@ -53,36 +62,22 @@ impl Fs {
     }
 
     /// Creates a special file, or a regular one without opening it.
-    pub fn mknod(
-        self: &Arc<Self>,
-        caller: Caller,
-        dir: InodeId,
-        name: Name,
-        node: NewNode,
-        done: Done<Inode>,
-    ) {
+    pub fn mknod(self: &Arc<Self>, caller: Caller, place: Place, node: NewNode, done: Done<Inode>) {
         let NewNode { kind, mode, rdev } = node;
-        let op = Op::MkNod { place: Place::new(dir, name.clone()), kind, mode, rdev };
-        self.ask_entry(caller, dir, name, op, done);
+        let name = place.name.clone();
+        self.ask_entry(caller, name, Op::MkNod { place, kind, mode, rdev }, done);
     }
 
     /// Creates a directory.
-    pub fn mkdir(self: &Arc<Self>, caller: Caller, dir: InodeId, name: Name, mode: u16, done: Done<Inode>) {
-        let op = Op::MkDir(Place::new(dir, name.clone()), mode);
-        self.ask_entry(caller, dir, name, op, done);
+    pub fn mkdir(self: &Arc<Self>, caller: Caller, place: Place, mode: u16, done: Done<Inode>) {
+        let name = place.name.clone();
+        self.ask_entry(caller, name, Op::MkDir(place, mode), done);
     }
 
     /// Creates a symbolic link.
-    pub fn symlink(
-        self: &Arc<Self>,
-        caller: Caller,
-        dir: InodeId,
-        name: Name,
-        target: &[u8],
-        done: Done<Inode>,
-    ) {
-        let op = Op::Symlink(Place::new(dir, name.clone()), target.into());
-        self.ask_entry(caller, dir, name, op, done);
+    pub fn symlink(self: &Arc<Self>, caller: Caller, place: Place, target: &[u8], done: Done<Inode>) {
+        let name = place.name.clone();
+        self.ask_entry(caller, name, Op::Symlink(place, target.into()), done);
     }
 
     /// Target of a symbolic link.
@@ -94,44 +89,47 @@ impl Fs {
     }
 
     /// Gives a file another name.
-    pub fn link(self: &Arc<Self>, caller: Caller, ino: InodeId, dir: InodeId, name: Name, done: Done<Inode>) {
-        let op = Op::Link(self.known.reference(ino), Place::new(dir, name.clone()));
-        self.ask_entry(caller, dir, name, op, done);
+    pub fn link(self: &Arc<Self>, caller: Caller, ino: InodeId, place: Place, done: Done<Inode>) {
+        let name = place.name.clone();
+        self.ask_entry(caller, name, Op::Link(self.known.reference(ino), place), done);
     }
 
-    /// Removes a name of something that is not a directory. Open files live on until their last handle is closed.
-    pub fn unlink(self: &Arc<Self>, caller: Caller, dir: InodeId, name: Name, done: Done<()>) {
+    /// Removes a name of something that is not a directory, which is told. Open files live on until their last handle is
+    /// closed.
+    pub fn unlink(self: &Arc<Self>, caller: Caller, place: Place, done: Done<Option<Box<Inode>>>) {
         let fs = self.clone();
-        self.ask(caller, Op::Unlink(Place::new(dir, name)), move |answer| done(fs.removed(answer)));
+        self.ask(caller, Op::Unlink(place), move |answer| done(fs.removed(answer)));
     }
 
-    /// Removes an empty directory.
-    pub fn rmdir(self: &Arc<Self>, caller: Caller, dir: InodeId, name: Name, done: Done<()>) {
+    /// Removes an empty directory, which is told.
+    pub fn rmdir(self: &Arc<Self>, caller: Caller, place: Place, done: Done<Option<Box<Inode>>>) {
         let fs = self.clone();
-        self.ask(caller, Op::RmDir(Place::new(dir, name)), move |answer| done(fs.removed(answer)));
+        self.ask(caller, Op::RmDir(place), move |answer| done(fs.removed(answer)));
     }
 
-    /// Renames or exchanges.
+    /// Renames or exchanges. What was replaced is told.
     pub fn rename(
         self: &Arc<Self>,
         caller: Caller,
-        from: (InodeId, Name),
-        to: (InodeId, Name),
+        from: Place,
+        to: Place,
         flags: RenameFlags,
-        done: Done<()>,
+        done: Done<Option<Box<Inode>>>,
     ) {
-        let op = Op::Rename(Place::new(from.0, from.1.clone()), Place::new(to.0, to.1.clone()), flags);
+        let (old, new) = (from.name.clone(), to.name.clone());
         let fs = self.clone();
-        self.ask(caller, op, move |answer| {
+        self.ask(caller, Op::Rename(from, to, flags), move |answer| {
             done(answer.and_then(|answer| match answer {
-                Answer::Renamed { moved, other } => {
-                    fs.known.moved(moved, to.0, &to.1);
+                Answer::Renamed { moved, other, from, to } => {
+                    fs.known.moved(moved, to, &new);
                     match other {
-                        Some(other) if flags.exchange => fs.known.moved(other.ino, from.0, &from.1),
-                        Some(other) => fs.known.removed(other),
-                        None => {}
+                        Some(other) if flags.exchange => {
+                            fs.known.moved(other.ino, from, &old);
+                            Ok(None)
+                        }
+                        Some(other) => Ok(Some(fs.lost_a_name(other))),
+                        None => Ok(None),
                     }
-                    Ok(())
                 }
                 other => Err(unexpected(&other)),
             }));
@@ -139,20 +137,83 @@ impl Fs {
     }
 
     /// Opens a file, creating it if need be; the kernel will know its inode.
-    pub fn create(
-        self: &Arc<Self>,
-        caller: Caller,
-        dir: InodeId,
-        name: Name,
-        how: Creation,
-        done: Done<Opened>,
-    ) {
+    ///
+    /// To truncate one that turns out to exist takes a second request: what was written to it here is committed first, and one
+    /// that is being executed here is left alone (`ETXTBSY`).
+    pub fn create(self: &Arc<Self>, caller: Caller, place: Place, how: Creation, done: Done<Opened>) {
         let Creation { mode, flags, exclusive } = how;
-        let op = Op::Create { place: Place::new(dir, name.clone()), mode, flags, exclusive };
+        let name = place.name.clone();
+        let first = OpenFlags { truncate: false, kill_suid: false, ..flags };
+        let op = Op::Create { place, mode, flags: first, exclusive };
         let fs = self.clone();
         self.ask(caller, op, move |answer| {
-            done(answer.and_then(|answer| fs.opened(answer, flags, Some((dir, &name)), true)));
+            let created = matches!(answer, Ok(Answer::Opened { created: true, .. }));
+            match answer.and_then(|answer| fs.opened(answer, first, Some(&name), true)) {
+                Ok(opened) if flags.truncate && !created => fs.truncate_opened(caller, opened, flags, done),
+                opened => done(opened),
+            }
         });
+    }
+
+    /// Opens once more what was opened to be truncated, which that open was not told.
+    fn truncate_opened(
+        self: &Arc<Self>,
+        caller: Caller,
+        first: Opened,
+        flags: OpenFlags,
+        done: Done<Opened>,
+    ) {
+        let ino = first.inode.ino;
+        if first.inode.kind != Kind::File {
+            return done(Ok(first));
+        }
+        let fs = self.clone();
+        let opened: Done<Opened> = Box::new(move |opened| {
+            if opened.is_err() {
+                // The kernel never learns of it.
+                fs.forget(ino, 1);
+            }
+            fs.release(first.handle, Box::new(move |_| done(opened)));
+        });
+        if self.files.get(ino).is_some_and(|file| file.lock().executing > 0) {
+            return opened(Err(FsError::new(libc::ETXTBSY, "the file is being executed")));
+        }
+        self.open(caller, ino, flags, opened);
+    }
+
+    /// Finds an entry and opens what it stands for, which the kernel will know; a directory is only found. A symbolic link
+    /// is `ELOOP`. Not to truncate.
+    pub fn open_at(self: &Arc<Self>, caller: Caller, place: Place, flags: OpenFlags, done: Done<Found>) {
+        let fs = self.clone();
+        let name = place.name.clone();
+        self.ask(caller, Op::OpenAt(place, flags), move |answer| {
+            done(answer.and_then(|answer| match answer {
+                Answer::Opened { inode, .. } if inode.kind == Kind::Dir => Ok(Found::Directory(*inode)),
+                answer => fs.opened(answer, flags, Some(&name), true).map(Found::File),
+            }));
+        });
+    }
+
+    /// Attributes of the directory at a place, of which the kernel will not know by number; `ESTALE` if something else is
+    /// there.
+    pub fn find_directory(self: &Arc<Self>, caller: Caller, place: Place, done: Done<Inode>) {
+        self.ask(caller, Op::Lookup(place), move |answer| {
+            done(answer.and_then(super::into_inode).and_then(|inode| match inode.kind {
+                Kind::Dir => Ok(inode),
+                _ => Err(FsError::new(libc::ESTALE, "it is no directory any more")),
+            }));
+        });
+    }
+
+    /// The kernel will know a directory by number, until it is forgotten: should it be removed, its last attributes stay.
+    pub fn remember_directory(&self, ino: InodeId) {
+        self.known.learned(ino, Kind::Dir, None);
+    }
+
+    /// The same for one that has just been removed.
+    pub fn remember_removed(&self, inode: Box<Inode>) {
+        self.known.learned(inode.ino, inode.kind, None);
+        self.known.removed(&inode);
     }
 
     /// Creates and opens a file without a name; the kernel will know its inode.
@@ -200,13 +261,13 @@ impl Fs {
         &self,
         answer: Answer,
         flags: OpenFlags,
-        place: Option<(InodeId, &Name)>,
+        name: Option<&Name>,
         introduce: bool,
     ) -> FsResult<Opened> {
-        let Answer::Opened { inode, .. } = answer else { return Err(unexpected(&answer)) };
+        let Answer::Opened { inode, parent, .. } = answer else { return Err(unexpected(&answer)) };
         let mut inode = *inode;
         if introduce {
-            self.known.learned(inode.ino, inode.kind, place);
+            self.known.learned(inode.ino, inode.kind, parent.zip(name));
         }
         let pages = self.known.opened_as(inode.ino, inode.data_change);
         let file = self.files.attach(inode.clone());
@@ -222,8 +283,10 @@ impl Fs {
             number: self.next_handle.fetch_add(1, Ordering::Relaxed),
             losses: self.locks.losses(),
             drops_pages: AtomicBool::new(pages == Pages::Drop),
+            progress: Progress::default(),
         };
-        Ok(Opened { inode, handle: Arc::new(handle), keep_cache: pages == Pages::Keep })
+        let keep_cache = pages == Pages::Keep;
+        Ok(Opened { inode, handle: Arc::new(handle), keep_cache, truncated: flags.truncate })
     }
 
     /// Closes a handle. What is still unwritten is stored first; errors can no longer reach the application and are logged.

@@ -11,9 +11,10 @@ use kestrel_types::extent::{Extent, ExtentList, Source, chunk_parts};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
 use kestrel_types::range::Range;
-use kestrel_types::request::{Answer, Op};
+use kestrel_types::request::Op;
 
-use super::{Caller, Done, FileHandle, Fs, into_inode, too_late, unexpected};
+use super::chunk_lists::ChunkLists;
+use super::{Caller, Done, FileHandle, Fs, into_inode, too_late};
 use crate::file::{FileState, OpenFile, bad_handle, data_error};
 use crate::write_buffer::copy_piece;
 
@@ -121,6 +122,7 @@ impl Fs {
             return done(Err(error));
         }
         self.heard_of(handle);
+        self.note_read(handle, offset, len);
         let read =
             Read { file: handle.file.clone(), offset, len: len.min(READ_BYTES_MAX), retried: false, done };
         self.read_ahead(handle, offset, len);
@@ -268,9 +270,10 @@ impl Fs {
         done: impl FnOnce(FsResult<()>) + Send + 'static,
     ) {
         let file = file.clone();
+        let ino = file.ino;
         let data_change = file.lock().inode.data_change;
-        self.ask(Caller::ROOT, Op::Chunks { ino: file.ino, first, last }, move |answer| match answer {
-            Ok(Answer::Chunks(found)) => {
+        let keep = move |lists: FsResult<ChunkLists>| match lists {
+            Ok(found) => {
                 let mut state = file.lock();
                 if state.inode.data_change == data_change {
                     for chunk in first..=last {
@@ -293,9 +296,9 @@ impl Fs {
                 drop(state);
                 done(Ok(()));
             }
-            Ok(other) => done(Err(unexpected(&other))),
             Err(error) => done(Err(error)),
-        });
+        };
+        self.chunk_lists(ino, first, last, Box::new(keep));
     }
 
     /// Starts fetching what a sequential reader will ask for next.
@@ -351,13 +354,8 @@ impl Fs {
                     other => return done(other.map(|inode| (inode, Vec::new()))),
                 };
                 let last = inode.size.saturating_sub(1) / CHUNK_BYTES;
-                fs.ask(Caller::ROOT, Op::Chunks { ino, first: 0, last: last.min(4095) }, move |answer| {
-                    match answer {
-                        Ok(Answer::Chunks(chunks)) => done(Ok((inode, chunks))),
-                        Ok(other) => done(Err(unexpected(&other))),
-                        Err(error) => done(Err(error)),
-                    }
-                });
+                let told = move |lists: FsResult<ChunkLists>| done(lists.map(|chunks| (inode, chunks)));
+                fs.chunk_lists(ino, 0, last.min(4095), Box::new(told));
             }),
         );
     }

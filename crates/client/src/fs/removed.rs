@@ -16,12 +16,17 @@ use crate::groups::supplementary_groups;
 
 impl Fs {
     /// Takes in what an operation removed.
-    pub(super) fn removed(&self, answer: FsResult<Answer>) -> FsResult<()> {
+    pub(super) fn removed(&self, answer: FsResult<Answer>) -> FsResult<Option<Box<Inode>>> {
         match answer? {
-            Answer::Removed(inode) => self.known.removed(inode),
-            other => return Err(unexpected(&other)),
+            Answer::Removed(inode) => Ok(Some(self.lost_a_name(inode))),
+            other => Err(unexpected(&other)),
         }
-        Ok(())
+    }
+
+    /// Takes in what lost a name.
+    pub(super) fn lost_a_name(&self, inode: Box<Inode>) -> Box<Inode> {
+        self.known.removed(&inode);
+        inode
     }
 
     /// Calls `look` with the attributes of something removed, after the node's `error`, which stays if it is another one

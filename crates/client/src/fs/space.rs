@@ -91,6 +91,18 @@ impl Fs {
         };
         let grow = hole != Hole::Punch && !keep_size && end > size;
         let upto = end.min(size);
+        if inline && hole != Hole::Allocate && upto.saturating_sub(offset) > ZERO_BYTES_MAX {
+            // Bytes in the inode cannot be punched in part. Zeros over all that may lie there move them to the store; the rest of
+            // the window, which ends beyond them, is punched then.
+            let middle = offset + u64::from(self.config.inline_max).clamp(1, ZERO_BYTES_MAX);
+            let rest = Fallocate { offset: middle, len: end - middle, ..what };
+            let (fs, again) = (self.clone(), handle.clone());
+            let then_rest: Done<()> = Box::new(move |result| match result {
+                Ok(()) => fs.fallocate_flushed(&again, rest, done),
+                Err(error) => done(Err(error)),
+            });
+            return self.write_zeros(handle, offset, middle, then_rest);
+        }
         let (fs, again) = (self.clone(), handle.clone());
         let then_grow: Done<()> = Box::new(move |result| match result {
             Ok(()) if grow => fs.resize(&again.file, end, done),
@@ -100,20 +112,25 @@ impl Fs {
             return then_grow(Ok(()));
         }
         if upto - offset <= ZERO_BYTES_MAX && (inline || size <= ZERO_BYTES_MAX) {
-            let (fs, handle) = (self.clone(), handle.clone());
-            return self.where_waiting_is_fine(move |turn| {
-                let zeros = vec![0; (upto - offset) as usize];
-                let written = match turn {
-                    Turn::Run => fs.write(&handle, offset, &zeros, false),
-                    Turn::Late => Err(too_late()),
-                };
-                match written {
-                    Ok(()) => fs.flush(&handle, then_grow),
-                    Err(error) => then_grow(Err(error)),
-                }
-            });
+            return self.write_zeros(handle, offset, upto, then_grow);
         }
         self.punch(&handle.file, offset, upto, then_grow);
+    }
+
+    /// Zeroes a window as a write does, and commits that.
+    fn write_zeros(self: &Arc<Self>, handle: &Arc<FileHandle>, offset: u64, end: u64, done: Done<()>) {
+        let (fs, handle) = (self.clone(), handle.clone());
+        self.where_waiting_is_fine(move |turn| {
+            let zeros = vec![0; (end - offset) as usize];
+            let written = match turn {
+                Turn::Run => fs.write(&handle, offset, &zeros, false),
+                Turn::Late => Err(too_late()),
+            };
+            match written {
+                Ok(()) => fs.flush(&handle, done),
+                Err(error) => done(Err(error)),
+            }
+        });
     }
 
     fn resize(self: &Arc<Self>, file: &Arc<OpenFile>, size: u64, done: Done<()>) {

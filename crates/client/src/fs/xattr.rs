@@ -10,8 +10,8 @@ use super::{Caller, Done, Fs, into_bytes};
 
 impl Fs {
     /// Value of an attribute.
-    pub fn getxattr(self: &Arc<Self>, caller: Caller, ino: InodeId, name: &[u8], done: Done<Box<[u8]>>) {
-        let op = Op::GetXattr(self.known.reference(ino), name.into());
+    pub fn getxattr(self: &Arc<Self>, caller: Caller, ino: InodeId, name: Box<[u8]>, done: Done<Box<[u8]>>) {
+        let op = Op::GetXattr(self.known.reference(ino), name);
         let fs = self.clone();
         self.ask(caller, op, move |answer| {
             let value = answer.and_then(into_bytes);
@@ -34,18 +34,18 @@ impl Fs {
         self: &Arc<Self>,
         caller: Caller,
         ino: InodeId,
-        name: &[u8],
-        value: &[u8],
+        name: Box<[u8]>,
+        value: Box<[u8]>,
         flags: XattrFlags,
         done: Done<()>,
     ) {
-        let op = Op::SetXattr(self.known.reference(ino), name.into(), value.into(), flags);
+        let op = Op::SetXattr(self.known.reference(ino), name, value, flags);
         self.ask(caller, op, move |answer| done(answer.map(|_| ())));
     }
 
     /// Removes an attribute.
-    pub fn removexattr(self: &Arc<Self>, caller: Caller, ino: InodeId, name: &[u8], done: Done<()>) {
-        let op = Op::RemoveXattr(self.known.reference(ino), name.into());
+    pub fn removexattr(self: &Arc<Self>, caller: Caller, ino: InodeId, name: Box<[u8]>, done: Done<()>) {
+        let op = Op::RemoveXattr(self.known.reference(ino), name);
         self.ask(caller, op, move |answer| done(answer.map(|_| ())));
     }
 }

@@ -4,6 +4,7 @@
 //! the server restarted is not in the reclaim, or still is: it is sent again afterwards, and counts then.
 
 use kestrel_types::ids::InodeId;
+use kestrel_types::inode::Kind;
 use kestrel_types::request::{Answer, Op, Outcome, Reply};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
@@ -38,7 +39,7 @@ impl Effect {
     /// Of an operation's answer.
     pub fn of(op: &Op) -> Self {
         match op {
-            Op::Create { .. } | Op::Open(..) => Self::Opens { linkable: false },
+            Op::Create { .. } | Op::Open(..) | Op::OpenAt(..) => Self::Opens { linkable: false },
             Op::TmpFile { exclusive, .. } => Self::Opens { linkable: !exclusive },
             Op::Release(ino) => Self::Releases(*ino),
             _ => Self::None,
@@ -66,7 +67,8 @@ impl Opens {
     /// Takes in an answer.
     pub fn answered(&self, effect: Effect, reply: &Reply) {
         match (effect, reply) {
-            (Effect::Opens { linkable }, Ok(Answer::Opened { inode, .. })) => {
+            // Opens of directories are not counted.
+            (Effect::Opens { linkable }, Ok(Answer::Opened { inode, .. })) if inode.kind != Kind::Dir => {
                 let mut shard = self.shard(inode.ino).lock();
                 let open = shard.entry(inode.ino).or_default();
                 open.count += 1;
@@ -117,7 +119,7 @@ fn is_released(reply: &Reply) -> bool {
 mod tests {
     use kestrel_types::error::FsError;
     use kestrel_types::ids::ROOT;
-    use kestrel_types::inode::{Data, Inode, Kind};
+    use kestrel_types::inode::{Data, Inode};
 
     use super::*;
 
@@ -140,7 +142,7 @@ mod tests {
             xattrs: false,
             data: Data::None,
         };
-        Ok(Answer::Opened { inode: Box::new(inode), created: false })
+        Ok(Answer::Opened { inode: Box::new(inode), created: false, parent: None })
     }
 
     #[test]

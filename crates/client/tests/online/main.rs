@@ -16,6 +16,7 @@ use kestrel_data::store::MemoryStore;
 use kestrel_data::store::failing::{Call, FailingStore, Fault, Rule};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Data;
+use kestrel_types::name::Place;
 use kestrel_types::request::SetAttr;
 use volume::{
     Volume, close, collect, compact, copy, errors, name, objects, open, pattern, read_all, volume, write,
@@ -36,7 +37,7 @@ fn thinned(volume: &Volume) -> Vec<(String, Vec<u8>)> {
     let files: Vec<_> = (0..40).map(|i| (format!("f{i}"), pattern(i, 20_000 + i as usize))).collect();
     files.iter().for_each(|(text, bytes)| write(&volume.fs, text, bytes));
     for (text, _) in files.iter().enumerate().filter(|(i, _)| i % 4 != 0).map(|(_, file)| file) {
-        wait(|done| volume.fs.unlink(Caller::ROOT, ROOT, name(text), done)).unwrap();
+        wait(|done| volume.fs.unlink(Caller::ROOT, Place::new(ROOT, name(text)), done)).unwrap();
     }
     // The last pack may still be open: sealed, it is looked at like any other.
     write(&volume.fs, "filler", &pattern(99, 300_000));
@@ -62,7 +63,7 @@ fn extents(volume: &Volume, text: &str) -> Vec<(u64, Vec<kestrel_types::extent::
 }
 
 fn inode(volume: &Volume, text: &str) -> kestrel_types::inode::Inode {
-    wait(|done| volume.fs.lookup(Caller::ROOT, ROOT, name(text), done)).unwrap()
+    wait(|done| volume.fs.lookup(Caller::ROOT, Place::new(ROOT, name(text)), done)).unwrap()
 }
 
 #[test]

@@ -21,18 +21,23 @@ const BYTES_MAX: usize = 1 << 20;
 /// Missing paths named, at most.
 const NAMED_MAX: u64 = 20;
 
-/// Requests, made as paths are read.
-pub struct Requests {
+/// Paths that are there, one after the other: arguments and lines, expanded.
+pub struct Wishes {
     /// Arguments, last first.
     arguments: Vec<PathBuf>,
     list: Option<Box<dyn BufRead>>,
     /// Expanded, last first.
     expanded: Vec<PathBuf>,
+    missing: u64,
+}
+
+/// Requests, made as paths are read.
+pub struct Requests {
+    wishes: Wishes,
     /// Belongs to another volume than the request before it.
     held: Option<(PathBuf, Vec<u8>)>,
     /// Where the paths of a directory belong: lists mostly name the files of one directory after the other.
     known: Option<(PathBuf, Place)>,
-    missing: u64,
 }
 
 #[derive(Clone)]
@@ -42,7 +47,7 @@ struct Place {
     below: PathBuf,
 }
 
-impl Requests {
+impl Wishes {
     pub fn new(args: &WarmupArgs) -> Result<Self, Failure> {
         let list: Option<Box<dyn BufRead>> = match &args.from_file {
             Some(name) if name == Path::new("-") => Some(Box::new(BufReader::new(std::io::stdin()))),
@@ -54,7 +59,7 @@ impl Requests {
             None => None,
         };
         let arguments = args.paths.iter().rev().cloned().collect();
-        Ok(Self { arguments, list, expanded: Vec::new(), held: None, known: None, missing: 0 })
+        Ok(Self { arguments, list, expanded: Vec::new(), missing: 0 })
     }
 
     /// Paths that were not there.
@@ -62,31 +67,11 @@ impl Requests {
         self.missing
     }
 
-    /// The next request: a volume, and paths in it.
-    pub fn next(&mut self) -> Result<Option<(PathBuf, Vec<Value>)>, Failure> {
-        let (mut volume, mut paths, mut bytes) = (None, Vec::new(), 0);
-        while paths.len() < PATHS_MAX && bytes < BYTES_MAX {
-            let next = match self.held.take() {
-                Some(held) => Some(held),
-                None => self.next_path()?,
-            };
-            let Some((dir, path)) = next else { break };
-            if volume.as_ref().is_some_and(|volume| *volume != dir) {
-                self.held = Some((dir, path));
-                break;
-            }
-            volume = Some(dir);
-            bytes += path.len();
-            paths.push(path_value(&path));
-        }
-        Ok(volume.map(|volume| (volume, paths)))
-    }
-
-    /// The next path that is there: its volume, and where it lies in it.
-    fn next_path(&mut self) -> Result<Option<(PathBuf, Vec<u8>)>, Failure> {
+    /// The next path that is there.
+    pub fn next_path(&mut self) -> Result<Option<PathBuf>, Failure> {
         loop {
-            let path = match self.expanded.pop() {
-                Some(path) => path,
+            match self.expanded.pop() {
+                Some(path) => return Ok(Some(path)),
                 None => match self.next_wish()? {
                     Some(wish) => {
                         let mut found = expand(&wish);
@@ -98,12 +83,10 @@ impl Requests {
                         }
                         found.reverse();
                         self.expanded = found;
-                        continue;
                     }
                     None => return Ok(None),
                 },
-            };
-            return self.place(&path).map(Some);
+            }
         }
     }
 
@@ -125,6 +108,37 @@ impl Requests {
                 return Ok(Some(OsString::from_vec(text.to_vec()).into()));
             }
         }
+    }
+}
+
+impl Requests {
+    pub fn new(args: &WarmupArgs) -> Result<Self, Failure> {
+        Ok(Self { wishes: Wishes::new(args)?, held: None, known: None })
+    }
+
+    /// Paths that were not there.
+    pub fn missing(&self) -> u64 {
+        self.wishes.missing()
+    }
+
+    /// The next request: a volume, and paths in it.
+    pub fn next(&mut self) -> Result<Option<(PathBuf, Vec<Value>)>, Failure> {
+        let (mut volume, mut paths, mut bytes) = (None, Vec::new(), 0);
+        while paths.len() < PATHS_MAX && bytes < BYTES_MAX {
+            let next = match self.held.take() {
+                Some(held) => Some(held),
+                None => self.wishes.next_path()?.map(|path| self.place(&path)).transpose()?,
+            };
+            let Some((dir, path)) = next else { break };
+            if volume.as_ref().is_some_and(|volume| *volume != dir) {
+                self.held = Some((dir, path));
+                break;
+            }
+            volume = Some(dir);
+            bytes += path.len();
+            paths.push(path_value(&path));
+        }
+        Ok(volume.map(|volume| (volume, paths)))
     }
 
     fn place(&mut self, path: &Path) -> Result<(PathBuf, Vec<u8>), Failure> {

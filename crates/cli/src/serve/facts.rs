@@ -1,0 +1,76 @@
+//! What a mount tells of itself, once it serves: how walks are answered, over what requests come.
+
+use std::sync::{Arc, OnceLock};
+
+use kestrel_mount::{Mode, Mount, PassthroughState, Shortcut};
+use serde_json::{Value, json};
+
+/// What is known when the mount serves.
+struct Facts {
+    mode: Mode,
+    shortcut: Shortcut,
+    passthrough: PassthroughState,
+    transport: &'static str,
+    transport_why: String,
+}
+
+/// The facts of a mount, nothing before it serves; clones are cheap.
+#[derive(Clone, Default)]
+pub struct MountFacts(Arc<OnceLock<Facts>>);
+
+impl MountFacts {
+    /// The mount serves.
+    pub fn learn(&self, mount: &Mount) {
+        let facts = Facts {
+            mode: mount.mode.clone(),
+            shortcut: mount.shortcut.clone(),
+            passthrough: mount.passthrough.clone(),
+            transport: mount.session.transport(),
+            transport_why: mount.session.transport_why().into(),
+        };
+        // A process mounts once.
+        let _ = self.0.set(facts);
+    }
+
+    /// The figures, by the names of the metrics without `_total`.
+    pub fn figures(&self, take: &mut dyn FnMut(&'static str, u64)) {
+        let Some(facts) = self.0.get() else { return };
+        if let Some(figures) = facts.passthrough.figures() {
+            for (name, value) in [
+                ("passthrough_live", figures.live as u64),
+                ("passthrough_opens", figures.opens),
+                ("passthrough_opens_beside", figures.beside),
+                ("passthrough_refreshes", figures.refreshed),
+                ("passthrough_copies", figures.made),
+                ("passthrough_copied_bytes", figures.made_bytes),
+            ] {
+                take(name, value);
+            }
+        }
+        let Some(figures) = facts.shortcut.figures() else { return };
+        for (name, value) in [
+            ("shortcut_lookups_faked", figures.faked),
+            ("shortcut_lookups_left_to_create", figures.left_to_create),
+            ("shortcut_lookups_hinted", figures.hinted),
+            ("shortcut_lookups_unhinted", figures.unhinted),
+            ("shortcut_opens", figures.opens),
+            ("shortcut_walks_repeated", figures.stale),
+            ("shortcut_path_nodes", figures.path_nodes),
+        ] {
+            take(name, value);
+        }
+    }
+
+    /// For `kestrel status`.
+    pub fn describe(&self, out: &mut Value) {
+        let Some(facts) = self.0.get() else { return };
+        out["shortcut"] = facts.mode.shortcut.into();
+        out["shortcut_why"] = facts.mode.why.as_str().into();
+        out["passthrough"] = match (facts.passthrough.why_off(), facts.passthrough.figures()) {
+            (Some(why), _) => json!({ "on": false, "why": why }),
+            (None, figures) => json!({ "on": true, "live": figures.map(|figures| figures.live) }),
+        };
+        out["transport"] = facts.transport.into();
+        out["transport_why"] = facts.transport_why.as_str().into();
+    }
+}

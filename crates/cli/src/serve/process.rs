@@ -1,0 +1,97 @@
+//! The process that serves something, mount or server: its options, and how it starts and ends.
+//!
+//! Without `--foreground` the program starts itself again in the background and returns when that copy serves ([`daemon`]). The
+//! copy (or the one process in the foreground) logs, tells its parent once whether it serves or why not, and ends by a signal.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use log::LevelFilter;
+
+use super::daemon;
+use crate::failure::{Failure, Verdict};
+use crate::units::{log_level_arg, size_arg};
+
+/// Smallest memory for metadata, in bytes: below it rows go to disk with every few requests.
+const METADATA_MEMORY_MIN: u64 = 16 << 20;
+
+/// The options of every verb that serves something.
+#[derive(Debug, Args)]
+pub struct ProcessArgs {
+    /// Stay in the foreground and log to the terminal
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Serve figures for Prometheus at http://ADDR/metrics, as 127.0.0.1:9464
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<SocketAddr>,
+    /// Log file; in the volume's directory by default, or in the mount's runtime directory if another machine serves the volume
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+    /// What to log: error, warn, info, debug, trace
+    #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = log_level_arg)]
+    pub log_level: LevelFilter,
+    /// Memory for metadata rows
+    #[arg(long, value_parser = size_arg, value_name = "SIZE", default_value = "512M")]
+    pub metadata_memory: u64,
+    /// Set for the process in the background
+    #[arg(long, hide = true)]
+    pub report_readiness: bool,
+}
+
+impl ProcessArgs {
+    /// Runs `background` (which calls [`Self::start`]), or `serve` in this process if that is wanted. Why it could not serve is told
+    /// to whoever waits for it.
+    ///
+    /// # Errors
+    /// What the two say.
+    pub fn run(
+        &self,
+        background: impl FnOnce() -> Result<Verdict, Failure>,
+        serve: impl FnOnce() -> Result<Verdict, Failure>,
+    ) -> Result<Verdict, Failure> {
+        if !self.foreground {
+            crate::logger::install(LevelFilter::Warn);
+            return background();
+        }
+        crate::logger::install(self.log_level);
+        let served = serve();
+        if let (Err(failure), true) = (&served, self.report_readiness) {
+            daemon::report_error(&failure.reason());
+        }
+        served
+    }
+
+    /// What can be judged before anything is opened.
+    ///
+    /// # Errors
+    /// Which option cannot be as it is.
+    pub fn check(&self, verb: &'static str) -> Result<(), Failure> {
+        if self.metadata_memory < METADATA_MEMORY_MIN {
+            return Err(Failure::usage(format!(
+                "{verb}: --metadata-memory {}: at least 16M",
+                self.metadata_memory
+            )));
+        }
+        Ok(())
+    }
+
+    /// Starts the copy in the background, and returns its process number and its log file when it serves. `default_log` is where it
+    /// logs unless told otherwise.
+    ///
+    /// # Errors
+    /// Why it does not serve.
+    pub fn start(&self, default_log: &Path) -> Result<(u32, PathBuf), String> {
+        let log = self.log.as_deref().unwrap_or(default_log);
+        let log = std::path::absolute(log).unwrap_or_else(|_| log.to_path_buf());
+        Ok((daemon::start(&log)?, log))
+    }
+
+    /// Tells whoever waits that this process serves. From then on it keeps no directory busy.
+    pub fn ready(&self) {
+        if self.report_readiness {
+            daemon::report_ready();
+            let _ = std::env::set_current_dir("/");
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! What every arm of the dispatcher needs: the state of a mount, and the ways to answer.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use kestrel_client::fs::{Caller, DirHandle, Done, FileHandle, Fs, Opened};
+use kestrel_fuse::{self as fuse, Reply};
+use kestrel_types::error::FsResult;
+use kestrel_types::ids::InodeId;
+use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::name::{NAME_MAX, Name, Place};
+use kestrel_types::request::Usage;
+
+use crate::convert;
+use crate::handles::Handles;
+use crate::locking::Locking;
+use crate::naming::{Naming, Trust};
+use crate::passthrough::PassthroughState;
+use crate::paths::Target;
+use crate::patience::Patience;
+
+/// Block size that `statfs` counts in.
+const STATFS_BLOCK: u32 = 4096;
+
+/// Inodes that `statfs` reports free; numbers have 64 bits, so it is the disk that ends first.
+const INODES_FREE: u64 = 1 << 40;
+
+/// The state of a mount.
+pub struct Core {
+    pub fs: Arc<Fs>,
+    pub files: Arc<Handles<FileHandle>>,
+    pub dirs: Handles<DirHandle>,
+    /// What the kernel's node ids stand for.
+    pub naming: Naming,
+    /// How long the kernel may trust what it is told.
+    pub trust: Trust,
+    /// Looks after callers that may have to wait long: with a block store or metadata across a network.
+    patience: Option<Arc<Patience>>,
+    /// All callers may, because the metadata is across a network.
+    all_wait: bool,
+    /// Locks that other clients see, if the volume has such.
+    pub locking: Option<Arc<Locking>>,
+    /// Files that the kernel reads by itself.
+    pub passthrough: PassthroughState,
+}
+
+impl Core {
+    pub fn new(fs: Arc<Fs>, naming: Naming, trust: Trust) -> Arc<Self> {
+        let all_wait = fs.is_remote();
+        let locking = fs.has_locks().then(Arc::<Locking>::default);
+        let patience = (all_wait || fs.store().is_remote()).then(Patience::start);
+        Arc::new(Self {
+            fs,
+            files: Arc::default(),
+            dirs: Handles::default(),
+            naming,
+            trust,
+            patience,
+            all_wait,
+            locking,
+            passthrough: PassthroughState::default(),
+        })
+    }
+
+    /// Acts on an entry of a directory.
+    pub fn placed(
+        self: &Arc<Self>,
+        caller: Caller,
+        (dir, name): (u64, &OsStr),
+        reply: Reply,
+        act: impl FnOnce(Place, Name, Reply),
+    ) {
+        let name = match Name::new(name.as_bytes()) {
+            Ok(name) => name,
+            // If the directory is not there, that comes first.
+            Err(error) => {
+                return self.numbered(caller, dir, reply, move |_, _, reply| reply.error(error.errno));
+            }
+        };
+        match self.naming.place(dir, name.clone()) {
+            Some(place) => act(place, name, reply),
+            None => reply.error(libc::ESTALE),
+        }
+    }
+
+    /// Acts on a node's inode. That of a path node is looked up first.
+    pub fn numbered(
+        self: &Arc<Self>,
+        caller: Caller,
+        node: u64,
+        reply: Reply,
+        act: impl FnOnce(&Arc<Self>, InodeId, Reply) + Send + 'static,
+    ) {
+        match self.naming.target(node) {
+            Target::Inode(ino) => act(self, ino, reply),
+            Target::At(place) => {
+                let core = self.clone();
+                let found = move |reply: Reply, ino| act(&core, ino, reply);
+                let done = self.asked(caller.pid, reply, found);
+                self.find(caller, node, place, done);
+            }
+            Target::Gone => reply.error(libc::ESTALE),
+        }
+    }
+
+    /// Number of the directory at a path node's place.
+    pub fn find(self: &Arc<Self>, caller: Caller, node: u64, place: Place, done: Done<InodeId>) {
+        let core = self.clone();
+        let found = move |found: FsResult<Inode>| done(found.map(|inode| core.saw(node, &inode)));
+        self.fs.find_directory(caller, place, Box::new(found));
+    }
+
+    fn saw(&self, node: u64, inode: &Inode) -> InodeId {
+        if let Some(paths) = self.naming.paths() {
+            paths.seen(node, inode);
+        }
+        inode.ino
+    }
+
+    /// Answers as [`with`] does, for what may have to wait for the block store: a caller that is killed meanwhile is let go.
+    pub fn patient<T: 'static>(
+        &self,
+        pid: u32,
+        reply: Reply,
+        answer: impl FnOnce(Reply, T) + Send + 'static,
+    ) -> Done<T> {
+        self.patient_or_undo(pid, reply, answer, drop)
+    }
+
+    /// The same; what comes when nobody wants it any more is given to `undo`.
+    pub fn patient_or_undo<T: 'static>(
+        &self,
+        pid: u32,
+        reply: Reply,
+        answer: impl FnOnce(Reply, T) + Send + 'static,
+        undo: impl FnOnce(T) + Send + 'static,
+    ) -> Done<T> {
+        let Some(patience) = &self.patience else { return with(reply, answer) };
+        let ticket = patience.watch(pid, reply);
+        Box::new(move |result: FsResult<T>| match (ticket.take(), result) {
+            (Some(reply), Ok(value)) => answer(reply, value),
+            (Some(reply), Err(error)) => reply.error(error.errno),
+            (None, Ok(value)) => undo(value),
+            (None, Err(_)) => {}
+        })
+    }
+
+    /// Answers what only has to wait for metadata, whatever comes of it; `undo` as for [`Core::patient_or_undo`].
+    pub fn told<T: 'static>(
+        &self,
+        pid: u32,
+        reply: Reply,
+        answer: impl FnOnce(Reply, FsResult<T>) + Send + 'static,
+        undo: impl FnOnce(FsResult<T>) + Send + 'static,
+    ) -> Done<T> {
+        let Some(patience) = self.patience.as_ref().filter(|_| self.all_wait) else {
+            return Box::new(move |result| answer(reply, result));
+        };
+        let ticket = patience.watch(pid, reply);
+        Box::new(move |result| match ticket.take() {
+            Some(reply) => answer(reply, result),
+            None => undo(result),
+        })
+    }
+
+    /// Answers what only has to wait for metadata.
+    pub fn asked<T: 'static>(
+        &self,
+        pid: u32,
+        reply: Reply,
+        answer: impl FnOnce(Reply, T) + Send + 'static,
+    ) -> Done<T> {
+        if self.all_wait { self.patient(pid, reply, answer) } else { with(reply, answer) }
+    }
+
+    pub fn empty(&self, pid: u32, reply: Reply) -> Done<()> {
+        self.asked(pid, reply, |reply, ()| reply.empty())
+    }
+
+    pub fn bytes<T: AsRef<[u8]> + 'static>(&self, pid: u32, reply: Reply) -> Done<T> {
+        self.asked(pid, reply, |reply, bytes: T| reply.data(bytes.as_ref()))
+    }
+
+    pub fn file(&self, fh: u64, reply: Reply, act: impl FnOnce(Arc<FileHandle>, Reply)) {
+        match self.files.get(fh) {
+            Some(file) => act(file, reply),
+            None => reply.error(libc::EBADF),
+        }
+    }
+
+    /// Tells of the inode that was found or made at a name.
+    pub fn entry(self: &Arc<Self>, pid: u32, at: (u64, Name), reply: Reply) -> Done<Inode> {
+        self.found_entry(pid, at, false, reply)
+    }
+
+    /// The same; with `keeps` a directory is held from now on.
+    pub fn found_entry(
+        self: &Arc<Self>,
+        pid: u32,
+        at: (u64, Name),
+        keeps: bool,
+        reply: Reply,
+    ) -> Done<Inode> {
+        let core = self.clone();
+        let answer = move |reply: Reply, inode: Inode| {
+            let entry = core.naming.entry(Some((at.0, &at.1)), &inode, &core.trust);
+            if let Some(paths) = core.naming.paths()
+                && keeps
+                && inode.kind == Kind::Dir
+                && !paths.hold(entry.nodeid, inode.ino, true)
+            {
+                return reply.error(libc::ESTALE);
+            }
+            reply.entry(&entry);
+        };
+        if !self.all_wait {
+            return with(reply, answer);
+        }
+        let fs = self.fs.clone();
+        // The kernel never learned of it.
+        self.patient_or_undo(pid, reply, answer, move |inode| fs.forget(inode.ino, 1))
+    }
+
+    pub fn attr(&self, pid: u32, reply: Reply) -> Done<Inode> {
+        let ttl = self.trust.attr;
+        self.asked(pid, reply, move |reply, inode| reply.attr(&convert::attr(&inode), ttl))
+    }
+
+    /// Tells of a file that was created, or found, and opened at a name; `None`: it has none.
+    pub fn created(self: &Arc<Self>, pid: u32, at: Option<(u64, Name)>, reply: Reply) -> Done<Opened> {
+        let core = self.clone();
+        let answer = move |reply: Reply, opened: Opened| {
+            if opened.inode.kind != Kind::File {
+                // It was there and is a device or the like, which the kernel opens itself, once it knows.
+                core.undo_created(opened);
+                return reply.error(libc::ESTALE);
+            }
+            let at = at.as_ref().map(|(dir, name)| (*dir, name));
+            let entry = core.naming.entry(at, &opened.inode, &core.trust);
+            let (again, ino) = (core.clone(), opened.inode.ino);
+            core.settle_open(opened, (false, false), move |opened| match opened {
+                Ok(opened) => reply.created(&entry, opened),
+                Err(error) => {
+                    again.fs.forget(ino, 1);
+                    reply.error(error.errno);
+                }
+            });
+        };
+        if !self.all_wait {
+            return with(reply, answer);
+        }
+        let core = self.clone();
+        self.patient_or_undo(pid, reply, answer, move |opened| core.undo_created(opened))
+    }
+
+    /// The kernel never learns of what was created and opened.
+    pub fn undo_created(&self, opened: Opened) {
+        self.fs.forget(opened.inode.ino, 1);
+        self.fs.release(opened.handle, Box::new(drop));
+    }
+
+    /// Tells of an open file; `direct`: opened with `O_DIRECT`.
+    pub fn opened(self: &Arc<Self>, pid: u32, direct: bool, reply: Reply) -> Done<Opened> {
+        let core = self.clone();
+        let answer = move |reply: Reply, opened| {
+            core.settle_open(opened, (direct, true), move |opened| match opened {
+                Ok(opened) => reply.opened(opened),
+                Err(error) => reply.error(error.errno),
+            });
+        };
+        if !self.all_wait {
+            return with(reply, answer);
+        }
+        let fs = self.fs.clone();
+        self.patient_or_undo(pid, reply, answer, move |opened| fs.release(opened.handle, Box::new(drop)))
+    }
+
+    /// Numbers a handle. Where nothing has to be done when a descriptor is closed, the kernel need not tell.
+    pub fn give_number(&self, opened: Opened) -> fuse::Opened {
+        let mut flags = fuse::OpenFlags::default();
+        if opened.keep_cache {
+            flags |= fuse::OpenFlags::KEEP_CACHE;
+        }
+        if !opened.handle.flushes() {
+            flags |= fuse::OpenFlags::NOFLUSH;
+        }
+        fuse::Opened { fh: self.files.insert(opened.handle), flags, ..fuse::Opened::default() }
+    }
+
+    /// Numbers an open directory.
+    pub fn give_directory_number(&self, handle: Arc<DirHandle>) -> fuse::Opened {
+        fuse::Opened { fh: self.dirs.insert(handle), ..fuse::Opened::default() }
+    }
+
+    /// Totals.
+    pub fn statfs(&self, pid: u32, reply: Reply) {
+        let store = self.fs.store().clone();
+        self.fs.usage(self.asked(pid, reply, move |reply, used: Usage| {
+            let room = store.usage().unwrap_or_default();
+            let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
+            let free = blocks(room.free.unwrap_or(u64::MAX >> 1));
+            let total = room.capacity.map_or(free + blocks(used.bytes), blocks);
+            let inodes = used.files + used.dirs;
+            reply.statfs(&fuse::Statfs {
+                blocks: total,
+                bfree: free,
+                bavail: free,
+                files: inodes + INODES_FREE,
+                ffree: INODES_FREE,
+                bsize: STATFS_BLOCK,
+                frsize: STATFS_BLOCK,
+                namelen: NAME_MAX as u32,
+            });
+        }));
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if let Some(patience) = &self.patience {
+            patience.stop();
+        }
+    }
+}
+
+/// Answers with a value, or with the error's errno.
+fn with<T: 'static>(reply: Reply, answer: impl FnOnce(Reply, T) + Send + 'static) -> Done<T> {
+    Box::new(move |result: FsResult<T>| match result {
+        Ok(value) => answer(reply, value),
+        Err(error) => reply.error(error.errno),
+    })
+}

@@ -1,0 +1,88 @@
+//! What the kernel's node ids stand for: inode numbers, or in shortcut mode paths.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kestrel_client::fs::Fs;
+use kestrel_fuse::Entry;
+use kestrel_types::inode::Inode;
+use kestrel_types::name::{Name, Place};
+
+use crate::convert;
+use crate::paths::{Paths, Target};
+
+/// How long the kernel may trust what it is told.
+#[derive(Debug, Clone, Copy)]
+pub struct Trust {
+    /// Attributes.
+    pub attr: Duration,
+    /// Names of files; without the shortcut of directories too.
+    pub entry: Duration,
+    /// With the shortcut: names of directories, after they were last proved.
+    pub names: Duration,
+}
+
+/// What node ids stand for.
+#[derive(Clone)]
+pub enum Naming {
+    /// A node id is an inode number, an entry a name in a directory known by number.
+    Numbers,
+    /// Directories are path nodes.
+    Paths(Arc<Paths>),
+}
+
+impl Naming {
+    /// Path nodes, if there are any.
+    pub fn paths(&self) -> Option<&Arc<Paths>> {
+        match self {
+            Self::Numbers => None,
+            Self::Paths(paths) => Some(paths),
+        }
+    }
+
+    /// Where the entry of a directory is; none if the directory is gone.
+    pub fn place(&self, dir: u64, name: Name) -> Option<Place> {
+        match self {
+            Self::Numbers => Some(Place::new(dir, name)),
+            Self::Paths(paths) => paths.place(dir, name),
+        }
+    }
+
+    /// What an operation on a node is about.
+    pub fn target(&self, node: u64) -> Target {
+        match self {
+            Self::Numbers => Target::Inode(node),
+            Self::Paths(paths) => paths.target(node),
+        }
+    }
+
+    /// The answer that tells the kernel of an inode found or made at a name.
+    pub fn entry(&self, at: Option<(u64, &Name)>, inode: &Inode, trust: &Trust) -> Entry {
+        match self {
+            Self::Numbers => convert::entry(inode, trust.attr, trust.entry),
+            Self::Paths(paths) => paths.entry(at, inode),
+        }
+    }
+
+    /// The kernel forgot lookups of a node.
+    pub fn forget(&self, fs: &Fs, node: u64, count: u64) {
+        match self {
+            Self::Numbers => fs.forget(node, count),
+            Self::Paths(paths) => paths.forget(node, count),
+        }
+    }
+
+    /// A name was removed here; `gone` is what it meant.
+    pub fn removed(&self, dir: u64, name: &Name, gone: Option<Box<Inode>>) {
+        if let Self::Paths(paths) = self {
+            paths.removed(dir, name, gone);
+        }
+    }
+
+    /// An entry was renamed or exchanged here; `gone` is what was replaced.
+    pub fn renamed(&self, from: (u64, &Name), to: (u64, &Name), exchange: bool, gone: Option<Box<Inode>>) {
+        if let Self::Paths(paths) = self {
+            paths.renamed(from, to, exchange, gone);
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! The VFS shortcut: directories are path nodes, and a walk through them costs no request.
+//!
+//! - A LOOKUP in mid-path, where the walk hint says so, is answered "a directory" without asking ([`Plan::Fake`]). The operation
+//!   at the end of the walk carries the whole path, and its answer has the errno that the walk should have had.
+//! - A name is only believed for a time if an operation has proved it. A fake that nothing has proved is for this walk alone:
+//!   otherwise `..` could climb out of what was never there. So no name that the kernel goes by without asking is older than
+//!   `--shortcut-names`.
+//! - Directories that are open or may be worked in are their identity; see [`table`].
+//! - What turns out to be no directory is answered `ESTALE`: the kernel walks again, with a flag, and is told the truth at every
+//!   step. Symbolic links are remembered, so that this happens once.
+//!
+//! A hint decides only which of several right ways is taken; without one every LOOKUP is a real one. `docs/shortcut.md`
+//! explains it all.
+
+mod counters;
+mod filter;
+mod keeper;
+mod plan;
+mod table;
+mod waiting;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kestrel_client::fs::Fs;
+use kestrel_fuse::{Attr, Entry, Notifier};
+use kestrel_types::ids::InodeId;
+use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::name::{Name, Place};
+use kestrel_walkhint::WalkHints;
+use parking_lot::RwLock;
+
+pub use self::counters::{Counters, Figures};
+pub use self::plan::{Plan, Purpose};
+pub use self::table::{Target, is_path};
+pub use self::waiting::{Found, Waiting};
+
+use self::filter::Filter;
+use self::keeper::Keeper;
+use self::table::{Held, Table};
+use self::waiting::Waits;
+use crate::convert;
+use crate::naming::Trust;
+
+/// Path nodes beyond which the kernel is asked to drop some. One takes some 400 bytes here.
+pub const PATH_NODES_MAX: usize = 100_000;
+
+/// Attributes that the kernel may keep for the moment between a lookup and the stat that made it: it rounds up to the next tick
+/// of its clock.
+const MOMENT: Duration = Duration::from_nanos(1);
+
+/// Names of directories, and what is known about them.
+pub struct Paths {
+    fs: Arc<Fs>,
+    table: RwLock<Table>,
+    /// Names that were found to be symbolic links.
+    links: Filter,
+    /// Names that were last found to be neither directory nor absent.
+    files: Filter,
+    hints: Arc<WalkHints>,
+    /// The hints are measured, and of use.
+    hinted: AtomicBool,
+    waits: Waits,
+    keeper: Keeper,
+    trust: Trust,
+    start: Instant,
+    counters: Counters,
+}
+
+impl Paths {
+    /// An empty table.
+    pub fn new(fs: Arc<Fs>, hints: Arc<WalkHints>, trust: Trust) -> Arc<Self> {
+        Arc::new(Self {
+            fs,
+            table: RwLock::default(),
+            links: Filter::default(),
+            files: Filter::default(),
+            hints,
+            hinted: AtomicBool::new(false),
+            waits: Waits::default(),
+            keeper: Keeper::default(),
+            trust,
+            start: Instant::now(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// The mount is there: starts the thread that talks to the kernel.
+    pub fn begin(self: &Arc<Self>, notifier: Notifier, prunes: bool) {
+        self.keeper.start(self, notifier, prunes);
+    }
+
+    /// Ends it.
+    pub fn stop(&self) {
+        self.keeper.stop();
+    }
+
+    /// From now on hints are taken.
+    pub fn hints_are_measured(&self) {
+        self.hinted.store(true, Ordering::Release);
+    }
+
+    /// Whether this name in the root is one by which the hints are measured.
+    pub fn is_probe(&self, name: &[u8]) -> bool {
+        self.hints.is_probe(name)
+    }
+
+    /// Counters and sizes.
+    pub fn figures(&self) -> Figures {
+        self.counters.figures(self.table.read().len())
+    }
+
+    /// Where an entry is; none if the directory is gone.
+    pub fn place(&self, dir: u64, name: Name) -> Option<Place> {
+        self.table.read().place(dir, name)
+    }
+
+    /// What an operation on a node is about.
+    pub fn target(&self, node: u64) -> Target {
+        self.table.read().target(node)
+    }
+
+    fn now_ms(&self) -> u64 {
+        // Zero is "never".
+        self.start.elapsed().as_millis() as u64 + 1
+    }
+
+    /// An operation went through a directory.
+    pub fn passed(&self, dir: u64) {
+        if is_path(dir) {
+            let now = self.now_ms();
+            self.table.read().verified(dir, now);
+        }
+    }
+
+    /// How long the kernel may believe the name of a node.
+    fn names_ttl(&self, table: &Table, node: u64) -> Duration {
+        let verified = table.verified_ms(node);
+        if verified == 0 || !self.hinted.load(Ordering::Acquire) {
+            return Duration::ZERO;
+        }
+        let age = Duration::from_millis(self.now_ms().saturating_sub(verified));
+        self.trust.names.saturating_sub(age)
+    }
+
+    /// The entry that tells the kernel of an inode found or made at a name, of which `fs` was told that the kernel will know it
+    /// by number. It counts as a lookup.
+    pub fn entry(&self, at: Option<(u64, &Name)>, inode: &Inode) -> Entry {
+        let attr_ttl = self.trust.attr.max(MOMENT);
+        let Some((dir, name)) = at else { return convert::entry(inode, attr_ttl, self.trust.entry) };
+        self.passed(dir);
+        if inode.kind != Kind::Dir {
+            self.files.add(dir, name);
+            match inode.kind {
+                Kind::Symlink => self.links.add(dir, name),
+                _ => self.links.remove(dir, name),
+            }
+            return convert::entry(inode, attr_ttl, self.trust.entry);
+        }
+        // The kernel knows directories by their path nodes.
+        self.fs.forget(inode.ino, 1);
+        self.directory(dir, name, inode)
+    }
+
+    /// The entry of a directory that was found at a name, of which the kernel knows nothing by number.
+    pub fn directory(&self, dir: u64, name: &Name, inode: &Inode) -> Entry {
+        self.passed(dir);
+        self.links.remove(dir, name);
+        self.files.remove(dir, name);
+        // Attributes may only be kept where the next walk asks for the name again: there may be another directory then.
+        let mut entry = convert::entry(inode, self.trust.attr.max(MOMENT), Duration::ZERO);
+        let long = {
+            let mut table = self.table.write();
+            entry.nodeid = table.enter(dir, name, Some(inode.ino));
+            table.verified(entry.nodeid, self.now_ms());
+            table.seen(entry.nodeid, &entry.attr);
+            if table.is_bound(inode.ino) {
+                // The kernel may know it by another node too, and change it there.
+                entry.attr_ttl = self.trust.attr;
+            }
+            table.is_long(entry.nodeid)
+        };
+        self.crowded();
+        if long {
+            self.hold(entry.nodeid, inode.ino, true);
+        }
+        entry
+    }
+
+    /// The entry that tells the kernel of a directory nobody has asked for.
+    fn fake(&self, dir: u64, name: &Name) -> Entry {
+        let known = {
+            let table = self.table.read();
+            table.find(dir, name).map(|(node, _)| {
+                table.learned(node);
+                (node, self.names_ttl(&table, node), table.last_attr(node))
+            })
+        };
+        let (nodeid, entry_ttl, attr) = known.unwrap_or_else(|| {
+            let node = self.table.write().enter(dir, name, None);
+            self.crowded();
+            (node, Duration::ZERO, None)
+        });
+        // Without sticky bit, so that the kernel leaves all checks to us.
+        let unknown =
+            Attr { ino: nodeid, mode: libc::S_IFDIR | 0o755, nlink: 2, blksize: 4096, ..Attr::default() };
+        Entry { nodeid, generation: 1, attr: attr.unwrap_or(unknown), attr_ttl: Duration::ZERO, entry_ttl }
+    }
+
+    /// Something is at a path node's name that is no directory.
+    pub fn no_directory(&self, node: u64) {
+        if let Some((parent, name)) = self.table.read().name_of(node) {
+            self.files.add(parent, &name);
+        }
+        Counters::count(&self.counters.stale);
+    }
+
+    /// Attributes of a path node, as just seen.
+    pub fn seen(&self, node: u64, inode: &Inode) {
+        let table = self.table.read();
+        table.seen(node, &convert::attr(inode));
+        table.verified(node, self.now_ms());
+    }
+
+    /// A name was removed here; `gone` is what it meant.
+    pub fn removed(&self, dir: u64, name: &Name, gone: Option<Box<Inode>>) {
+        self.passed(dir);
+        self.absent(dir, name);
+        self.bury(gone, |was| self.table.write().detach(dir, name, was));
+    }
+
+    /// Keeps the last attributes of a directory that was removed, if its node is bound to it now.
+    fn bury(&self, gone: Option<Box<Inode>>, detach: impl FnOnce(Option<InodeId>) -> bool) {
+        match gone.filter(|inode| inode.kind == Kind::Dir) {
+            Some(inode) => {
+                let ino = inode.ino;
+                // First, so that whoever asks at this moment finds them.
+                self.fs.remember_removed(inode);
+                if !detach(Some(ino)) {
+                    self.fs.forget(ino, 1);
+                }
+            }
+            None => drop(detach(None)),
+        }
+    }
+
+    /// There is nothing at a name.
+    pub fn absent(&self, dir: u64, name: &Name) {
+        self.files.remove(dir, name);
+        self.links.remove(dir, name);
+    }
+
+    /// An entry was renamed or exchanged here; `gone` is what was replaced.
+    pub fn renamed(&self, from: (u64, &Name), to: (u64, &Name), exchange: bool, gone: Option<Box<Inode>>) {
+        let was_file = self.files.has(from.0, from.1);
+        let other_file = exchange && self.files.has(to.0, to.1);
+        for ((dir, name), is_file) in [(from, other_file), (to, was_file)] {
+            self.passed(dir);
+            self.absent(dir, name);
+            if is_file {
+                self.files.add(dir, name);
+            }
+        }
+        let mut unbound = Vec::new();
+        self.bury(gone, |was| {
+            self.table.write().renamed(from, to, (exchange, was), &mut |ino| unbound.push(ino))
+        });
+        unbound.into_iter().for_each(|ino| self.fs.forget(ino, 1));
+    }
+
+    /// Binds a path node to its directory, because it was opened or, with `works`, may be worked in. False if it is bound to
+    /// another one or gone: the kernel has to walk again.
+    pub fn hold(&self, node: u64, ino: InodeId, works: bool) -> bool {
+        if !is_path(node) {
+            return true;
+        }
+        // First, so that its last attributes are kept if it is removed at this moment.
+        self.fs.remember_directory(ino);
+        // Walks through it ask from now on, as soon as the kernel no longer believes its name (`--shortcut-names`).
+        let held = self.table.write().hold(node, ino, works);
+        if held != Held::Newly {
+            self.fs.forget(ino, 1);
+        }
+        held != Held::Not
+    }
+
+    /// A directory was closed.
+    pub fn closed(&self, node: u64) {
+        if is_path(node) {
+            let unbound = self.table.write().closed(node);
+            if let Some(ino) = unbound {
+                self.fs.forget(ino, 1);
+            }
+        }
+    }
+
+    /// The kernel forgot lookups of a node.
+    pub fn forget(&self, node: u64, count: u64) {
+        if !is_path(node) {
+            return self.fs.forget(node, count);
+        }
+        let mut unbound = Vec::new();
+        self.table.write().forget(node, count, &mut |ino| unbound.push(ino));
+        unbound.into_iter().for_each(|ino| self.fs.forget(ino, 1));
+    }
+
+    /// Has path nodes dropped if there are too many.
+    fn crowded(&self) {
+        if self.table.read().len() > PATH_NODES_MAX {
+            self.keeper.crowded();
+        }
+    }
+
+    /// Lets an open wait for its OPEN.
+    pub fn wait(&self, waiting: Waiting) {
+        self.keeper.waits();
+        if let Some(old) = self.waits.put(waiting, Instant::now()) {
+            old.give_back(&self.fs);
+        }
+    }
+
+    /// What waits for a thread.
+    pub fn waiting(&self, pid: u32) -> Option<Waiting> {
+        self.waits.take(pid)
+    }
+
+    /// Gives back what waits for a thread that asks for something else.
+    pub fn asks_for_something_else(&self, pid: u32) {
+        if let Some(waiting) = self.waits.take(pid) {
+            waiting.give_back(&self.fs);
+        }
+    }
+
+    /// Counters, to count.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}

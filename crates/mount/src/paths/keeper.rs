@@ -1,0 +1,132 @@
+//! The thread that gives back opens whose OPEN never came, and has the kernel drop path nodes when there are too many.
+//!
+//! It never tells the kernel to expire or drop a *name* (`FUSE_NOTIFY_INVAL_ENTRY`): the kernel then waits for the directory's
+//! lock, which a LOOKUP that waits for us may hold, and cannot be interrupted. If this process is killed at that moment it never
+//! ends, the connection stays open, and whoever waits for an answer waits for ever. Names end by themselves. Dropping nodes
+//! takes no such lock.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use kestrel_fuse::Notifier;
+use parking_lot::{Condvar, Mutex};
+
+use super::{PATH_NODES_MAX, Paths};
+
+/// Path nodes that the kernel is asked to drop at a time.
+const PRUNE_NODES: usize = PATH_NODES_MAX / 16;
+
+/// Files likewise.
+const PRUNE_FILES: usize = 1 << 16;
+
+/// Pause between two such requests, and between looks at opens that wait.
+const TICK: Duration = Duration::from_millis(500);
+
+#[derive(Default)]
+struct State {
+    crowded: bool,
+    waits: bool,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// The way to the thread.
+#[derive(Default)]
+pub struct Keeper(Arc<Shared>);
+
+impl Keeper {
+    /// Starts it. `prunes`: the kernel can drop nodes that nothing uses.
+    pub fn start(&self, paths: &Arc<Paths>, notifier: Notifier, prunes: bool) {
+        let (shared, paths) = (self.0.clone(), Arc::downgrade(paths));
+        let run = move || Run { shared, paths, notifier, prunes, turn: 0 }.run();
+        if let Err(error) = std::thread::Builder::new().name("kestrel-paths".into()).spawn(run) {
+            log::warn!("cannot start the thread that has the kernel drop names: {error}");
+        }
+    }
+
+    /// Ends it.
+    pub fn stop(&self) {
+        self.tell(|state| state.closed = true);
+    }
+
+    /// There are too many path nodes.
+    pub fn crowded(&self) {
+        if !self.0.state.lock().crowded {
+            self.tell(|state| state.crowded = true);
+        }
+    }
+
+    /// Opens wait.
+    pub fn waits(&self) {
+        let mut state = self.0.state.lock();
+        if !std::mem::replace(&mut state.waits, true) {
+            drop(state);
+            self.0.changed.notify_one();
+        }
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.0.state.lock());
+        self.0.changed.notify_one();
+    }
+}
+
+struct Run {
+    shared: Arc<Shared>,
+    paths: Weak<Paths>,
+    notifier: Notifier,
+    prunes: bool,
+    /// Times that the kernel was asked to drop nodes.
+    turn: usize,
+}
+
+impl Run {
+    fn run(mut self) {
+        let mut looked = Instant::now();
+        let shared = self.shared.clone();
+        let mut state = shared.state.lock();
+        while !state.closed {
+            let ticks = state.waits || state.crowded;
+            if !ticks {
+                shared.changed.wait(&mut state);
+                continue;
+            }
+            let due = looked + TICK;
+            if Instant::now() < due {
+                shared.changed.wait_until(&mut state, due);
+                continue;
+            }
+            let crowded = std::mem::take(&mut state.crowded);
+            drop(state);
+            let Some(paths) = self.paths.upgrade() else { return };
+            looked = Instant::now();
+            let still = self.look(&paths, crowded, looked);
+            drop(paths);
+            state = shared.state.lock();
+            state.waits &= still;
+        }
+    }
+
+    /// Whether opens still wait.
+    fn look(&mut self, paths: &Paths, crowded: bool, now: Instant) -> bool {
+        for late in paths.waits.late(now) {
+            late.give_back(&paths.fs);
+        }
+        if crowded && self.prunes {
+            // Files first: the kernel keeps the directories above what it keeps.
+            let mut nodes = paths.fs.known_files(PRUNE_FILES);
+            nodes.extend(paths.table.read().droppable(PRUNE_NODES, self.turn));
+            self.turn = self.turn.wrapping_add(1);
+            if let Err(error) = self.notifier.prune(&nodes) {
+                log::warn!("the kernel does not drop nodes that it does not use: {error}");
+                self.prunes = false;
+            }
+        }
+        paths.waits.any()
+    }
+}

@@ -1,0 +1,383 @@
+//! The table of path nodes: what the kernel calls by number and we by name.
+//!
+//! A **path node** stands for a directory by its parent node and its name. As long as the kernel knows it there is no other
+//! for the same two; what lies at that name on the server may change at any time, and the node then means the other thing.
+//! The root, number 1, is not in the table.
+//!
+//! **Identity.** A node may be bound to one directory, by its inode number: while it is open, and once somebody may work in
+//! it. It then means that directory wherever it is and whatever its name means meanwhile.
+//!
+//! **Attached and detached.** A node is found by its name while it is attached. A local rename moves the node, as the kernel
+//! moves its entry. When the name goes away here, or is found to mean another directory than the one a node is bound to, that
+//! node is detached: it has no path any more, only its identity if it has one.
+//!
+//! **Life.** A node lives until the kernel has forgotten it as often as it learned of it and no node lies below it; messages
+//! of the kernel may overtake each other, so children may be forgotten after their parents. Numbers are not used again.
+//!
+//! Pure: no I/O, no clock (times are given, in milliseconds since any start), no lock but for the attributes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kestrel_fuse::Attr;
+use kestrel_types::ids::InodeId;
+use kestrel_types::name::{Name, PATH_MAX, Place};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+/// Set in the numbers of path nodes; no inode number has it.
+const PATH_NODE: u64 = 1 << 63;
+
+/// Bytes of a path from its base, from which on a directory is not taken for granted but bound to its identity, so that what
+/// lies below it has a short path again: half of what a request may carry.
+const LONG_PATH_BYTES: usize = PATH_MAX / 2;
+
+/// Whether a node's number is that of a path node; others are inode numbers.
+pub fn is_path(node: u64) -> bool {
+    node & PATH_NODE != 0
+}
+
+/// What an operation on a node is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// This inode.
+    Inode(InodeId),
+    /// Whatever is at this place.
+    At(Place),
+    /// Nothing: its name went away.
+    Gone,
+}
+
+/// What holding a node on to a directory came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// It was not bound, and is now.
+    Newly,
+    /// It was bound to this directory.
+    Already,
+    /// It is bound to another one, or gone: the caller walks again.
+    Not,
+}
+
+#[derive(Debug)]
+struct Node {
+    parent: u64,
+    name: Name,
+    attached: bool,
+    /// What it is bound to.
+    identity: Option<InodeId>,
+    /// Open handles of it.
+    opens: u32,
+    /// It may be somebody's working directory; nobody tells when that ends.
+    worked_in: bool,
+    /// Nodes whose parent it is.
+    children: u32,
+    /// As often as the kernel learned of it and has not forgotten.
+    lookups: AtomicU64,
+    /// When an operation last proved that a directory is there.
+    verified_ms: AtomicU64,
+    /// Its attributes when last seen.
+    attr: Mutex<Option<Box<Attr>>>,
+}
+
+/// The table.
+#[derive(Debug, Default)]
+pub struct Table {
+    nodes: FxHashMap<u64, Node>,
+    by_name: FxHashMap<(u64, Name), u64>,
+    /// Directories that nodes are bound to, and how many.
+    bound: FxHashMap<InodeId, u32>,
+    made: u64,
+}
+
+impl Table {
+    /// Path nodes in it.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Numbers of nodes that nothing here needs, for the kernel to be asked to drop them: at most `count`, in no order, from
+    /// another place on with each `turn`.
+    pub fn droppable(&self, count: usize, turn: usize) -> Vec<u64> {
+        let free = |node: &Node| node.identity.is_none() && node.children == 0;
+        let start = turn.wrapping_mul(count) % self.nodes.len().max(1);
+        let all = self.nodes.iter().skip(start).chain(self.nodes.iter().take(start));
+        all.filter(|(_, node)| free(node)).map(|(id, _)| *id).take(count).collect()
+    }
+
+    /// Where the entry `name` of a node is; `None` if the node is gone.
+    pub fn place(&self, dir: u64, name: Name) -> Option<Place> {
+        let (base, mut dirs) = (self.base(dir)?, Vec::new());
+        let mut at = dir;
+        while let Some(node) = self.unbound(at) {
+            dirs.push(node.name.clone());
+            at = node.parent;
+        }
+        Some(Place { base, dirs: dirs.into_iter().rev().collect(), name })
+    }
+
+    /// The nearest inode number on the way up; `None` if the way ends at something gone.
+    fn base(&self, mut at: u64) -> Option<InodeId> {
+        loop {
+            if !is_path(at) {
+                return Some(at);
+            }
+            let node = self.nodes.get(&at)?;
+            match node.identity {
+                Some(ino) => return Some(ino),
+                None if node.attached => at = node.parent,
+                None => return None,
+            }
+        }
+    }
+
+    /// A path node without an identity.
+    fn unbound(&self, at: u64) -> Option<&Node> {
+        self.nodes.get(&at).filter(|node| node.identity.is_none())
+    }
+
+    /// What a node stands for.
+    pub fn target(&self, id: u64) -> Target {
+        if !is_path(id) {
+            return Target::Inode(id);
+        }
+        let Some(node) = self.nodes.get(&id) else { return Target::Gone };
+        match node.identity {
+            Some(ino) => Target::Inode(ino),
+            None if !node.attached => Target::Gone,
+            None => self.place(node.parent, node.name.clone()).map_or(Target::Gone, Target::At),
+        }
+    }
+
+    /// Whether paths below a node are so long that the next directory should be bound to its identity.
+    pub fn is_long(&self, mut at: u64) -> bool {
+        let mut bytes = 0;
+        while let Some(node) = self.unbound(at) {
+            bytes += node.name.as_bytes().len() + 1;
+            at = node.parent;
+        }
+        bytes >= LONG_PATH_BYTES
+    }
+
+    /// The node of a name and whether it is bound.
+    pub fn find(&self, parent: u64, name: &Name) -> Option<(u64, Option<InodeId>)> {
+        let id = *self.by_name.get(&(parent, name.clone()))?;
+        Some((id, self.nodes.get(&id)?.identity))
+    }
+
+    /// Counts a lookup of a node that exists: the kernel is about to learn of it.
+    pub fn learned(&self, id: u64) {
+        if let Some(node) = self.nodes.get(&id) {
+            node.lookups.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The node of a name, made if need be, and one more lookup of it. If it is known which directory is there (`ino`), a node
+    /// that is bound to another one makes way.
+    pub fn enter(&mut self, parent: u64, name: &Name, ino: Option<InodeId>) -> u64 {
+        if let Some((id, identity)) = self.find(parent, name) {
+            if ino.is_none() || identity.is_none() || identity == ino {
+                self.learned(id);
+                return id;
+            }
+            self.detach(parent, name, None);
+        }
+        self.made += 1;
+        let id = PATH_NODE | self.made;
+        let node = Node {
+            parent,
+            name: name.clone(),
+            attached: true,
+            identity: None,
+            opens: 0,
+            worked_in: false,
+            children: 0,
+            lookups: AtomicU64::new(1),
+            verified_ms: AtomicU64::new(0),
+            attr: Mutex::new(None),
+        };
+        self.nodes.insert(id, node);
+        self.by_name.insert((parent, name.clone()), id);
+        self.adopt(parent);
+        id
+    }
+
+    fn adopt(&mut self, parent: u64) {
+        if let Some(parent) = self.nodes.get_mut(&parent) {
+            parent.children += 1;
+        }
+    }
+
+    /// The kernel forgot `count` lookups of a node. Inode numbers that were bound to what goes away with it are given to
+    /// `unbound`.
+    pub fn forget(&mut self, id: u64, count: u64, unbound: &mut dyn FnMut(InodeId)) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            let lookups = node.lookups.get_mut();
+            *lookups = lookups.saturating_sub(count);
+        }
+        self.drop_unknown(id, unbound);
+    }
+
+    /// Drops a node nobody refers to, and what it kept alive above it.
+    fn drop_unknown(&mut self, mut id: u64, unbound: &mut dyn FnMut(InodeId)) {
+        while let Some(node) = self.nodes.get_mut(&id) {
+            if *node.lookups.get_mut() > 0 || node.children > 0 {
+                return;
+            }
+            let Some(node) = self.nodes.remove(&id) else { return };
+            if node.attached {
+                self.by_name.remove(&(node.parent, node.name));
+            }
+            if let Some(ino) = node.identity {
+                self.unbind(ino);
+                unbound(ino);
+            }
+            let Some(parent) = self.nodes.get_mut(&node.parent) else { return };
+            parent.children = parent.children.saturating_sub(1);
+            id = node.parent;
+        }
+    }
+
+    /// A name went away, or means something else now: its node, if there is one, has no path any more. With `was` it is bound
+    /// to the directory that the name meant, if it was bound to none; whether that happened.
+    pub fn detach(&mut self, parent: u64, name: &Name, was: Option<InodeId>) -> bool {
+        let id = self.by_name.remove(&(parent, name.clone()));
+        id.is_some_and(|id| self.lose_path(id, was))
+    }
+
+    fn lose_path(&mut self, id: u64, was: Option<InodeId>) -> bool {
+        let Some(node) = self.nodes.get_mut(&id) else { return false };
+        node.attached = false;
+        match (node.identity, was) {
+            (None, Some(ino)) => {
+                self.bind(id, ino);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn bind(&mut self, id: u64, ino: InodeId) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.identity = Some(ino);
+            *self.bound.entry(ino).or_default() += 1;
+        }
+    }
+
+    fn unbind(&mut self, ino: InodeId) {
+        if let Some(nodes) = self.bound.get_mut(&ino) {
+            *nodes -= 1;
+            if *nodes == 0 {
+                self.bound.remove(&ino);
+            }
+        }
+    }
+
+    /// Whether a node is bound to this directory.
+    pub fn is_bound(&self, ino: InodeId) -> bool {
+        self.bound.contains_key(&ino)
+    }
+
+    /// An entry was renamed here, and what it replaced, `was`, is gone, or with `exchange` the two changed places. Answers as
+    /// [`Table::detach`]; `unbound` as for [`Table::forget`].
+    pub fn renamed(
+        &mut self,
+        from: (u64, &Name),
+        to: (u64, &Name),
+        (exchange, was): (bool, Option<InodeId>),
+        unbound: &mut dyn FnMut(InodeId),
+    ) -> bool {
+        if (from.0, from.1) == (to.0, to.1) {
+            return false;
+        }
+        let moved = self.by_name.remove(&(from.0, from.1.clone()));
+        let other = self.by_name.remove(&(to.0, to.1.clone()));
+        if let Some(id) = moved {
+            self.attach(id, to, unbound);
+        }
+        match other {
+            Some(id) if exchange => {
+                self.attach(id, from, unbound);
+                false
+            }
+            Some(id) => self.lose_path(id, was),
+            None => false,
+        }
+    }
+
+    /// Gives a node another place.
+    fn attach(&mut self, id: u64, (parent, name): (u64, &Name), unbound: &mut dyn FnMut(InodeId)) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        let old = std::mem::replace(&mut node.parent, parent);
+        node.name = name.clone();
+        self.by_name.insert((parent, name.clone()), id);
+        self.adopt(parent);
+        if let Some(node) = self.nodes.get_mut(&old) {
+            node.children = node.children.saturating_sub(1);
+            self.drop_unknown(old, unbound);
+        }
+    }
+
+    /// Binds a node to the directory that was found at its place, because it is open now or, with `works`, may be worked in.
+    pub fn hold(&mut self, id: u64, ino: InodeId, works: bool) -> Held {
+        let Some(node) = self.nodes.get_mut(&id) else { return Held::Not };
+        let held = match node.identity {
+            Some(bound) if bound == ino => Held::Already,
+            Some(_) => return Held::Not,
+            None => Held::Newly,
+        };
+        node.worked_in |= works;
+        node.opens += u32::from(!works);
+        if held == Held::Newly {
+            self.bind(id, ino);
+        }
+        held
+    }
+
+    /// An open handle of a node was closed. The inode number that it is not bound to any more. What is detached stays bound: it
+    /// has nothing else.
+    pub fn closed(&mut self, id: u64) -> Option<InodeId> {
+        let node = self.nodes.get_mut(&id)?;
+        node.opens = node.opens.saturating_sub(1);
+        let free = node.opens == 0 && !node.worked_in && node.attached;
+        let ino = if free { node.identity.take() } else { None }?;
+        self.unbind(ino);
+        Some(ino)
+    }
+
+    /// Parent and name of an attached node.
+    pub fn name_of(&self, id: u64) -> Option<(u64, Name)> {
+        let node = self.nodes.get(&id).filter(|node| node.attached)?;
+        Some((node.parent, node.name.clone()))
+    }
+
+    /// An operation went through a node: it and all above it are directories.
+    pub fn verified(&self, mut at: u64, now_ms: u64) {
+        // What a bound node's own name means has not been proved.
+        while let Some(node) = self.unbound(at) {
+            if node.verified_ms.fetch_max(now_ms, Ordering::Relaxed) >= now_ms {
+                return;
+            }
+            at = node.parent;
+        }
+    }
+
+    /// When a node was last proved to be a directory; 0 if never.
+    pub fn verified_ms(&self, id: u64) -> u64 {
+        self.nodes.get(&id).map_or(0, |node| node.verified_ms.load(Ordering::Relaxed))
+    }
+
+    /// Notes the attributes of a node's directory.
+    pub fn seen(&self, id: u64, attr: &Attr) {
+        if let Some(node) = self.nodes.get(&id) {
+            *node.attr.lock() = Some(Box::new(*attr));
+        }
+    }
+
+    /// The attributes when last seen.
+    pub fn last_attr(&self, id: u64) -> Option<Attr> {
+        self.nodes.get(&id)?.attr.lock().as_deref().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,323 @@
+//! The operations in which the shortcut goes a way of its own: LOOKUP, the opens that follow it, ACCESS.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use kestrel_client::fs::{self, Caller, Done, Fs, Opened};
+use kestrel_fuse::{Operation, Reply, Request};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::name::{Name, Place};
+use kestrel_types::request::OpenFlags;
+use kestrel_walkhint::Lookup;
+
+use crate::core::Core;
+use crate::paths::{Counters, Found, Plan, Purpose, Target, Waiting, is_path};
+
+/// How a directory is opened to be listed.
+const LIST: OpenFlags =
+    OpenFlags { read: true, write: false, exec: false, truncate: false, kill_suid: false };
+
+impl Core {
+    /// A thread that asks for something does not go on with what it asked before.
+    pub fn notice(&self, request: &Request<'_>) {
+        let Some(paths) = self.naming.paths() else { return };
+        match request.op {
+            // These two come when they will; a program to be executed has its attributes looked at before it is opened.
+            Operation::Forget(_) | Operation::Interrupt { .. } | Operation::Getattr { .. } => {}
+            Operation::Open { .. } | Operation::Opendir { .. } => {}
+            _ => paths.asks_for_something_else(request.pid),
+        }
+    }
+
+    /// Whether this is a walk by which the hints are measured.
+    pub fn is_probe(&self, dir: u64, name: &OsStr) -> bool {
+        dir == ROOT && self.naming.paths().is_some_and(|paths| paths.is_probe(name.as_bytes()))
+    }
+
+    /// LOOKUP.
+    pub fn lookup(self: &Arc<Self>, caller: Caller, (unique, dir): (u64, u64), name: &OsStr, reply: Reply) {
+        let Some(paths) = self.naming.paths() else {
+            return self.placed(caller, (dir, name), reply, |place, name, reply| {
+                self.fs.lookup(caller, place, self.entry(caller.pid, (dir, name), reply));
+            });
+        };
+        let name = match Name::new(name.as_bytes()) {
+            Ok(name) => name,
+            // If the directory is not there, that comes first.
+            Err(error) => {
+                return self.numbered(caller, dir, reply, move |_, _, reply| reply.error(error.errno));
+            }
+        };
+        let lookup = Lookup { unique, tid: caller.pid, nodeid: dir };
+        match paths.plan(lookup, &name) {
+            Plan::Probe(errno) => reply.error(errno),
+            Plan::Fake(entry) => reply.entry(&entry),
+            Plan::LeaveToCreate => reply.error(libc::ENOENT),
+            Plan::Gone => reply.error(libc::ESTALE),
+            Plan::Ask { place, purpose } => self.ask(caller, place, (dir, name), purpose, reply),
+            Plan::Open { place, flags, directory } => {
+                let (core, again) = (self.clone(), place.clone());
+                let answer = move |reply: Reply, found: FsResult<fs::Found>| match found {
+                    // A link, which the kernel follows, or what is no directory where one is wanted.
+                    Err(error) if error.errno == libc::ELOOP || directory && error.errno == libc::EACCES => {
+                        core.ask(caller, again, (dir, name), Purpose::Look, reply);
+                    }
+                    found => core.found(caller, (dir, name), flags, found, reply),
+                };
+                let fs = self.fs.clone();
+                let undo = move |found| {
+                    if let Ok(fs::Found::File(opened)) = found {
+                        fs.forget(opened.inode.ino, 1);
+                        fs.release(opened.handle, Box::new(drop));
+                    }
+                };
+                let done = self.told(caller.pid, reply, answer, undo);
+                self.fs.open_at(caller, place, flags, done);
+            }
+        }
+    }
+
+    /// Looks a name up for real. What should be `ESTALE` is left to the call that makes the name, if one does.
+    fn ask(self: &Arc<Self>, caller: Caller, place: Place, at: (u64, Name), purpose: Purpose, reply: Reply) {
+        let done = self.found_entry(caller.pid, at.clone(), purpose == Purpose::Keep, reply);
+        let core = self.clone();
+        let noted = move |found: FsResult<Inode>| {
+            if let Err(error) = &found {
+                core.not_found(&at, error);
+            }
+            done(found.map_err(|error| match error.errno {
+                libc::ESTALE if purpose == Purpose::Create => {
+                    FsError::new(libc::ENOENT, "left to the call that makes it")
+                }
+                _ => error,
+            }));
+        };
+        self.fs.lookup(caller, place, Box::new(noted));
+    }
+
+    /// A name led to nothing.
+    fn not_found(&self, at: &(u64, Name), error: &FsError) {
+        let Some(paths) = self.naming.paths() else { return };
+        match error.errno {
+            libc::ENOENT => paths.absent(at.0, &at.1),
+            libc::ESTALE => Counters::count(&paths.counters().stale),
+            _ => {}
+        }
+    }
+
+    /// Answers a LOOKUP that was an open, and lets what is open wait for the OPEN.
+    fn found(
+        self: &Arc<Self>,
+        caller: Caller,
+        at: (u64, Name),
+        flags: OpenFlags,
+        found: FsResult<fs::Found>,
+        reply: Reply,
+    ) {
+        let Some(paths) = self.naming.paths() else { return reply.error(libc::EIO) };
+        let (entry, found) = match found {
+            Err(error) => {
+                self.not_found(&at, &error);
+                return reply.error(error.errno);
+            }
+            Ok(fs::Found::Directory(inode)) => {
+                (paths.directory(at.0, &at.1, &inode), Found::Directory(inode.ino))
+            }
+            Ok(fs::Found::File(opened)) => {
+                (paths.entry(Some((at.0, &at.1)), &opened.inode), Found::File(opened))
+            }
+        };
+        match &found {
+            // The kernel opens devices and the like itself.
+            Found::File(opened) if opened.inode.kind != Kind::File => {
+                self.fs.release(opened.handle.clone(), Box::new(drop));
+            }
+            _ => paths.wait(Waiting { node: entry.nodeid, caller, flags, found }),
+        }
+        reply.entry(&entry);
+    }
+
+    /// What waits for this OPEN or OPENDIR, if it is what was foreseen.
+    fn waiting(&self, caller: Caller, node: u64, flags: OpenFlags) -> Option<Found> {
+        let paths = self.naming.paths()?;
+        let waiting = paths.waiting(caller.pid)?;
+        if !waiting.answers(node, caller, flags) {
+            waiting.give_back(&self.fs);
+            return None;
+        }
+        Counters::count(&paths.counters().opens);
+        Some(waiting.found)
+    }
+
+    /// OPEN.
+    pub fn open(
+        self: &Arc<Self>,
+        caller: Caller,
+        node: u64,
+        (flags, direct): (OpenFlags, bool),
+        reply: Reply,
+    ) {
+        if let Some(Found::File(opened)) = self.waiting(caller, node, flags) {
+            return self.opened(caller.pid, direct, reply)(Ok(opened));
+        }
+        self.numbered(caller, node, reply, move |core, ino, reply| {
+            core.fs.open(caller, ino, flags, core.opened(caller.pid, direct, reply));
+        });
+    }
+
+    /// OPENDIR.
+    pub fn opendir(self: &Arc<Self>, caller: Caller, node: u64, reply: Reply) {
+        if let Some(Found::Directory(ino)) = self.waiting(caller, node, LIST) {
+            return self.opened_directory(node, ino, reply);
+        }
+        let core = self.clone();
+        let open = move |reply: Reply, ino| core.opened_directory(node, ino, reply);
+        match self.naming.target(node) {
+            Target::Inode(ino) => {
+                let done = self.asked(caller.pid, reply, move |reply, ()| open(reply, ino));
+                self.fs.access(caller, ino, libc::R_OK as u32, done);
+            }
+            Target::At(place) => self.reach(caller, node, place, LIST, self.asked(caller.pid, reply, open)),
+            Target::Gone => reply.error(libc::ESTALE),
+        }
+    }
+
+    /// Opens the directory at a path node's place, that is, checks what `flags` say and learns its number.
+    fn reach(
+        self: &Arc<Self>,
+        caller: Caller,
+        node: u64,
+        place: Place,
+        flags: OpenFlags,
+        done: Done<InodeId>,
+    ) {
+        let core = self.clone();
+        let reached = move |found: FsResult<fs::Found>| {
+            done(match found {
+                Ok(fs::Found::Directory(inode)) => {
+                    if let Some(paths) = core.naming.paths() {
+                        paths.seen(node, &inode);
+                    }
+                    Ok(inode.ino)
+                }
+                Ok(fs::Found::File(opened)) => {
+                    core.undo_created(opened);
+                    Err(core.mistaken(node))
+                }
+                Err(error) if error.errno == libc::ELOOP => Err(core.mistaken(node)),
+                Err(error) => Err(error),
+            });
+        };
+        self.fs.open_at(caller, place, flags, Box::new(reached));
+    }
+
+    /// What the kernel holds for a directory is none any more.
+    fn mistaken(&self, node: u64) -> FsError {
+        if let Some(paths) = self.naming.paths() {
+            paths.no_directory(node);
+        }
+        FsError::new(libc::ESTALE, "it is no directory any more")
+    }
+
+    fn opened_directory(&self, node: u64, ino: InodeId, reply: Reply) {
+        if let Some(paths) = self.naming.paths()
+            && !paths.hold(node, ino, false)
+        {
+            return reply.error(libc::ESTALE);
+        }
+        reply.opened(self.give_directory_number(Fs::open_directory(ino)));
+    }
+
+    /// ACCESS, which is also chdir(2): whoever may search a directory may work in it from now on.
+    pub fn access(self: &Arc<Self>, caller: Caller, node: u64, mask: u32, reply: Reply) {
+        let paths = self.naming.paths().filter(|_| is_path(node) && mask & libc::X_OK as u32 != 0).cloned();
+        let done = self.asked(caller.pid, reply, move |reply: Reply, ino| match paths {
+            Some(paths) if !paths.hold(node, ino, true) => reply.error(libc::ESTALE),
+            _ => reply.empty(),
+        });
+        let reads = mask & libc::W_OK as u32 == 0;
+        match self.naming.target(node) {
+            Target::Inode(ino) => {
+                self.fs.access(caller, ino, mask, Box::new(move |allowed| done(allowed.map(|()| ino))));
+            }
+            Target::At(place) if reads => {
+                let [read, exec] = [libc::R_OK, libc::X_OK].map(|bit| mask & bit as u32 != 0);
+                let flags = OpenFlags { read, exec, ..OpenFlags::default() };
+                self.reach(caller, node, place, flags, done);
+            }
+            Target::At(place) => {
+                let core = self.clone();
+                let found = Box::new(move |found: FsResult<InodeId>| match found {
+                    Ok(ino) => {
+                        core.fs.access(
+                            caller,
+                            ino,
+                            mask,
+                            Box::new(move |allowed| done(allowed.map(|()| ino))),
+                        );
+                    }
+                    Err(error) => done(Err(error)),
+                });
+                self.find(caller, node, place, found);
+            }
+            Target::Gone => done(Err(FsError::new(libc::ESTALE, "the directory is gone"))),
+        }
+    }
+
+    /// GETATTR and STATX: the attributes of what a node stands for.
+    pub fn inode(self: &Arc<Self>, caller: Caller, node: u64, done: Done<Inode>) {
+        match self.naming.target(node) {
+            Target::Inode(ino) => self.fs.getattr(caller, ino, done),
+            Target::At(place) => {
+                let core = self.clone();
+                let found = move |found: FsResult<Inode>| {
+                    if let (Ok(inode), Some(paths)) = (&found, core.naming.paths()) {
+                        paths.seen(node, inode);
+                    }
+                    done(found);
+                };
+                self.fs.find_directory(caller, place, Box::new(found));
+            }
+            Target::Gone => done(Err(FsError::new(libc::ESTALE, "the directory is gone"))),
+        }
+    }
+
+    /// Answers an UNLINK or RMDIR, and takes the name out of the table if it is gone.
+    pub fn removing(self: &Arc<Self>, pid: u32, at: (u64, Name), reply: Reply) -> Done<Option<Box<Inode>>> {
+        let (core, done) = (self.clone(), self.empty(pid, reply));
+        Box::new(move |removed| {
+            done(removed.map(|gone| core.naming.removed(at.0, &at.1, gone)));
+        })
+    }
+
+    /// Answers a RENAME, and moves the nodes if it was done.
+    pub fn renaming(
+        self: &Arc<Self>,
+        pid: u32,
+        (from, to): ((u64, Name), (u64, Name)),
+        exchange: bool,
+        reply: Reply,
+    ) -> Done<Option<Box<Inode>>> {
+        let (core, done) = (self.clone(), self.empty(pid, reply));
+        Box::new(move |renamed| {
+            done(renamed.map(|gone| core.naming.renamed((from.0, &from.1), (to.0, &to.1), exchange, gone)));
+        })
+    }
+
+    /// Answers a CREATE. A symbolic link in its way is one that the lookup before has left to it: the kernel walks again.
+    pub fn creating(self: &Arc<Self>, pid: u32, at: (u64, Name), reply: Reply) -> Done<Opened> {
+        let done = self.created(pid, Some(at), reply);
+        if self.naming.paths().is_none() {
+            return done;
+        }
+        Box::new(move |opened| {
+            done(opened.map_err(|error| match error.errno {
+                libc::ELOOP => FsError::new(libc::ESTALE, "a symbolic link is there"),
+                _ => error,
+            }));
+        })
+    }
+}
