@@ -1,7 +1,7 @@
 # Three commands do everything: `make demo`, `make demo-s3` and `make test`. They install what is missing (as root, Debian 12,
 # Rust present).
 
-.PHONY: help demo demo-s3 demo-cluster build test sim test-rust test-mount bench bench-s3 bench-cluster bench-balance lint fmt audit clean
+.PHONY: help demo demo-s3 demo-cluster build test sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance bench-shortcut bench-passthrough lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
@@ -9,9 +9,12 @@ help:
 	@echo "make demo-cluster  one server, two mounts: ingest through one, kill -9 and restart the server, verify through the other"
 	@echo "make test    install what is missing, build, run every test"
 	@echo "make sim     simulate a node and its clients under faults, SEEDS=FROM..TO"
+	@echo "make proptest property tests with random seeds, PROPTEST_SEEDS=N of them"
 	@echo "make bench   mount / local file system / null FUSE side by side: target/bench/results.json, plot.svg"
 	@echo "make bench-s3 stores with 0, 5, 20, 50 ms latency: target/bench/s3.json, s3.svg"
 	@echo "make bench-cluster one server: loopback echo, native client, mount: target/bench/cluster.json, cluster.svg"
+	@echo "make bench-shortcut requests, memory and latency of walks, both transports: target/bench/shortcut.json, shortcut.svg"
+	@echo "make bench-passthrough read and mmap of a cached 1 GiB file, against the local file system: target/bench/passthrough.json, passthrough.svg"
 	@echo "make bench-balance real trees on 16 metadata nodes: target/bench/balance.json, balance.svg"
 	@echo "make lint    formatting, clippy with warnings as errors, dependency audit"
 	@echo "make fmt     format the code"
@@ -54,10 +57,22 @@ bench-cluster: build
 	cargo build --release --locked -p kestrel-net --examples
 	bench/cluster.py
 
+bench-passthrough: build
+	bench/passthrough.py
+
+bench-shortcut: build
+	cargo build --release --locked -p kestrel-net --examples
+	bench/shortcut.py
+
 # Deterministic simulation: make sim SEEDS=1..10000
 SEEDS ?= 1..1000
 sim:
 	cargo run --locked --release -p kestrel-sim -- --seeds $(SEEDS)
+
+# Property tests with seeds other than CI's: make proptest PROPTEST_SEEDS=20
+PROPTEST_SEEDS ?= 5
+proptest:
+	SEEDS=$(PROPTEST_SEEDS) tests/proptest.sh
 
 bench-balance:
 	scripts/install-deps.sh --demo

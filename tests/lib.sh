@@ -8,6 +8,7 @@
 # KESTREL=local runs a script on the local file system instead: the test is tested.
 # KESTREL_STORE=s3 keeps the volumes' data in an object store of this run's own (tests/s3/store.sh).
 # KESTREL_SERVE=1 puts a server between: volumes are served on a loopback port and mounted from there (tests/cluster/serve.sh).
+# KESTREL_SHORTCUT=on|off and KESTREL_TRANSPORT=uring|device choose how the kernel is served (tests/shortcut/modes.sh).
 # shellcheck shell=bash
 
 set -euo pipefail
@@ -41,6 +42,8 @@ AT_END=true AFTER_ALL=true
 . "$ROOT/tests/s3/store.sh"
 # shellcheck source=tests/cluster/serve.sh
 . "$ROOT/tests/cluster/serve.sh"
+# shellcheck source=tests/shortcut/modes.sh
+. "$ROOT/tests/shortcut/modes.sh"
 
 ok() {
     PASSED=$((PASSED + 1))
@@ -78,7 +81,9 @@ work_mounts() {
 
 cleanup() {
     local status=$? mount job volume
-    trap - EXIT INT TERM
+    trap - EXIT
+    # Not to be cut short: timeout(1) sends what ends a script twice, to it and to its process group.
+    trap : INT TERM
     set +e
     cd /
     "$AT_END"
@@ -109,6 +114,7 @@ cleanup() {
         kill -9 "$job" 2>/dev/null
     done
     "$AFTER_ALL"
+    restore_modes
     # Only if nothing is mounted below it any more.
     if [ -n "$(work_mounts)" ]; then
         echo "left mounted, not removed: $WORK" >&2
@@ -154,10 +160,11 @@ mount_volume() {
     if [ -n "$LOCAL" ]; then
         mount --bind "$volume" "$dir"
     elif [ -n "$SERVING" ]; then
-        serve_mount "$volume" "$dir" "$@"
+        serve_mount "$volume" "$dir" "${MODE_OPTIONS[@]}" "$@" || return
     else
-        timeout 120 "$KESTREL" mount "$volume" "$dir" --allow-other "$@" >/dev/null
+        timeout 120 "$KESTREL" mount "$volume" "$dir" --allow-other "${MODE_OPTIONS[@]}" "$@" >/dev/null || return
     fi
+    [ -n "$LOCAL" ] || check_mode "$dir" "$@"
 }
 
 umount_volume() {

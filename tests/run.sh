@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Runs the test suites, with sizes for CI (below 32 minutes on 2 cores; the s3 suites below 8, those of served volumes below
-# 6), or those that are named.
+# Runs the test suites, with sizes for CI (2 cores), or those that are named.
 #
 #   tests/run.sh                  all
 #   tests/run.sh kill compare     these
 #   tests/run.sh --list           their names
 #
-# The output of each goes to target/test-logs/NAME.log, a report to target/test-report.json. Environment of the suites
-# (CYCLES, FSX_OPS, COMPARE_OPS, …) overrides the sizes below. The last line is "N passed, N failed".
+# Most suites wait for processes, disks and clocks: $LANES (default 2) of them run at a time, in the order below; then, one after
+# the other, those that want the machine for themselves. The line of a suite appears when it has ended, its output goes to
+# target/test-logs/NAME.log, a report to target/test-report.json. Environment of the suites (CYCLES, FSX_OPS, COMPARE_OPS, …)
+# overrides the sizes below. The last line is "N passed, N failed". Interrupted, it ends the suites, which clean up after
+# themselves.
+#
+# Nothing here fails by chance of a random number: property tests draw from $PROPTEST_RNG_SEED (`make proptest` explores other seeds).
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
@@ -18,9 +22,12 @@ export KESTREL_JUDGES=${KESTREL_JUDGES:-$target/release}
 logs=$ROOT/target/test-logs
 report=$ROOT/target/test-report.json
 mkdir -p "$logs"
+export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20261121}
 
-# NAME SECONDS COMMAND…: the seconds are a limit, several times what it takes.
+# NAME SECONDS COMMAND…: the seconds are a limit, several times what it takes. The long ones come first, so that no lane has one
+# left at the end.
 suites=(
+    "kill 2400 tests/crash/kill.sh"
     "rust 1800 cargo test --workspace --locked --quiet --no-fail-fast"
     "fuzz 900 fuzz/run.sh"
     "sim 1200 cargo run --locked --quiet --release -p kestrel-sim -- --seconds ${SIM_SECONDS:-60}"
@@ -30,7 +37,6 @@ suites=(
     "compare 900 tests/posix/compare.sh"
     "stress-ng 900 tests/posix/stress-ng.sh"
     "fio 600 tests/posix/fio.sh"
-    "kill 2400 tests/crash/kill.sh"
     "power 900 tests/crash/power.sh"
     "full-disk 600 tests/crash/full-disk.sh"
     "corrupt 600 tests/crash/corrupt.sh"
@@ -71,6 +77,44 @@ suites+=(
 for script in tests/programs/*.sh; do
     suites+=("$(basename "$script" .sh) 900 $script")
 done
+# The other ways to serve the kernel (tests/shortcut/modes.sh). All suites above are in shortcut mode where the machine allows it, and
+# take requests from /dev/fuse. Names: [plain-][uring-][serve-]SUITE. Those of $modes_in_ci run with the rest, all of them when they
+# are named or with KESTREL_NIGHTLY=1.
+export KESTREL_TRANSPORT=${KESTREL_TRANSPORT:-device}
+modes_in_ci=(plain-semantics plain-pjdfstest plain-compare plain-serve-compare
+    uring-semantics uring-pjdfstest uring-fsx uring-serve-compare uring-sqlite plain-uring-pjdfstest)
+on_demand=()
+for mode in plain- uring- plain-uring-; do
+    for where in "" serve-; do
+        for suite in semantics pjdfstest fsx compare git sqlite; do
+            name=$mode$where$suite words=env script=tests/posix/$suite.sh
+            case $mode in plain-*) words+=" KESTREL_SHORTCUT=off" ;; *) words+=" KESTREL_SHORTCUT=on" ;; esac
+            case $mode in *uring-) words+=" KESTREL_TRANSPORT=uring" ;; esac
+            [ -z "$where" ] || words+=" KESTREL_SERVE=1"
+            case $suite in
+                fsx) words+=" FSX_OPS=${MODE_FSX_OPS:-500}" ;;
+                compare) words+=" COMPARE_OPS=${MODE_COMPARE_OPS:-1500} COMPARE_SEEDS=2" ;;
+                sqlite) words+=" CYCLES=${MODE_CYCLES:-2}" script=tests/programs/$suite.sh ;;
+                git) script=tests/programs/$suite.sh ;;
+            esac
+            suites+=("$name 900 $words $script")
+            printf '%s\n' "${modes_in_ci[@]}" | grep -qxF -- "$name" || on_demand+=("$name")
+        done
+    done
+done
+# What only concerns the shortcut.
+suites+=(
+    "shortcut-cases 300 tests/shortcut/cases.sh"
+    "shortcut-actors 900 env ACTOR_OPS=${ACTOR_OPS:-2500} HISTORY_OPS=${HISTORY_OPS:-500} tests/shortcut/actors.sh"
+    "shortcut-fallback 300 tests/shortcut/fallback.sh"
+    "uring-shortcut-cases 300 env KESTREL_TRANSPORT=uring tests/shortcut/cases.sh"
+    "plain-shortcut-actors 900 env KESTREL_SHORTCUT=off tests/shortcut/actors.sh"
+)
+on_demand+=(plain-shortcut-actors)
+# Files that the kernel reads by itself from the disk cache.
+suites+=("passthrough 600 tests/passthrough/passthrough.sh")
+# Those that run alone, as they fill the processors, a disk or judge by a clock.
+alone=(stress-ng power full-disk s3-cache serve-partition)
 
 names=()
 for suite in "${suites[@]}"; do names+=("${suite%% *}"); done
@@ -97,38 +141,91 @@ json_text() {
     python3 -c 'import json, sys; print(json.dumps(sys.stdin.read()), end="")'
 }
 
-passed=0 failed=0 entries=()
-for suite in "${suites[@]}"; do
-    read -r name limit command <<<"$suite"
-    [ $# = 0 ] || printf '%s\n' "$@" | grep -qxF -- "$name" || continue
-    log=$logs/$name.log
-    start=$SECONDS
-    status=0
+# wanted NAME: it is to be run.
+wanted() {
+    if [ ${#only[@]} -gt 0 ]; then
+        printf '%s\n' "${only[@]}" | grep -qxF -- "$1"
+    else
+        [ "${KESTREL_NIGHTLY:-}" = 1 ] || ! printf '%s\n' "${on_demand[@]}" | grep -qxF -- "$1"
+    fi
+}
+
+is_alone() {
+    printf '%s\n' "${alone[@]}" | grep -qxF -- "$1"
+}
+
+failure_lines='^FAIL|^error|panicked|^test .* FAILED'
+passed=0 failed=0
+declare -A running=() started=() limits=() entries=()
+
+# begin SUITE: starts it beside those that run.
+begin() {
+    local name limit command
+    read -r name limit command <<<"$1"
+    # Jobs of a script ignore ^C, and what ignores it at its start cannot be told not to: the suites are to have their own way.
     # Word splitting is meant: the command is a list of words without quotes.
     # shellcheck disable=SC2086
-    timeout --kill-after=60 "$limit" $command >"$log" 2>&1 </dev/null || status=$?
-    seconds=$((SECONDS - start))
+    timeout --kill-after=60 "$limit" env --default-signal=INT,QUIT $command >"$logs/$name.log" 2>&1 </dev/null &
+    running[$!]=$name started[$name]=$SECONDS limits[$name]=$limit
+}
+
+# await: the next suite that ends, and its report.
+await() {
+    local pid status=0 name log seconds good bad failures
+    wait -n -p pid "${!running[@]}" || status=$?
+    name=${running[$pid]}
+    unset "running[$pid]"
+    log=$logs/$name.log
+    seconds=$((SECONDS - started[$name]))
     read -r good bad < <(counts "$log")
     # A suite that ends badly, or tested nothing without saying why, has failed whatever it counted.
     if [ "$status" != 0 ] && [ "$bad" = 0 ]; then bad=1; fi
     if [ "$((good + bad))" = 0 ] && ! grep -q '^skipped' "$log"; then bad=1; fi
     passed=$((passed + good)) failed=$((failed + bad))
     if [ "$bad" = 0 ]; then
-        printf 'ok   %-12s %5d passed             %4d s\n' "$name" "$good" "$seconds"
+        printf 'ok   %-16s %5d passed             %4d s\n' "$name" "$good" "$seconds"
         failures='""'
     else
-        printf 'FAIL %-12s %5d passed %4d failed %4d s  %s\n' "$name" "$good" "$bad" "$seconds" "$log"
-        grep -E '^FAIL|^error|panicked|^test .* FAILED' "$log" | head -n 12 | sed 's/^/       /' || true
+        printf 'FAIL %-16s %5d passed %4d failed %4d s  %s\n' "$name" "$good" "$bad" "$seconds" "$log"
+        grep -E "$failure_lines" "$log" | head -n 12 | sed 's/^/       /' || true
         tail -n 40 "$log" | cut -c1-300 | sed 's/^/       | /'
-        [ "$status" != 124 ] || echo "       not finished after $limit s"
-        failures=$({ grep -E '^FAIL|^error|panicked|^test .* FAILED' "$log" || tail -n 20 "$log"; } | head -n 40 | json_text)
+        [ "$status" != 124 ] || echo "       not finished after ${limits[$name]} s"
+        [ "$name" != rust ] || echo "       property tests: PROPTEST_RNG_SEED=$PROPTEST_RNG_SEED"
+        failures=$({ grep -E "$failure_lines" "$log" || tail -n 20 "$log"; } | head -n 40 | json_text)
     fi
-    entries+=("{\"name\":\"$name\",\"passed\":$good,\"failed\":$bad,\"seconds\":$seconds,\"status\":$status,\"log\":\"${log#"$ROOT"/}\",\"failures\":$failures}")
+    entries[$name]="{\"name\":\"$name\",\"passed\":$good,\"failed\":$bad,\"seconds\":$seconds,\"status\":$status,\"log\":\"${log#"$ROOT"/}\",\"failures\":$failures}"
+}
+
+# Each suite is the child of a timeout, which passes on to it and to what it started what it is told.
+interrupted() {
+    trap '' INT TERM
+    echo "interrupted: ending ${running[*]:-nothing}" >&2
+    [ ${#running[@]} = 0 ] || kill -TERM "${!running[@]}" 2>/dev/null || true
+    wait
+    exit 130
+}
+trap interrupted INT TERM
+
+only=("$@")
+for suite in "${suites[@]}"; do
+    name=${suite%% *}
+    if ! wanted "$name" || is_alone "$name"; then continue; fi
+    while [ ${#running[@]} -ge "${LANES:-2}" ]; do await; done
+    begin "$suite"
+done
+while [ ${#running[@]} -gt 0 ]; do await; done
+for suite in "${suites[@]}"; do
+    name=${suite%% *}
+    if ! wanted "$name" || ! is_alone "$name"; then continue; fi
+    begin "$suite"
+    await
 done
 
+report_entries=()
+for name in "${names[@]}"; do [ -z "${entries[$name]:-}" ] || report_entries+=("${entries[$name]}"); done
 (
     IFS=,
-    printf '{"passed":%d,"failed":%d,"seconds":%d,"suites":[%s]}\n' "$passed" "$failed" "$SECONDS" "${entries[*]}"
+    printf '{"passed":%d,"failed":%d,"seconds":%d,"suites":[%s]}\n' "$passed" "$failed" "$SECONDS" "${report_entries[*]}"
 ) >"$report"
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

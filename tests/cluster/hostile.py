@@ -18,6 +18,8 @@ from suite import run_all
 
 HELLO, CALL, PING, CANCEL, BYE = 1, 2, 3, 4, 5
 WELCOME, REFUSED, REPLY, EVENT, PONG = 0x81, 0x82, 0x83, 0x84, 0x85
+# Version of the protocol that the server speaks.
+VERSION = 2
 FRAME_MAX = 4 << 20
 TESTS = []
 
@@ -65,7 +67,7 @@ class Server:
         self.arguments = arguments
         self.random = random.Random(arguments.seed)
 
-    def hello(self, client=None, incarnation=1, versions=(1, 1), volume=None, established=0, who=b"hostile.py"):
+    def hello(self, client=None, incarnation=1, versions=(VERSION, VERSION), volume=None, established=0, who=b"hostile.py"):
         client = client or self.random.randbytes(16)
         volume = self.arguments.volume.encode() if volume is None else volume
         fixed = b"KSTL" + struct.pack(">HH", *versions) + client + struct.pack(">QB", incarnation, established)
@@ -223,7 +225,7 @@ def unknown(s):
 @test
 def versions(s):
     """clients of another version are told which versions there are"""
-    for offered in ((2, 9), (0, 0), (65535, 65535)):
+    for offered in ((VERSION + 1, 9), (VERSION - 1, VERSION - 1), (0, 0), (65535, 65535)):
         closes(s, s.hello(versions=offered), after_hello=False, says="version")
     peer = s.session(versions=(1, 900))
     peer.socket.close()

@@ -39,14 +39,14 @@ start_server() {
     return 1
 }
 
-# server_pid VOLUME: the process that serves it; nothing if none does.
+# server_pid VOLUME: the process that serves it; nothing if none does, or it is just dying.
 server_pid() {
-    "$KESTREL" status "$1" --json 2>/dev/null | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' | head -n 1
+    "$KESTREL" status "$1" --json 2>/dev/null | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' | head -n 1 || true
 }
 
 # mount_pid DIR: the process that serves a mount.
 mount_pid() {
-    "$KESTREL" status "$1" --json 2>/dev/null | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' | head -n 1
+    "$KESTREL" status "$1" --json 2>/dev/null | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' | head -n 1 || true
 }
 
 # kill_pid PID: kill -9; returns when it is gone.

@@ -2,7 +2,7 @@
 # kill -9 of the mounting process under concurrent load. In every second cycle at a random instant, in the others at a named
 # point in the code (KESTREL_CRASH_AT): a point not seen yet is given the time it needs (deletion waits for its turn, rows go
 # to disk when memory is full). After each, fsck is clean and every acknowledged operation is there: the log that the
-# workload keeps outside proves it.
+# workload keeps outside proves it. In the end every point that a mount passes by itself has been reached.
 #
 # CYCLES (default 200), SEED (default: random, printed), THREADS (default 8)
 set -euo pipefail
@@ -15,18 +15,20 @@ seed=${SEED:-$(date +%s)}
 RANDOM=$((seed % 32768))
 echo "seed $seed"
 
+# Those that a mount passes without a cache, a re-packing or an administrator: the others are provoked by tests/s3/points.sh,
+# crates/cli/tests/online.rs and keys.rs. Here each would wait for nothing in every round.
 points=()
-mapfile -t points < <("$KESTREL" crash-points)
+mapfile -t points < <("$KESTREL" crash-points | grep -E '^(engine|node|data|client\.flush|client\.compact|reap)\.')
 declare -A hit=()
 acknowledged=0 at_point=0 in_recovery=0
 
 # background_work DIR: what makes the rare points come: small writes all over a file, until slices are folded, and more files
-# within their records than 16 MiB of memory for metadata hold, until rows go to disk. Ends when the mount does.
+# within their records than 16 MiB of memory for metadata hold, until rows go to disk. Ends when the mount does. DIR is there:
+# made here, it could be made below the mount when that has died first.
 background_work() {
     python3 - "$1" <<'PY'
 import os, random, sys
 try:
-    os.mkdir(sys.argv[1])
     file = os.open(f"{sys.argv[1]}/stack", os.O_RDWR | os.O_CREAT, 0o644)
     os.pwrite(file, bytes(1 << 20), 0)
     for n in range(8000):
@@ -46,6 +48,12 @@ make_volume "$volume" --grace 1s
 # closed VOLUME: its last mount stored everything and said so.
 closed() {
     grep -oE '( serves on | closed$)' "$1/mount.log" | tail -n 1 | grep -q closed
+}
+
+# remove_leftovers CYCLE: what removals that were killed have left of older trees, or the volume grows from cycle to cycle and all
+# the time goes to fsck. The tree before CYCLE's stays: the next cycle looks at it once more and removes it under load.
+remove_leftovers() {
+    find "$mnt" -mindepth 1 -maxdepth 1 ! -name "c$1" ! -name "c$(($1 - 1))" -exec rm -rf {} +
 }
 
 # keep_evidence CYCLE: the volume, the log and what was found, outside $WORK.
@@ -102,6 +110,8 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
         patient='' worker=''
         if [ -n "$point" ] && [ -z "${hit[$point]:-}" ]; then
             patient=1 length=6500
+            # Fails if the mount has died already: then so does the work.
+            mkdir "$mnt/work$cycle" 2>/dev/null || true
             background_work "$mnt/work$cycle" 2>/dev/null &
             worker=$!
         fi
@@ -159,6 +169,7 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
             cat "$WORK/verify.out"
             fail "cycle $cycle: verify, seed $seed ${point:+at $point:$count}"
         fi
+        remove_leftovers "$cycle"
         umount_volume "$mnt"
         rm -f "$WORK/$((cycle - 2)).log"
     fi
@@ -170,6 +181,10 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
     [ $((cycle % 20)) != 0 ] || echo "cycle $cycle: $acknowledged operations acknowledged so far, all there"
 done
 echo "$PASSED cycles, $acknowledged acknowledged operations, $at_point crashes at points, $in_recovery in recovery"
-[ ${#points[@]} = 0 ] || echo "points reached: ${#hit[@]} of ${#points[@]}: ${!hit[*]}"
+missed=()
+for point in "${points[@]}"; do [ -n "${hit[$point]:-}" ] || missed+=("$point"); done
+echo "points reached: ${#hit[@]} of ${#points[@]}; not reached: ${missed[*]:-none}"
+# One may be missed: not all can be provoked, and a busy machine gets less done in its time.
+[ "$cycles" -lt 60 ] || check "all points but one at most were reached" test ${#missed[@]} -le 1
 check "fsck --data at the end" fsck_volume "$volume" --data
 summary

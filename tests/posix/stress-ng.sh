@@ -5,6 +5,7 @@
 set -euo pipefail
 . "$(dirname "$0")/../lib.sh"
 
+cd "$WORK" # one of the stressors leaves a file in the working directory
 volume=$WORK/volume mnt=$WORK/mnt
 seconds=${STRESS_SECONDS:-8}
 stressors=(dentry dir dirdeep dirmany filename flock fpunch getdent link locka lockf lockofd open rename symlink utime xattr

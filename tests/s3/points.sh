@@ -50,6 +50,8 @@ PY
         "$TREE" write "$mnt/new$n/mixed" 64 20000 --threads 32
         rm -f "$mnt/new$n"/mixed/file[0-9] "$mnt/new$n"/mixed/file[1-5]*
         leak "$n"
+        # A whole copy in the disk cache.
+        "$KESTREL" warmup --whole "$mnt/new$n/stack"
         "$KESTREL" compact "$volume"
         "$KESTREL" gc "$volume" --delete --grace 0s
         "$TREE" check "$mnt/base" $count $sizes
@@ -59,10 +61,6 @@ PY
 
 n=0 never=()
 for point in $("$KESTREL" crash-points | grep -E '^(data|client|gc|reap|cache)\.'); do
-    case $point in
-        # Only of stores that sync.
-        data.pack.synced) continue ;;
-    esac
     pid=
     # The point may be reached while opening: then there is nothing to do but to look.
     if KESTREL_CRASH_AT=$point:1 mount_volume "$volume" "$mnt" "${options[@]}" 2>"$WORK/mount.out"; then

@@ -3,6 +3,7 @@
 pub mod actor;
 pub mod caps;
 pub mod dirs;
+pub mod elsewhere;
 pub mod exec;
 pub mod generate;
 pub mod io;

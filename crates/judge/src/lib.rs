@@ -5,6 +5,8 @@
 //! - [`crash`]: a workload with an outside log, and what must be left of it after a crash.
 //! - [`history`]: what several clients did at once, and whether it is linearizable.
 //! - [`s3proxy`]: a proxy in front of an S3 store that fails on purpose and counts requests.
+//! - [`relay`]: latency between two programs of one machine.
+//! - [`traverse`]: random walks in a tree of a known shape.
 
 pub mod args;
 pub mod compare;
@@ -12,6 +14,8 @@ pub mod crash;
 pub mod errno;
 pub mod history;
 pub mod json;
+pub mod relay;
 pub mod rng;
 pub mod s3proxy;
 pub mod sys;
+pub mod traverse;

@@ -173,6 +173,8 @@ call!(/// kill(2)
     kill(pid: i32, signal: c_int) = libc::kill(pid, signal));
 call!(/// Ends this process's life with its parent's
     die_with_parent() = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as c_long, 0 as c_long, 0 as c_long, 0 as c_long));
+call!(/// prctl(2): how late the kernel may wake this thread, in nanoseconds
+    timer_slack(ns: u64) = libc::prctl(libc::PR_SET_TIMERSLACK, ns as libc::c_ulong, 0 as c_long, 0 as c_long, 0 as c_long));
 call!(/// close_range(2)
     close_range(first: u32, last: u32) = libc::syscall(libc::SYS_close_range, first, last, 0 as c_int));
 call!(/// waitpid(2); the status comes in `status`

@@ -20,6 +20,8 @@ usage: kestrel-compare --a DIR --b DIR [options]
 
   --a DIR            a directory of the file system under test
   --b DIR            a directory of the reference (tmpfs, ext4, XFS)
+  --elsewhere DIR    the directory of --a through another mount of the same volume: one actor makes, renames, replaces and
+                     removes names and changes owners and modes there, call by call between those of the others
   --seed S           first seed (default 1); the same seed means the same calls
   --ops N            calls of one run (default 10000)
   --workers N        runs side by side, each in a subtree of its own, seeds S, S+1, … (default 1)
@@ -38,10 +40,11 @@ exit: 0 no difference, 1 a difference, 2 the comparison could not be made
 examples:
   kestrel-compare --a /mnt/kestrel --b /dev/shm --seed 7 --ops 20000
   kestrel-compare --a /mnt/kestrel --b /dev/shm --seed 7 --ops 20000 --only 12,871,872
+  kestrel-compare --a /mnt/one --elsewhere /mnt/two --b /dev/shm --seed 7
 ";
 
 const VALUES: &[&str] =
-    &["a", "b", "seed", "ops", "workers", "allow", "walk-every", "only", "shrink-seconds"];
+    &["a", "b", "seed", "ops", "workers", "allow", "walk-every", "only", "shrink-seconds", "elsewhere"];
 const FLAGS: &[&str] = &["json", "list", "help"];
 
 fn main() -> ExitCode {
@@ -78,6 +81,7 @@ fn run(args: &Args) -> Result<u8, String> {
     let setup = Setup {
         a: PathBuf::from(args.need("a")?),
         b: PathBuf::from(args.need("b")?),
+        elsewhere: args.value("elsewhere").map(PathBuf::from),
         allow,
         walk_every: args.number("walk-every", 1000)?.max(1) as usize,
     };
@@ -92,7 +96,9 @@ fn run(args: &Args) -> Result<u8, String> {
     };
     let mut steps: Vec<(usize, Step)> = {
         let scratch = Scratch::new(&setup.b)?;
-        let steps = with_rehearsal(&scratch.path, |rehearse| generate(seed, ops, &has, rehearse))?;
+        let steps = with_rehearsal(&scratch.path, |rehearse| {
+            generate(seed, ops, &has, setup.elsewhere.is_some(), rehearse)
+        })?;
         steps.into_iter().enumerate().collect()
     };
     if let Some(only) = args.value("only") {
@@ -220,6 +226,9 @@ fn report_different(
         args.value("a").unwrap_or("A"),
         args.value("b").unwrap_or("B")
     );
+    if let Some(elsewhere) = args.value("elsewhere") {
+        replay.push_str(&format!(" --elsewhere {elsewhere}"));
+    }
     if short.len() <= SHOWN {
         let only: Vec<_> = short.iter().map(|(i, _)| i.to_string()).collect();
         replay.push_str(&format!(" --only {}", only.join(",")));

@@ -36,6 +36,7 @@ pub const HANG_MS: i32 = 60_000;
 const STEP: u32 = 0;
 const UNLOCK: u32 = 1 << 30;
 const WALK: u32 = 2 << 30;
+const AGAIN: u32 = 3 << 30;
 const INDEX: u32 = (1 << 30) - 1;
 
 /// What the driver asks of a helper.
@@ -43,6 +44,8 @@ const INDEX: u32 = (1 << 30) - 1;
 pub enum Ask {
     /// Run the step with this index.
     Step(u32),
+    /// Look at the names of the step with this index, then run it once more.
+    Again(u32),
     /// The second half of a `LockWait` step: unlock.
     Unlock(u32),
     /// List the whole tree.
@@ -95,6 +98,7 @@ impl Helper {
         let word = match ask {
             Ask::Step(i) => STEP | i,
             Ask::Unlock(i) => UNLOCK | i,
+            Ask::Again(i) => AGAIN | i,
             Ask::Walk => WALK,
         };
         let _ = sys::write(self.to, &word.to_le_bytes());
@@ -200,6 +204,10 @@ fn serve(ask: i32, answer: i32, steps: &[Step], run_start: i64) -> i32 {
         let out = match (word & !INDEX, step) {
             (WALK, _) => crate::compare::walk::walk(run_start),
             (UNLOCK, Some(step)) => world.unlock_for(&step.op),
+            (AGAIN, Some(step)) => {
+                world.look_at(&step.op);
+                world.run(step)
+            }
             (_, Some(step)) => world.run(step),
             (_, None) => return 3,
         };

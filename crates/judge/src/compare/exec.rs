@@ -103,6 +103,14 @@ impl World {
         out
     }
 
+    /// Looks the places of an operation up, whatever comes of it.
+    pub fn look_at(&self, op: &Op) {
+        for loc in op.places() {
+            let (dir, path) = self.at(loc);
+            let _ = sys::fstatat(dir, &path, libc::AT_SYMLINK_NOFOLLOW);
+        }
+    }
+
     /// Objects whose times the operation may change: label, where before, where after (if elsewhere).
     fn watched(&self, op: &Op) -> Vec<(&'static str, Watched, Option<Watched>)> {
         let parent = |loc: &Loc| {

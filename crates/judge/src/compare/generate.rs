@@ -7,8 +7,8 @@ mod ops;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::compare::actor::ACTORS;
-use crate::compare::caps;
 use crate::compare::op::{Base, DIR_SLOTS, Loc, Op, SLOTS, Step, Target};
+use crate::compare::{caps, elsewhere};
 use crate::rng::Rng;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,11 +52,13 @@ struct Generator {
     used: Vec<(Base, Names)>,
 }
 
-/// `count` steps from `seed`, without what a side cannot do. `rehearse` runs a step on a reference and returns its result.
+/// `count` steps from `seed`, without what a side cannot do. `apart`: one actor works on another mount ([`elsewhere`]).
+/// `rehearse` runs a step on a reference and returns its result.
 pub fn generate(
     seed: u64,
     count: usize,
     has: &BTreeSet<&'static str>,
+    apart: bool,
     mut rehearse: impl FnMut(&Step) -> i64,
 ) -> Vec<Step> {
     let mut generator = Generator {
@@ -72,6 +74,9 @@ pub fn generate(
     (0..count)
         .map(|_| {
             let mut step = generator.step();
+            if apart {
+                generator.fit(&mut step);
+            }
             if caps::needs(&step.op).is_some_and(|need| !has.contains(need)) {
                 step.op = Op::Getcwd;
                 generator.effects.clear();
@@ -110,6 +115,21 @@ impl Generator {
         };
         let op = self.op(actor as usize);
         Step { actor, probe: self.rng.percent(30), op }
+    }
+
+    /// Draws again until the step means something with an actor on another mount.
+    fn fit(&mut self, step: &mut Step) {
+        // More than the 300th would seldom be needed; then it stays what it is and does nothing.
+        for _ in 0..300 {
+            if elsewhere::fits(step) {
+                return;
+            }
+            self.effects.clear();
+            self.used.clear();
+            step.op = self.op(step.actor as usize);
+        }
+        step.op = Op::Getcwd;
+        self.effects.clear();
     }
 
     fn op(&mut self, who: usize) -> Op {
@@ -440,7 +460,7 @@ mod tests {
 
     fn dry(seed: u64, count: usize) -> Vec<Step> {
         let all = caps::CAPABILITIES.iter().copied().collect();
-        generate(seed, count, &all, |_| 0)
+        generate(seed, count, &all, false, |_| 0)
     }
 
     #[test]
@@ -453,7 +473,21 @@ mod tests {
     fn every_operation_comes_up_and_what_is_lacking_does_not() {
         let kinds: BTreeSet<_> = (0..10).flat_map(|seed| dry(seed, 2000)).map(|s| s.op.kind()).collect();
         assert_eq!(kinds.len(), 52, "{kinds:?}");
-        let none = generate(1, 5000, &BTreeSet::new(), |_| 0);
+        let none = generate(1, 5000, &BTreeSet::new(), false, |_| 0);
         assert!(none.iter().all(|s| caps::needs(&s.op).is_none()));
+    }
+
+    #[test]
+    fn with_an_actor_elsewhere_every_step_fits() {
+        let all = caps::CAPABILITIES.iter().copied().collect();
+        let steps = generate(3, 3000, &all, true, |_| 0);
+        let doing = |s: &&Step| s.op.kind() != "getcwd";
+        assert!(steps.iter().filter(doing).all(elsewhere::fits));
+        let theirs: BTreeSet<_> =
+            steps.iter().filter(|s| s.actor == elsewhere::ACTOR).map(|s| s.op.kind()).collect();
+        assert!(
+            ["mkdir", "rmdir", "rename", "chmod", "unlink"].iter().all(|kind| theirs.contains(kind)),
+            "{theirs:?}"
+        );
     }
 }

@@ -315,7 +315,7 @@ pub struct Step {
 
 impl Op {
     /// The locations it takes.
-    fn locs(&self) -> Vec<&Loc> {
+    pub fn places(&self) -> Vec<&Loc> {
         match self {
             Op::Link { from, to, .. } | Op::Rename { from, to, .. } => vec![from, to],
             Op::Open { loc, .. }
@@ -354,13 +354,13 @@ impl Op {
             return vec![*dir];
         }
         let slot = |loc: &&Loc| if let Base::Dir(dir) = loc.base { Some(dir) } else { None };
-        self.locs().iter().filter_map(slot).collect()
+        self.places().iter().filter_map(slot).collect()
     }
 
     /// Whether it starts from the working directory.
     pub fn uses_cwd(&self) -> bool {
         // Calls without a directory argument take a path from a slot as one from here.
-        self.locs().iter().any(|loc| loc.base != Base::Root) || matches!(self, Op::Getcwd)
+        self.places().iter().any(|loc| loc.base != Base::Root) || matches!(self, Op::Getcwd)
     }
 
     /// The name of the operation, as the list of allowances spells it.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::compare::actor::{ACTORS, Ask, Helper, Silence};
 use crate::compare::caps::Allowances;
+use crate::compare::elsewhere;
 use crate::compare::op::{Op, Step};
 use crate::compare::outcome::{Difference, Outcome, difference};
 use crate::sys;
@@ -15,6 +16,8 @@ pub struct Setup {
     pub a: PathBuf,
     /// A directory of the reference.
     pub b: PathBuf,
+    /// `a` through another mount, on which [`elsewhere::ACTOR`] works.
+    pub elsewhere: Option<PathBuf>,
     /// Differences that are allowed.
     pub allow: Allowances,
     /// Compare the whole trees after this many steps, and at the end.
@@ -92,6 +95,8 @@ fn remove_tree(dir: i32, name: &std::ffi::CStr) {
 struct Sides {
     // Helpers before trees: they are dropped (killed) first.
     helpers: [Vec<Helper>; 2],
+    /// Whether an actor works on another mount.
+    apart: bool,
     _trees: [Scratch; 2],
 }
 
@@ -100,45 +105,53 @@ impl Sides {
         let run_start = sys::wall_clock().0 - 2;
         let trees = [Scratch::new(&setup.a)?, Scratch::new(&setup.b)?];
         let mut helpers = [Vec::new(), Vec::new()];
-        for (tree, helpers) in trees.iter().zip(&mut helpers) {
-            for actor in ACTORS {
-                helpers.push(Helper::start(&tree.path, actor, steps, run_start)?);
+        // On the second mount the tree of A has the same name.
+        let apart = setup.elsewhere.as_ref().and_then(|dir| Some(dir.join(trees[0].path.file_name()?)));
+        for (side, (tree, helpers)) in trees.iter().zip(&mut helpers).enumerate() {
+            for (number, actor) in ACTORS.iter().enumerate() {
+                let path = match &apart {
+                    Some(apart) if side == 0 && number == usize::from(elsewhere::ACTOR) => apart,
+                    _ => &tree.path,
+                };
+                helpers.push(Helper::start(path, actor, steps, run_start)?);
             }
         }
-        Ok(Self { helpers, _trees: trees })
+        Ok(Self { helpers, apart: apart.is_some(), _trees: trees })
     }
 
     fn ask(&self, actor: u8, ask: Ask) {
         self.helpers.iter().for_each(|side| side[actor as usize].ask(ask));
     }
 
-    /// The answers of both sides, with process ids turned into actors' names.
+    /// The answers of both sides.
     fn answers(&self, actor: u8) -> Result<[Outcome; 2], Difference> {
-        let mut both = [Outcome::default(), Outcome::default()];
-        for (i, side) in self.helpers.iter().enumerate() {
-            match side[actor as usize].answer() {
-                Ok(mut out) => {
-                    if out.pid != 0 {
-                        let holder = side.iter().position(|h| i64::from(h.pid) == out.pid);
-                        let name = holder.map_or_else(|| out.pid.to_string(), |h| ACTORS[h].name.to_string());
-                        out.field("holder", name);
-                        out.pid = 0;
+        Ok([self.answer(0, actor)?, self.answer(1, actor)?])
+    }
+
+    /// The answer of one side, with a process id turned into an actor's name.
+    fn answer(&self, number: usize, actor: u8) -> Result<Outcome, Difference> {
+        let helpers = &self.helpers[number];
+        match helpers[actor as usize].answer() {
+            Ok(mut out) => {
+                if out.pid != 0 {
+                    let holder = helpers.iter().position(|h| i64::from(h.pid) == out.pid);
+                    let name = holder.map_or_else(|| out.pid.to_string(), |h| ACTORS[h].name.to_string());
+                    out.field("holder", name);
+                    out.pid = 0;
+                }
+                Ok(out)
+            }
+            Err(silence) => {
+                let side = ["A", "B"][number];
+                let (key, text) = match silence {
+                    Silence::Hang => ("hang", format!("{side} does not return")),
+                    Silence::Died(how) => {
+                        ("death", format!("the process making the call on {side} died: {how}"))
                     }
-                    both[i] = out;
-                }
-                Err(silence) => {
-                    let side = ["A", "B"][i];
-                    let (key, text) = match silence {
-                        Silence::Hang => ("hang", format!("{side} does not return")),
-                        Silence::Died(how) => {
-                            ("death", format!("the process making the call on {side} died: {how}"))
-                        }
-                    };
-                    return Err(Difference { key: format!("{key} on {side}"), text });
-                }
+                };
+                Err(Difference { key: format!("{key} on {side}"), text })
             }
         }
-        Ok(both)
     }
 
     fn run(&self, index: usize, step: &Step) -> Result<[Outcome; 2], Difference> {
@@ -154,7 +167,15 @@ impl Sides {
             }
             return Ok(both);
         }
-        self.answers(step.actor)
+        let [mut a, b] = self.answers(step.actor)?;
+        if self.apart && elsewhere::is_repeated(step, &a) {
+            self.helpers[0][step.actor as usize].ask(Ask::Again(index as u32));
+            a = self.answer(0, step.actor)?;
+        }
+        if self.apart && step.actor == elsewhere::ACTOR {
+            std::thread::sleep(elsewhere::TICKS);
+        }
+        Ok([a, b])
     }
 
     fn walk(&self) -> Option<Difference> {
@@ -179,6 +200,10 @@ pub fn run(setup: &Setup, steps: &[Step]) -> Result<(Option<Finding>, Tally), St
         tally.steps += 1;
         if b.ret < 0 {
             tally.failed.push(i);
+        }
+        if setup.elsewhere.is_some() {
+            elsewhere::blur(step, &mut a);
+            elsewhere::blur(step, &mut b);
         }
         let kind = step.op.kind();
         if setup.allow.times_free(kind) {
