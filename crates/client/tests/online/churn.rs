@@ -190,8 +190,15 @@ pub fn churn(store: Arc<dyn BlockStore>, steps: u64) {
     assert_eq!(done.failed, 0);
     volume.fs.shutdown().unwrap();
     assert_eq!(errors(&volume, scratch.path()), [""; 0]);
-    std::thread::sleep(std::time::Duration::from_millis(1100));
-    volume.fs.reap().unwrap();
-    let left = collect(&volume, 0);
+    // What was deleted last is reaped when its time of grace is over.
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let left = loop {
+        volume.fs.reap().unwrap();
+        let left = collect(&volume, 0);
+        if left.scheduled == 0 || std::time::Instant::now() > until {
+            break left;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    };
     assert_eq!((left.leaked, left.objects), (0, left.referenced), "{left:?}: what is stored is in use");
 }
