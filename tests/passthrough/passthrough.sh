@@ -130,10 +130,10 @@ check "damaged copies and directories copied from elsewhere" damaged
 off() {
     leave
     mount_volume "$volume" "$mnt" --cache-dir "$cache" --passthrough off || return 1
-    why_off "$mnt" | grep -q 'passthrough off' || return 1
+    grep -q 'passthrough off' <<<"$(why_off "$mnt")" || return 1
     leave
     mount_volume "$volume" "$mnt" || return 1
-    why_off "$mnt" | grep -q -- '--cache-dir'
+    grep -q -- '--cache-dir' <<<"$(why_off "$mnt")"
 }
 check "off, and why" off
 

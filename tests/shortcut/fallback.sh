@@ -22,7 +22,8 @@ says_why() {
     [ "$(status_field "$dir" shortcut)" = False ] || { echo "it has the shortcut" && return 1; }
     why=$(status_field "$dir" shortcut_why)
     echo "why: $why"
-    grep -qiE -- "$pattern" <<<"$why" && grep -qF -- "$why" "$volume/mount.log" && "$KESTREL" status "$dir" | grep -qF -- "$why"
+    grep -qiE -- "$pattern" <<<"$why" && grep -qF -- "$why" "$volume/mount.log" &&
+        grep -qF -- "$why" <<<"$("$KESTREL" status "$dir")"
 }
 
 # plain TEXT PATTERN COMMAND…: mounts with the command before `kestrel mount`, and looks.

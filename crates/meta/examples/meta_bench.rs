@@ -198,7 +198,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let place = Place::new(1, Name::new(format!("dir{dir:06}").as_bytes())?);
         let request = Request { creds: Creds::root(), op: Op::MkDir(place, 0o755) };
         match bench.node.call(request) {
-            Ok(Answer::Inode(inode)) => bench.dirs.push(inode.ino),
+            Ok(Answer::Entry { inode, .. }) => bench.dirs.push(inode.ino),
             other => return Err(format!("mkdir: {other:?}").into()),
         }
     }
@@ -214,7 +214,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut inodes = vec![0; files as usize];
     for file in 0..files {
         let op = Op::Lookup(bench.place(file));
-        if let Ok(Answer::Inode(inode)) = bench.node.call(Request { creds: Creds::root(), op }) {
+        if let Ok(Answer::Entry { inode, .. }) = bench.node.call(Request { creds: Creds::root(), op }) {
             inodes[file as usize] = inode.ino;
         }
     }
