@@ -289,8 +289,8 @@ impl Disk {
 
     /// Notes that bytes were written.
     pub fn note_written(&self, bytes: u64) {
-        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let written = self.written.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let used = self.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if used > self.bytes_max || written > self.sweep_every() {
             self.wish_sweep();
         }

@@ -104,7 +104,7 @@ impl Core {
             }
             other => other?,
         });
-        let is_new = file.metadata()?.len() == 0;
+        let was_empty = file.metadata()?.len() == 0;
         crash::point("cache.fill.before-write");
         let owner = self.owner(object.id);
         for run in runs(pages.iter().copied(), 0) {
@@ -133,12 +133,7 @@ impl Core {
         disk.note_written(bytes);
         let mut state = object.state.lock();
         state.bind(disk.index);
-        if is_new {
-            state.attach_new(file, self.now());
-        } else if state.file.is_none() {
-            state.attach(file);
-        }
-        pages.iter().for_each(|page| state.on_disk.insert(*page));
+        state.wrote(file, was_empty, &pages, self.now())?;
         drop(state);
         self.table.opened(object);
         Ok(true)

@@ -67,6 +67,7 @@ impl Core {
         let state = object.state.lock();
         let is_known = state.file.is_some()
             && (state.is_look_recent(now) || wanted.iter().all(|page| state.on_disk.contains(*page)));
+        let writes = state.writes;
         drop(state);
         if is_known {
             return Ok(());
@@ -80,19 +81,11 @@ impl Core {
             other => other?,
         };
         let Some(file) = opened.map(Arc::new) else {
-            let mut state = object.state.lock();
-            state.forget_file();
-            state.looked = Some(now);
+            object.state.lock().looked_in_vain(writes, now);
             return Ok(());
         };
         let (data, len) = (sys::data_ranges(&file)?, file.metadata()?.len());
-        let mut state = object.state.lock();
-        match &state.file {
-            Some(known) if is_same(known, &file)? => {}
-            _ => state.attach(file),
-        }
-        state.looked_at(&data, len, now);
-        drop(state);
+        object.state.lock().looked_at(file, (&data, len), writes, now)?;
         self.table.opened(object);
         Ok(())
     }
@@ -112,11 +105,4 @@ impl Core {
             }
         }
     }
-}
-
-/// Whether two descriptors are of one file.
-fn is_same(one: &std::fs::File, other: &std::fs::File) -> io::Result<bool> {
-    use std::os::unix::fs::MetadataExt;
-    let (one, other) = (one.metadata()?, other.metadata()?);
-    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
 }

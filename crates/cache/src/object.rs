@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,6 +60,8 @@ pub(crate) struct ObjectState {
     pub on_disk: PageSet,
     /// When the cache file was looked for last; none: never.
     pub looked: Option<Nanos>,
+    /// How often this process wrote to the cache file: what was found by a look during which that happened is out of date.
+    pub writes: u64,
     pub seats: Seats,
     /// Pages that were asked for.
     used: PageSet,
@@ -110,16 +113,63 @@ impl ObjectState {
     }
 
     /// Takes over a cache file that was made just now.
-    pub fn attach_new(&mut self, file: Arc<File>, now: Nanos) {
+    fn attach_new(&mut self, file: Arc<File>, now: Nanos) {
         (self.born, self.touched, self.is_inherited, self.is_reused) = (now, now, false, false);
         self.looked = Some(now);
         self.on_disk.clear();
         self.file = Some(file);
     }
 
-    /// Notes which parts of the file have data.
-    pub fn looked_at(&mut self, data: &[Range<u64>], file_len: u64, now: Nanos) {
-        self.on_disk.clear();
+    /// Notes that `pages` were written to the cache file, which was empty before if it `was_empty`. Several threads may write one
+    /// object's pages at a time, and all of them may have found it so.
+    ///
+    /// # Errors
+    /// If the file cannot be told from the one known; nothing is noted.
+    pub fn wrote(&mut self, file: Arc<File>, was_empty: bool, pages: &[u32], now: Nanos) -> io::Result<()> {
+        match &self.file {
+            Some(known) if is_same(known, &file)? => {}
+            _ if was_empty => self.attach_new(file, now),
+            // It was evicted, and made again by another process.
+            Some(_) => {
+                self.forget_file();
+                self.attach(file);
+            }
+            None => self.attach(file),
+        }
+        self.writes += 1;
+        pages.iter().for_each(|page| self.on_disk.insert(*page));
+        Ok(())
+    }
+
+    /// Notes that there was no cache file at `now`, when `writes` was that.
+    pub fn looked_in_vain(&mut self, writes: u64, now: Nanos) {
+        if self.writes == writes {
+            self.forget_file();
+            self.looked = Some(now);
+        }
+    }
+
+    /// Notes which parts of a cache file `file_len` bytes long had data at `now`, when `writes` was that.
+    ///
+    /// # Errors
+    /// If the file cannot be told from the one known; nothing is noted.
+    pub fn looked_at(
+        &mut self,
+        file: Arc<File>,
+        (data, file_len): (&[Range<u64>], u64),
+        writes: u64,
+        now: Nanos,
+    ) -> io::Result<()> {
+        let is_current = self.writes == writes;
+        match &self.file {
+            Some(known) if is_same(known, &file)? => {}
+            // The one that was written to meanwhile took its place.
+            Some(_) if !is_current => return Ok(()),
+            _ => self.attach(file),
+        }
+        if is_current {
+            self.on_disk.clear();
+        }
         self.looked = Some(now);
         for range in data {
             // A page is here if its whole slot has data; the object's last one may be short, with a hole behind it.
@@ -131,6 +181,7 @@ impl ObjectState {
                 self.on_disk.insert((file_len / page::SLOT_BYTES - 1) as u32);
             }
         }
+        Ok(())
     }
 
     /// Whether what is known of the cache file is recent enough to believe that a page is not there.
@@ -171,6 +222,12 @@ impl ObjectState {
         self.is_reused |= is_new;
         (ahead_bytes, Some(Touch { file, is_reused: is_new }))
     }
+}
+
+/// Whether two descriptors are of one file.
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
 #[derive(Default)]
@@ -309,12 +366,56 @@ mod tests {
         let slot = page::SLOT_BYTES;
         // Slots 0 and 1 with the block behind them, then a short last page in slot 9: its data, and its trailer.
         let blocks = [0..2 * slot + 4000, 9 * slot - 100..9 * slot + 3000, 10 * slot - 50..10 * slot];
-        state.looked_at(&blocks, 10 * slot, 7);
-        let found: Vec<u32> = (0..20).filter(|page| state.on_disk.contains(*page)).collect();
-        assert_eq!(found, [0, 1, 9]);
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        state.looked_at(file, (&blocks, 10 * slot), 0, 7).unwrap();
+        assert_eq!(pages_of(&state), [0, 1, 9]);
         assert!(
             state.is_look_recent(7) && !state.is_look_recent(7 + LOOK_AGE_MAX) && !state.is_look_recent(6)
         );
+    }
+
+    fn pages_of(state: &ObjectState) -> Vec<u32> {
+        (0..20).filter(|page| state.on_disk.contains(*page)).collect()
+    }
+
+    #[test]
+    fn who_writes_at_the_same_time_forgets_nothing_of_the_others() {
+        let mut state = ObjectState::default();
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        // Both found the file empty.
+        state.wrote(Arc::clone(&file), true, &[0, 1], 5).unwrap();
+        state.wrote(Arc::new(file.try_clone().unwrap()), true, &[7], 6).unwrap();
+        assert_eq!(pages_of(&state), [0, 1, 7]);
+        // Evicted, and made again: by another process, by this one.
+        state.wrote(Arc::new(tempfile::tempfile().unwrap()), false, &[3], 7).unwrap();
+        assert_eq!(pages_of(&state), [3]);
+        state.wrote(Arc::new(tempfile::tempfile().unwrap()), true, &[4], 8).unwrap();
+        assert_eq!(pages_of(&state), [4]);
+    }
+
+    #[test]
+    fn a_look_does_not_take_back_what_was_written_meanwhile() {
+        let slot = page::SLOT_BYTES;
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let mut state = ObjectState::default();
+        let writes = state.writes;
+        state.wrote(Arc::clone(&file), true, &[2], 5).unwrap();
+        state.looked_in_vain(writes, 6);
+        assert_eq!(pages_of(&state), [2]);
+        // Another process has put page 0 there.
+        let first = 0..slot;
+        state.looked_at(Arc::clone(&file), (std::slice::from_ref(&first), 3 * slot), writes, 6).unwrap();
+        assert_eq!(pages_of(&state), [0, 2]);
+        // An old file, which was replaced while it was looked at.
+        let old = Arc::new(tempfile::tempfile().unwrap());
+        state.looked_at(old, (&[], 0), writes, 7).unwrap();
+        assert_eq!(pages_of(&state), [0, 2]);
+        assert!(is_same(state.file.as_ref().unwrap(), &file).unwrap());
+        // Nothing was written since.
+        state.looked_at(file, (std::slice::from_ref(&first), 3 * slot), state.writes, 8).unwrap();
+        assert_eq!(pages_of(&state), [0]);
+        state.looked_in_vain(state.writes, 9);
+        assert_eq!(pages_of(&state), [0; 0]);
     }
 
     #[test]

@@ -97,8 +97,9 @@ impl Disk {
                 swept.removed.push(*object);
             }
         }
-        self.used.store(used, Ordering::Relaxed);
-        self.written.fetch_sub(written, Ordering::Relaxed);
+        // What was written meanwhile may have been found or not: counted twice until the next look is better than not at all.
+        let meanwhile = self.written.fetch_sub(written, Ordering::Relaxed) - written;
+        self.used.store(used + meanwhile, Ordering::Relaxed);
         Ok(Some(swept))
     }
 
