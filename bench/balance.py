@@ -16,8 +16,8 @@ import resource
 import subprocess
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-KESTREL = os.environ.get("KESTREL", f"{ROOT}/target/release/kestrel")
+from common import KESTREL, ROOT
+
 TOOLS = os.environ.get("KESTREL_TOOLS", os.path.expanduser("~/.cache/kestrel-tools"))
 # What apt-file tells apt-get to fetch besides the lists of packages.
 CONTENTS = {

@@ -20,16 +20,12 @@ one; requests per operation and ratios within a run repeat.
 import argparse
 import json
 import os
-import re
-import shutil
 import statistics
-import subprocess
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TARGET = os.environ.get("CARGO_TARGET_DIR", f"{ROOT}/target")
-KESTREL = os.environ.get("KESTREL", f"{TARGET}/release/kestrel")
-EXAMPLES = os.environ.get("KESTREL_EXAMPLES", f"{TARGET}/release/examples")
+import common
+from common import EXAMPLES, KESTREL, ROOT, run, take_away
+
 BURSTS = (1, 10, 100, 1000)
 
 # (way, operation, calls in flight, operations a second at least)
@@ -43,27 +39,12 @@ REQUESTS = {"stat": 1, "create": 1, "open": 1, "unlink": 1, "mkdir": 1}
 SHARED_BAR = 0.95
 
 
-def run(*command):
-    done = subprocess.run([str(word) for word in command], text=True, capture_output=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
 def lines(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-class Server:
-    """A volume of its own, served."""
-
-    def __init__(self, scratch, durability):
-        self.dir = tempfile.mkdtemp(dir=scratch)
-        self.volume = f"{self.dir}/volume"
-        run(KESTREL, "format", self.volume, "--durability", durability)
-        said = run(KESTREL, "serve", self.volume, "--listen", "127.0.0.1:0")
-        self.url = re.search(r"kestrel://\S+", said).group()
-        self.address, self.name = self.url.removeprefix("kestrel://").split("/")
+class Server(common.Server):
+    """The same, with its processor time."""
 
     def cpu_seconds(self):
         """User and system time of the server so far."""
@@ -71,10 +52,6 @@ class Server:
         with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
             words = stat.read().rsplit(")", 1)[1].split()
         return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-    def stop(self):
-        run(KESTREL, "serve", self.volume, "--stop")
-        shutil.rmtree(self.dir)
 
 
 class Bench:
@@ -91,7 +68,7 @@ class Bench:
                 self.add(f"echo, {row['way']}", "echo", row["in_flight"], per_s=row["requests_per_s"])
 
     def netload(self, way, durability, directories, depths):
-        server = Server(self.options.scratch, durability)
+        server = Server(self.options.scratch, "--durability", durability)
         before = server.cpu_seconds()
         words = (server.address, server.name, self.options.seconds, directories, depths)
         for row in lines(run(f"{EXAMPLES}/netload", *words)):
@@ -125,7 +102,7 @@ class Bench:
 
     def mount(self):
         for durability in ("commit", "fsync"):
-            server = Server(self.options.scratch, durability)
+            server = Server(self.options.scratch, "--durability", durability)
             embedded = f"{server.dir}/embedded"
             run(KESTREL, "format", embedded, "--durability", durability)
             points = {}
@@ -228,25 +205,12 @@ def main():
                 print(f"round {number + 1} of {options.rounds}: {part}", flush=True)
                 getattr(bench, part)()
     finally:
-        for line in open("/proc/self/mountinfo", encoding="utf-8"):
-            point = line.split()[4]
-            if point.startswith(options.scratch):
-                subprocess.run([KESTREL, "umount", "--force", point], capture_output=True)
-        for entry in os.listdir(options.scratch):
-            subprocess.run([KESTREL, "serve", f"{options.scratch}/{entry}/volume", "--stop"], capture_output=True)
-        shutil.rmtree(options.scratch, ignore_errors=True)
+        take_away(options.scratch)
     rows = medians(bench.rows)
     for row in rows:
         rest = ", ".join(f"{name} {value:,.10g}" for name, value in row.items() if name not in ("way", "operation", "in_flight"))
         print(f"{row['way']:<30} {row['operation']:<12} {row['in_flight']:>5}  {rest}")
-    judged = bars(bench)
-    for text, met in judged:
-        print(f"{'ok  ' if met else 'MISS'} {text}")
-    report = {"cores": os.cpu_count(), "rows": rows, "bars": [{"what": text, "met": met} for text, met in judged]}
-    with open(f"{options.out}/cluster.json", "w", encoding="utf-8") as file:
-        json.dump(report, file, indent=1)
-    plot(f"{options.out}/cluster.svg", rows)
-    print(f"\n{options.out}/cluster.json, {options.out}/cluster.svg")
+    common.conclude(f"{options.out}/cluster", rows, bars(bench), plot)
 
 
 if __name__ == "__main__":

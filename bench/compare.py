@@ -20,8 +20,8 @@ import subprocess
 import tempfile
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-KESTREL = os.environ.get("KESTREL", f"{ROOT}/target/release/kestrel")
+from common import KESTREL, ROOT, run
+
 
 # A bar on a ratio: (phase, operation, measured system, limit system, operation at the limit, at least)
 RATIO_BARS = [
@@ -45,13 +45,6 @@ CPU_BARS = [
     ("small 64K", "write+close", 300),
     ("small 64K", "read (cold)", 250),
 ]
-
-
-def run(*command):
-    done = subprocess.run(command, text=True, capture_output=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 class Kestrel:

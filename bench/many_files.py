@@ -18,8 +18,8 @@ import subprocess
 import tempfile
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-KESTREL = os.environ.get("KESTREL", f"{ROOT}/target/release/kestrel")
+from common import KESTREL, ROOT, run
+
 PROCESSES = 4
 DIRECTORY_FILES = 100_000
 PARTS = 20
@@ -31,13 +31,6 @@ BARS = {
     "remount after kill -9, s": ("<=", 30),
     "disk per file, bytes": ("<=", 200),
 }
-
-
-def run(*command):
-    done = subprocess.run(command, text=True, capture_output=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def create(top, first, count):

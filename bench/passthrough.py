@@ -21,18 +21,11 @@ import subprocess
 import tempfile
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-KESTREL = os.environ.get("KESTREL", f"{ROOT}/target/release/kestrel")
+from common import KESTREL, ROOT, run
+
 MIB = 1 << 20
 BAR = 0.95
 WHO = ("local", "pass-through", "off")
-
-
-def run(*command):
-    done = subprocess.run(command, text=True, capture_output=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def by_read(path):

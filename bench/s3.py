@@ -20,25 +20,17 @@ import sys
 import tempfile
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from common import JUDGES, KESTREL, ROOT, run
+
 sys.path.insert(0, f"{ROOT}/tests/s3")
 import s3  # noqa: E402  the tests' own S3 client
 
-BIN = os.environ.get("KESTREL_JUDGES", f"{ROOT}/target/release")
-KESTREL = os.environ.get("KESTREL", f"{BIN}/kestrel")
 TOOLS = os.environ.get("KESTREL_TOOLS", os.path.expanduser("~/.cache/kestrel-tools"))
 SMALL = 102_400
 THREADS = 64
 LOCAL_DISK = "local: files/s, 64 threads, from the disk"
 LOCAL_MEMORY = "local: files/s, 64 threads, from the page cache"
 MIB = 1 << 20
-
-
-def run(*command, **options):
-    done = subprocess.run([str(word) for word in command], text=True, capture_output=True, **options)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def size_of(text):
@@ -72,7 +64,7 @@ class Store:
         self.gateway = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_for("versitygw", lambda: os.path.exists(socket))
         self.proxy = subprocess.Popen(
-            [f"{BIN}/kestrel-s3proxy", "serve", "--store", f"unix:{socket}"], stdout=subprocess.PIPE, text=True
+            [f"{JUDGES}/kestrel-s3proxy", "serve", "--store", f"unix:{socket}"], stdout=subprocess.PIPE, text=True
         )
         _, address, _, self.control = self.proxy.stdout.readline().split()
         self.endpoint = f"http://{address}"
@@ -82,11 +74,11 @@ class Store:
         return f"s3://bench/{prefix}?endpoint={self.endpoint}&region=us-east-1&path-style=true"
 
     def latency(self, ms):
-        run(f"{BIN}/kestrel-s3proxy", "rules", "--control", self.control, "--set", f"latency:ms={ms}" if ms else "")
+        run(f"{JUDGES}/kestrel-s3proxy", "rules", "--control", self.control, "--set", f"latency:ms={ms}" if ms else "")
 
     def counts(self):
         """What was counted since the last call."""
-        return json.loads(run(f"{BIN}/kestrel-s3proxy", "counts", "--control", self.control, "--reset"))
+        return json.loads(run(f"{JUDGES}/kestrel-s3proxy", "counts", "--control", self.control, "--reset"))
 
     def close(self):
         for process in (self.proxy, self.gateway):
@@ -126,7 +118,7 @@ class Volume:
 
 def smallfiles(verb, directory, files, *options):
     return json.loads(
-        run(f"{BIN}/kestrel-smallfiles", verb, "--dir", directory, "--files", files, "--size", SMALL, "--threads", THREADS, *options)
+        run(f"{JUDGES}/kestrel-smallfiles", verb, "--dir", directory, "--files", files, "--size", SMALL, "--threads", THREADS, *options)
     )
 
 
@@ -302,7 +294,7 @@ def gc(options, store, scratch, report):
     """gc and fsck of many files."""
     volume = Volume(store, scratch, "many")
     volume.mount()
-    command = [f"{BIN}/kestrel-smallfiles", "write", "--dir", f"{volume.mnt}/d", "--files", options.gc_files, "--size", 5000, "--threads", 64]
+    command = [f"{JUDGES}/kestrel-smallfiles", "write", "--dir", f"{volume.mnt}/d", "--files", options.gc_files, "--size", 5000, "--threads", 64]
     made = json.loads(run(*command))
     report.tell(f"{options.gc_files:,} files of 5 kB written", made["files_per_second"], "files/s")
     for where in ("mounted", "unmounted"):

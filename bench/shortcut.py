@@ -32,11 +32,9 @@ import subprocess
 import tempfile
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TARGET = os.environ.get("CARGO_TARGET_DIR", f"{ROOT}/target")
-KESTREL = os.environ.get("KESTREL", f"{TARGET}/release/kestrel")
-JUDGES = os.environ.get("KESTREL_JUDGES", f"{TARGET}/release")
-EXAMPLES = os.environ.get("KESTREL_EXAMPLES", f"{TARGET}/release/examples")
+import common
+from common import EXAMPLES, JUDGES, KESTREL, ROOT, run, take_away
+
 SWITCH = "/sys/module/fuse/parameters/enable_uring"
 DEPTHS = (1, 4, 8)
 # Requests of a cold call in shortcut mode, at any depth (mount.md §2).
@@ -52,13 +50,6 @@ MODES = {
 LATER = {"release"}
 # What the walking program gets besides its own memory: names in use cannot be given up, and the kernel charges in batches.
 SLACK = 8 << 20
-
-
-def run(*command, **options):
-    done = subprocess.run([str(word) for word in command], text=True, capture_output=True, **options)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 @contextlib.contextmanager
@@ -78,15 +69,11 @@ def io_uring():
             file.write(saved)
 
 
-class Server:
-    """A volume of its own, served, and mounts of it."""
+class Server(common.Server):
+    """The same, with mounts of it."""
 
     def __init__(self, scratch):
-        self.dir = tempfile.mkdtemp(dir=scratch)
-        self.volume = f"{self.dir}/volume"
-        run(KESTREL, "format", self.volume)
-        self.url = run(KESTREL, "serve", self.volume, "--listen", "127.0.0.1:0").split("kestrel://")[1].split()[0]
-        self.address, self.name = self.url.split("/")
+        super().__init__(scratch)
         self.mounts = []
 
     def mount(self, *options, address=None):
@@ -102,8 +89,7 @@ class Server:
     def stop(self):
         for point in list(self.mounts):
             self.umount(point)
-        run(KESTREL, "serve", self.volume, "--stop")
-        shutil.rmtree(self.dir)
+        super().stop()
 
 
 def status(point):
@@ -483,22 +469,9 @@ def main():
         for part in options.only.split(","):
             getattr(bench, part)()
     finally:
-        for line in open("/proc/self/mountinfo", encoding="utf-8").readlines():
-            point = line.split()[4]
-            if point.startswith(options.scratch):
-                subprocess.run([KESTREL, "umount", "--force", point], capture_output=True)
-        for entry in os.listdir(options.scratch):
-            subprocess.run([KESTREL, "serve", f"{options.scratch}/{entry}/volume", "--stop"], capture_output=True)
-        shutil.rmtree(options.scratch, ignore_errors=True)
+        take_away(options.scratch)
     rows = medians(bench.rows)
-    judged = bars(rows)
-    for text, met in judged:
-        print(f"{'ok  ' if met else 'MISS'} {text}")
-    report = {"cores": os.cpu_count(), "load": os.getloadavg(), "rows": rows, "bars": [{"what": text, "met": met} for text, met in judged]}
-    with open(f"{options.out}/shortcut.json", "w", encoding="utf-8") as file:
-        json.dump(report, file, indent=1)
-    plot(f"{options.out}/shortcut.svg", rows)
-    print(f"\n{options.out}/shortcut.json, {options.out}/shortcut.svg")
+    common.conclude(f"{options.out}/shortcut", rows, bars(rows), plot, load=os.getloadavg())
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ umount_volume() {
     if [ -n "$LOCAL" ]; then umount "$1"; else timeout 120 "$KESTREL" umount "$1" >/dev/null; fi
 }
 
-# volume_pid VOLUME: the process that serves it; nothing if none does.
+# volume_pid PLACE: the process that serves a volume, or a mount; nothing if none does.
 volume_pid() {
     [ -n "$LOCAL" ] && return
     "$KESTREL" status "$1" --json | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' | head -n 1

@@ -1,7 +1,7 @@
 # Servers of one's own for a test script: `kestrel serve` on a free loopback port, mounts of kestrel://… Sourced by lib.sh; used
 # by make_volume, mount_volume, kill_mount and fsck_volume with KESTREL_SERVE=1, so that every script can run on a served volume.
 #
-# Gives start_server, stop_server, kill_server, server_pid, mount_pid, serve_url. SERVE_OPTIONS and MOUNT_OPTIONS are added to
+# Gives start_server, stop_server, kill_server, server_pid, serve_url. SERVE_OPTIONS and MOUNT_OPTIONS are added to
 # what starts them. IN_SERVER and IN_CLIENT go before the commands (network namespaces).
 # shellcheck shell=bash disable=SC2034
 
@@ -39,14 +39,9 @@ start_server() {
     return 1
 }
 
-# server_pid VOLUME: the process that serves it; nothing if none does, or it is just dying.
+# server_pid PLACE: the process that serves a volume, or a mount; nothing if none does, or it is just dying.
 server_pid() {
-    "$KESTREL" status "$1" --json 2>/dev/null | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' | head -n 1 || true
-}
-
-# mount_pid DIR: the process that serves a mount.
-mount_pid() {
-    "$KESTREL" status "$1" --json 2>/dev/null | sed -n 's/.*"pid": *\([0-9][0-9]*\).*/\1/p' | head -n 1 || true
+    volume_pid "$1" 2>/dev/null || true
 }
 
 # kill_pid PID: kill -9; returns when it is gone.
@@ -89,7 +84,7 @@ serve_mount() {
 # serve_kill VOLUME DIR: server and mount, both with kill -9.
 serve_kill() {
     local pid
-    pid=$(mount_pid "$2")
+    pid=$(server_pid "$2")
     kill_server "$1"
     [ -z "$pid" ] || kill_pid "$pid"
 }

@@ -36,7 +36,7 @@ python() {
 
 python "$ROOT/tests/cluster/two.py" "$a" "$b"
 python "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "sh $WORK/kill-server" --start-server "sh $WORK/start-server" \
-    --mount-a-pid "$(mount_pid "$a")" --lease "$lease"
+    --mount-a-pid "$(server_pid "$a")" --lease "$lease"
 # The last test killed the first mount.
 umount -l "$a"
 close_and_check "$volume" "$b"

@@ -71,16 +71,23 @@ impl Core {
         reply: Reply,
         act: impl FnOnce(Place, Name, Reply),
     ) {
-        let name = match Name::new(name.as_bytes()) {
-            Ok(name) => name,
-            // If the directory is not there, that comes first.
-            Err(error) => {
-                return self.numbered(caller, dir, reply, move |_, _, reply| reply.error(error.errno));
-            }
-        };
-        match self.naming.place(dir, name.clone()) {
+        self.named(caller, (dir, name), reply, |name, reply| match self.naming.place(dir, name.clone()) {
             Some(place) => act(place, name, reply),
             None => reply.error(libc::ESTALE),
+        });
+    }
+
+    /// Acts on a name of a directory's, if it can be one. If the directory is not there, that comes first.
+    pub fn named(
+        self: &Arc<Self>,
+        caller: Caller,
+        (dir, name): (u64, &OsStr),
+        reply: Reply,
+        act: impl FnOnce(Name, Reply),
+    ) {
+        match Name::new(name.as_bytes()) {
+            Ok(name) => act(name, reply),
+            Err(error) => self.numbered(caller, dir, reply, move |_, _, reply| reply.error(error.errno)),
         }
     }
 
@@ -111,7 +118,8 @@ impl Core {
         self.fs.find_directory(caller, place, Box::new(found));
     }
 
-    fn saw(&self, node: u64, inode: &Inode) -> InodeId {
+    /// Notes the attributes of a path node's directory; its number.
+    pub fn saw(&self, node: u64, inode: &Inode) -> InodeId {
         if let Some(paths) = self.naming.paths() {
             paths.seen(node, inode);
         }

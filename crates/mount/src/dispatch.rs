@@ -275,7 +275,7 @@ impl FileSystem for Mounted {
                 }
             }
             Operation::Destroy => reply.empty(),
-            // Never asked for: the kernel lists without attributes, and polls regular files itcore.
+            // Never asked for: the kernel lists without attributes, and polls regular files itself.
             _ => reply.error(libc::ENOSYS),
         }
     }

@@ -44,34 +44,34 @@ impl Core {
                 self.fs.lookup(caller, place, self.entry(caller.pid, (dir, name), reply));
             });
         };
-        let name = match Name::new(name.as_bytes()) {
-            Ok(name) => name,
-            // If the directory is not there, that comes first.
-            Err(error) => {
-                return self.numbered(caller, dir, reply, move |_, _, reply| reply.error(error.errno));
-            }
-        };
-        let lookup = Lookup { unique, tid: caller.pid, nodeid: dir };
-        match paths.plan(lookup, &name) {
+        self.named(caller, (dir, name), reply, |name, reply| {
+            let lookup = Lookup { unique, tid: caller.pid, nodeid: dir };
+            let plan = paths.plan(lookup, &name);
+            self.planned(caller, (dir, name), plan, reply);
+        });
+    }
+
+    /// Answers a LOOKUP as planned.
+    fn planned(self: &Arc<Self>, caller: Caller, at: (u64, Name), plan: Plan, reply: Reply) {
+        match plan {
             Plan::Probe(errno) => reply.error(errno),
             Plan::Fake(entry) => reply.entry(&entry),
             Plan::LeaveToCreate => reply.error(libc::ENOENT),
             Plan::Gone => reply.error(libc::ESTALE),
-            Plan::Ask { place, purpose } => self.ask(caller, place, (dir, name), purpose, reply),
+            Plan::Ask { place, purpose } => self.ask(caller, place, at, purpose, reply),
             Plan::Open { place, flags, directory } => {
                 let (core, again) = (self.clone(), place.clone());
                 let answer = move |reply: Reply, found: FsResult<fs::Found>| match found {
                     // A link, which the kernel follows, or what is no directory where one is wanted.
                     Err(error) if error.errno == libc::ELOOP || directory && error.errno == libc::EACCES => {
-                        core.ask(caller, again, (dir, name), Purpose::Look, reply);
+                        core.ask(caller, again, at, Purpose::Look, reply);
                     }
-                    found => core.found(caller, (dir, name), flags, found, reply),
+                    found => core.found(caller, at, flags, found, reply),
                 };
-                let fs = self.fs.clone();
+                let core = self.clone();
                 let undo = move |found| {
                     if let Ok(fs::Found::File(opened)) = found {
-                        fs.forget(opened.inode.ino, 1);
-                        fs.release(opened.handle, Box::new(drop));
+                        core.undo_created(opened);
                     }
                 };
                 let done = self.told(caller.pid, reply, answer, undo);
@@ -197,12 +197,7 @@ impl Core {
         let core = self.clone();
         let reached = move |found: FsResult<fs::Found>| {
             done(match found {
-                Ok(fs::Found::Directory(inode)) => {
-                    if let Some(paths) = core.naming.paths() {
-                        paths.seen(node, &inode);
-                    }
-                    Ok(inode.ino)
-                }
+                Ok(fs::Found::Directory(inode)) => Ok(core.saw(node, &inode)),
                 Ok(fs::Found::File(opened)) => {
                     core.undo_created(opened);
                     Err(core.mistaken(node))
@@ -274,10 +269,9 @@ impl Core {
             Target::At(place) => {
                 let core = self.clone();
                 let found = move |found: FsResult<Inode>| {
-                    if let (Ok(inode), Some(paths)) = (&found, core.naming.paths()) {
-                        paths.seen(node, inode);
-                    }
-                    done(found);
+                    done(found.inspect(|inode| {
+                        core.saw(node, inode);
+                    }));
                 };
                 self.fs.find_directory(caller, place, Box::new(found));
             }

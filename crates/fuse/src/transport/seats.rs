@@ -40,6 +40,9 @@ thread_local! {
 /// Runs `f`, which may wait for long (a disk, another machine), from within
 /// [`FileSystem::handle`](crate::FileSystem::handle), and lets a spare thread serve other requests meanwhile. Costs a
 /// few microseconds; outside of serving threads it just runs `f`.
+///
+/// Also for what starts threads: over io_uring a handler runs on its ring's processors only, which a thread inherits from who
+/// starts it; within `f` it may run on all again.
 pub fn block_in_place<T>(f: impl FnOnce() -> T) -> T {
     let place = PLACE.get();
     if !place.is_null() {

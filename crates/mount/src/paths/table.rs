@@ -104,30 +104,24 @@ impl Table {
         all.filter(|(_, node)| free(node)).map(|(id, _)| *id).take(count).collect()
     }
 
-    /// Where the entry `name` of a node is; `None` if the node is gone.
+    /// Where the entry `name` of a node is: from the nearest inode number on the way up; `None` if that ends at something gone.
     pub fn place(&self, dir: u64, name: Name) -> Option<Place> {
-        let (base, mut dirs) = (self.base(dir)?, Vec::new());
-        let mut at = dir;
-        while let Some(node) = self.unbound(at) {
-            dirs.push(node.name.clone());
-            at = node.parent;
-        }
-        Some(Place { base, dirs: dirs.into_iter().rev().collect(), name })
-    }
-
-    /// The nearest inode number on the way up; `None` if the way ends at something gone.
-    fn base(&self, mut at: u64) -> Option<InodeId> {
-        loop {
+        let (mut at, mut dirs) = (dir, Vec::new());
+        let base = loop {
             if !is_path(at) {
-                return Some(at);
+                break at;
             }
             let node = self.nodes.get(&at)?;
             match node.identity {
-                Some(ino) => return Some(ino),
-                None if node.attached => at = node.parent,
+                Some(ino) => break ino,
+                None if node.attached => {
+                    dirs.push(&node.name);
+                    at = node.parent;
+                }
                 None => return None,
             }
-        }
+        };
+        Some(Place { base, dirs: dirs.into_iter().rev().collect(), name })
     }
 
     /// A path node without an identity.

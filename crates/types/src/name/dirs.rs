@@ -1,6 +1,7 @@
 //! The directories of a place, in one piece of memory: a path that comes from a network is checked and copied once, and is hashed and
 //! compared as a whole.
 
+use std::borrow::Borrow;
 use std::fmt;
 
 use super::{NAME_MAX, Name};
@@ -95,10 +96,10 @@ impl Builder {
     }
 }
 
-impl FromIterator<Name> for Dirs {
-    fn from_iter<I: IntoIterator<Item = Name>>(names: I) -> Self {
+impl<N: Borrow<Name>> FromIterator<N> for Dirs {
+    fn from_iter<I: IntoIterator<Item = N>>(names: I) -> Self {
         let mut dirs = Builder::with_capacity(0);
-        names.into_iter().for_each(|name| dirs.append_checked(name.as_bytes()));
+        names.into_iter().for_each(|name| dirs.append_checked(name.borrow().as_bytes()));
         dirs.build()
     }
 }

@@ -1,0 +1,61 @@
+"""What the benchmarks have in common: where the programs are, how they are run, served volumes, the end of a run."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TARGET = os.environ.get("CARGO_TARGET_DIR", f"{ROOT}/target")
+JUDGES = os.environ.get("KESTREL_JUDGES", f"{TARGET}/release")
+KESTREL = os.environ.get("KESTREL", f"{JUDGES}/kestrel")
+EXAMPLES = os.environ.get("KESTREL_EXAMPLES", f"{TARGET}/release/examples")
+
+
+def run(*command, **options):
+    """Runs a program to its end; what it said. If it fails, so does the benchmark."""
+    done = subprocess.run([str(word) for word in command], text=True, capture_output=True, **options)
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+class Server:
+    """A volume of its own, served."""
+
+    def __init__(self, scratch, *format_options):
+        self.dir = tempfile.mkdtemp(dir=scratch)
+        self.volume = f"{self.dir}/volume"
+        run(KESTREL, "format", self.volume, *format_options)
+        said = run(KESTREL, "serve", self.volume, "--listen", "127.0.0.1:0")
+        self.url = re.search(r"kestrel://\S+", said).group()
+        self.address, self.name = self.url.removeprefix("kestrel://").split("/")
+
+    def stop(self):
+        run(KESTREL, "serve", self.volume, "--stop")
+        shutil.rmtree(self.dir)
+
+
+def take_away(scratch):
+    """Unmounts and ends what an unfinished run has left below `scratch`, and removes that."""
+    with open("/proc/self/mountinfo", encoding="utf-8") as mounts:
+        points = [line.split()[4] for line in mounts]
+    for point in points:
+        if point.startswith(scratch):
+            subprocess.run([KESTREL, "umount", "--force", point], capture_output=True)
+    for entry in os.listdir(scratch):
+        subprocess.run([KESTREL, "serve", f"{scratch}/{entry}/volume", "--stop"], capture_output=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def conclude(path, rows, judged, plot, **more):
+    """Says which bars were met, and writes `path`.json and, by `plot`, `path`.svg."""
+    for text, met in judged:
+        print(f"{'ok  ' if met else 'MISS'} {text}")
+    report = {"cores": os.cpu_count(), **more, "rows": rows, "bars": [{"what": text, "met": met} for text, met in judged]}
+    with open(f"{path}.json", "w", encoding="utf-8") as file:
+        json.dump(report, file, indent=1)
+    plot(f"{path}.svg", rows)
+    print(f"\n{path}.json, {path}.svg")
