@@ -518,6 +518,71 @@ def inode_numbers(d):
     assert os.stat(f"{d}/a").st_ino > first
 
 
+@statement("A7")
+def stat_after_each_call(d):
+    os.chmod(d, 0o755)
+    a, b = f"{d}/a", f"{d}/b"
+    write(a, b"x" * 10_000)
+    os.link(a, b)
+    look = os.open(a, os.O_RDONLY)
+    other = os.open(b, os.O_RDWR)
+    mapped = mmap.mmap(other, 4096)
+
+    def changed(call, fields, *arguments):
+        """What the descriptor's stat says after a call differs from before in these fields, and what a name says is the same."""
+        before = os.fstat(look)
+        # The times of two calls are to differ.
+        time.sleep(0.002)
+        call(*arguments)
+        after = os.fstat(look)
+        found = {field for field in ("mode", "nlink", "uid", "gid", "size", "mtime_ns", "ctime_ns")
+                 if getattr(before, "st_" + field) != getattr(after, "st_" + field)}
+        assert found == set(fields.split()), f"{call.__name__}{arguments}: {found}, wanted {fields}"
+        named = os.stat(b if os.path.exists(b) else a)
+        assert named == after, f"{call.__name__}{arguments}: {named}, by descriptor {after}"
+
+    def map_write():
+        mapped[0:3] = b"abc"
+        mapped.flush()
+
+    for _ in range(2):
+        changed(os.pwrite, "size mtime_ns ctime_ns", other, b"y", os.fstat(look).st_size + 50)
+        changed(os.pwrite, "mtime_ns ctime_ns", other, b"y", 10)
+        changed(map_write, "mtime_ns ctime_ns")
+        changed(os.truncate, "size mtime_ns ctime_ns", b, 7_000)
+        changed(os.ftruncate, "size mtime_ns ctime_ns", other, 8_000)
+        changed(fallocate, "size mtime_ns ctime_ns", other, 0, 0, 20_000)
+        changed(fallocate, "mtime_ns ctime_ns", other, 3, 0, 4096)
+        changed(os.copy_file_range, "size mtime_ns ctime_ns", other, other, 5_000, 0, 30_000)
+        changed(os.chmod, "mode ctime_ns", b, 0o640)
+        changed(os.fchmod, "mode ctime_ns", other, 0o600)
+        changed(os.chown, "uid gid ctime_ns", b, 12, 13)
+        changed(os.fchown, "uid gid ctime_ns", other, 0, 0)
+        changed(os.utime, "mtime_ns ctime_ns", b, (5, 6))
+        changed(os.setxattr, "ctime_ns", b, "user.x", b"1")
+        changed(os.removexattr, "ctime_ns", b, "user.x")
+        changed(os.link, "nlink ctime_ns", b, f"{d}/c")
+        changed(os.rename, "ctime_ns", f"{d}/c", f"{d}/e")
+        write(f"{d}/over", b"")
+        changed(renameat2, "ctime_ns", f"{d}/e", f"{d}/over", 2)
+        changed(os.rename, "nlink ctime_ns", f"{d}/e", f"{d}/over")
+        os.chmod(b, 0o4755)
+        changed(lambda: as_user(65534, 65534, [], lambda: expect_errno(errno.EACCES, open, b, "r+b")), "")
+        os.chmod(b, 0o4777)
+        changed(lambda: as_user(65534, 65534, [], lambda: write(b, b"z", "r+b")), "mode mtime_ns ctime_ns")
+        changed(os.chmod, "mode ctime_ns", b, 0o600)
+        changed(write, "size mtime_ns ctime_ns", b, b"short")
+        changed(os.read, "", look, 100)
+        changed(os.pwrite, "size mtime_ns ctime_ns", other, b"x" * 10_000, 0)
+    changed(os.unlink, "nlink ctime_ns", b)
+    changed(os.rename, "ctime_ns", a, b)
+    os.unlink(b)
+    assert os.fstat(look).st_nlink == 0
+    mapped.close()
+    os.close(look)
+    os.close(other)
+
+
 @statement("L1")
 def locks(d):
     write(f"{d}/f", b"x")

@@ -52,5 +52,40 @@ umount_volume "$WORK/mnt"
 mount_volume "$volume" "$WORK/mnt"
 echo "embedded"
 count run --side "shortcut=$WORK/mnt" --side "local=$WORK/local"
+
+# asked DIR: requests for attributes while 20 files are opened, looked at and read to their end, slowly.
+asked() {
+    python3 - "$KESTREL" "$1" <<'END'
+import json, os, subprocess, sys, time
+
+kestrel, mount = sys.argv[1:]
+
+
+def requests():
+    stats = json.loads(subprocess.run([kestrel, "stats", mount, "--once", "--json"], check=True, capture_output=True).stdout)
+    return sum(row["requests"] for row in stats["metadata_requests"] if row["kind"] == "getattr")
+
+
+for number in range(20):
+    with open(f"{mount}/asked{number}", "wb") as file:
+        file.write(b"x" * 5000)
+before = requests()
+for number in range(20):
+    handle = os.open(f"{mount}/asked{number}", os.O_RDONLY)
+    # Longer than some ticks of the kernel's clock.
+    time.sleep(0.03)
+    assert os.fstat(handle).st_size == 5000
+    assert os.read(handle, 8192) == b"x" * 5000 and os.read(handle, 8192) == b""
+    os.close(handle)
+print(requests() - before)
+END
+}
+embedded_asks() {
+    [ "$(asked "$WORK/mnt")" = "$1" ]
+}
+check "attributes that only this kernel changes are not asked for again" embedded_asks 0
 close_and_check "$volume" "$WORK/mnt"
+mount_volume "$volume" "$WORK/mnt" --attr-timeout 0
+check "but where that is wanted, for each stat and each read" embedded_asks 60
+umount_volume "$WORK/mnt"
 summary

@@ -53,8 +53,9 @@ pub fn attr(inode: &Inode) -> fuse::Attr {
     }
 }
 
-pub fn statx(inode: &Inode) -> fuse::Statx {
-    fuse::Statx { attr: attr(inode), btime: Some(timestamp(inode.btime)), ..fuse::Statx::default() }
+pub fn statx(inode: &Inode, attr_ttl: Duration) -> fuse::Statx {
+    let btime = Some(timestamp(inode.btime));
+    fuse::Statx { attr: attr(inode), btime, attr_ttl, ..fuse::Statx::default() }
 }
 
 /// An entry as the kernel shall know it. Inode numbers are never reused, so the generation is constant.

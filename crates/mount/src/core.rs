@@ -231,8 +231,10 @@ impl Core {
     }
 
     pub fn attr(&self, pid: u32, reply: Reply) -> Done<Inode> {
-        let ttl = self.trust.attr;
-        self.asked(pid, reply, move |reply, inode| reply.attr(&convert::attr(&inode), ttl))
+        let trust = self.trust;
+        self.asked(pid, reply, move |reply, inode| {
+            reply.attr(&convert::attr(&inode), trust.attributes(&inode))
+        })
     }
 
     /// Tells of a file that was created, or found, and opened at a name; `None`: it has none.

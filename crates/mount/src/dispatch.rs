@@ -47,9 +47,9 @@ impl FileSystem for Mounted {
                 let handle = set.fh.and_then(|fh| core.files.get(fh));
                 let set = convert::setattr(&set, handle.is_some_and(|handle| handle.writable()));
                 core.numbered(caller, node, reply, move |core, ino, reply| {
-                    let ttl = core.trust.attr;
+                    let trust = core.trust;
                     let done = core.patient(pid, reply, move |reply, inode: Inode| {
-                        reply.attr(&convert::attr(&inode), ttl);
+                        reply.attr(&convert::attr(&inode), trust.attributes(&inode));
                     });
                     let done = match set.size {
                         Some(_) => core.following(ino, |inode: &Inode| Change::Size(inode.size), done),
@@ -59,7 +59,10 @@ impl FileSystem for Mounted {
                 });
             }
             Operation::Statx { .. } => {
-                let done = core.asked(pid, reply, |reply, inode: Inode| reply.statx(&convert::statx(&inode)));
+                let trust = core.trust;
+                let done = core.asked(pid, reply, move |reply, inode: Inode| {
+                    reply.statx(&convert::statx(&inode, trust.attributes(&inode)));
+                });
                 core.inode(caller, node, done);
             }
             Operation::Access { mask } => core.access(caller, node, mask, reply),

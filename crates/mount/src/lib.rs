@@ -33,6 +33,10 @@ pub use crate::paths::Figures;
 /// For tests: an environment variable. `fentry`: the kernel has no tracepoint; `none`: it has nothing to offer.
 const PRETENDED: &str = "KESTREL_WALK_HINTS";
 
+/// How long the kernel may trust attributes of files that it alone changes: it forgets them itself when it does. Long enough for a
+/// program that opens, looks at and reads a file while many others do, short enough that a mistake in this heals.
+pub const OWN_FILES_TTL: Duration = Duration::from_secs(1);
+
 /// How a volume is mounted.
 #[derive(Debug, Clone, Default)]
 pub struct MountConfig {
@@ -40,9 +44,10 @@ pub struct MountConfig {
     pub options: fuse::MountOptions,
     /// Options of the FUSE session: workers, sizes, features.
     pub session: fuse::Config,
-    /// How long the kernel may trust attributes. Zero by default: then every stat sees what any client did before it (with the
-    /// shortcut: before it, or in the tick of the kernel's clock in which it came).
-    pub attr_ttl: Duration,
+    /// How long the kernel may trust attributes. Zero: then every stat sees what any client did before it (with the shortcut:
+    /// before it, or in the tick of the kernel's clock in which it came). `None`: zero, but for files of a volume that only this
+    /// mount changes, which the kernel knows all about; those [`OWN_FILES_TTL`].
+    pub attr_ttl: Option<Duration>,
     /// How long the kernel may trust names; with the shortcut, names of files. Zero by default.
     pub entry_ttl: Duration,
     /// Whether walks take the shortcut.
@@ -109,7 +114,13 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
         ShortcutConfig::Auto { names } => names,
         ShortcutConfig::Off => Duration::ZERO,
     };
-    let trust = Trust { attr: config.attr_ttl, entry: config.entry_ttl, names };
+    let unsaid = if fs.has_locks() { Duration::ZERO } else { OWN_FILES_TTL };
+    let trust = Trust {
+        dirs: config.attr_ttl.unwrap_or_default(),
+        files: config.attr_ttl.unwrap_or(unsaid),
+        entry: config.entry_ttl,
+        names,
+    };
     let paths = hints.as_ref().map(|hints| Paths::new(fs.clone(), hints.clone(), trust));
     let naming = paths.clone().map_or(Naming::Numbers, Naming::Paths);
     session.features.passthrough = matches!(config.passthrough, PassthroughConfig::Auto(_));

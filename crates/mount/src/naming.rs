@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kestrel_client::fs::Fs;
 use kestrel_fuse::Entry;
-use kestrel_types::inode::Inode;
+use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{Name, Place};
 
 use crate::convert;
@@ -14,12 +14,21 @@ use crate::paths::{Paths, Target};
 /// How long the kernel may trust what it is told.
 #[derive(Debug, Clone, Copy)]
 pub struct Trust {
-    /// Attributes.
-    pub attr: Duration,
+    /// Attributes of directories.
+    pub dirs: Duration,
+    /// Attributes of everything else.
+    pub files: Duration,
     /// Names of files; without the shortcut of directories too.
     pub entry: Duration,
     /// With the shortcut: names of directories, after they were last proved.
     pub names: Duration,
+}
+
+impl Trust {
+    /// How long the kernel may trust the attributes of an inode.
+    pub fn attributes(&self, inode: &Inode) -> Duration {
+        if inode.kind == Kind::Dir { self.dirs } else { self.files }
+    }
 }
 
 /// What node ids stand for.
@@ -59,7 +68,7 @@ impl Naming {
     /// The answer that tells the kernel of an inode found or made at a name.
     pub fn entry(&self, at: Option<(u64, &Name)>, inode: &Inode, trust: &Trust) -> Entry {
         match self {
-            Self::Numbers => convert::entry(inode, trust.attr, trust.entry),
+            Self::Numbers => convert::entry(inode, trust.attributes(inode), trust.entry),
             Self::Paths(paths) => paths.entry(at, inode),
         }
     }

@@ -147,7 +147,7 @@ impl Paths {
     /// The entry that tells the kernel of an inode found or made at a name, of which `fs` was told that the kernel will know it
     /// by number. It counts as a lookup.
     pub fn entry(&self, at: Option<(u64, &Name)>, inode: &Inode) -> Entry {
-        let attr_ttl = self.trust.attr.max(MOMENT);
+        let attr_ttl = self.trust.files.max(MOMENT);
         let Some((dir, name)) = at else { return convert::entry(inode, attr_ttl, self.trust.entry) };
         self.passed(dir);
         if inode.kind != Kind::Dir {
@@ -169,7 +169,7 @@ impl Paths {
         self.links.remove(dir, name);
         self.files.remove(dir, name);
         // Attributes may only be kept where the next walk asks for the name again: there may be another directory then.
-        let mut entry = convert::entry(inode, self.trust.attr.max(MOMENT), Duration::ZERO);
+        let mut entry = convert::entry(inode, self.trust.dirs.max(MOMENT), Duration::ZERO);
         let long = {
             let mut table = self.table.write();
             entry.nodeid = table.enter(dir, name, Some(inode.ino));
@@ -177,7 +177,7 @@ impl Paths {
             table.seen(entry.nodeid, &entry.attr);
             if table.is_bound(inode.ino) {
                 // The kernel may know it by another node too, and change it there.
-                entry.attr_ttl = self.trust.attr;
+                entry.attr_ttl = self.trust.dirs;
             }
             table.is_long(entry.nodeid)
         };

@@ -77,9 +77,9 @@ pub struct MountArgs {
     /// Over what the kernel's requests come: uring, device (/dev/fuse), or auto: uring where root has switched it on
     #[arg(long, default_value_t, value_name = "auto|uring|device")]
     pub transport: TransportChoice,
-    /// How long the kernel may trust attributes; 0 as for several clients
-    #[arg(long, value_parser = duration_arg, value_name = "TIME", default_value = "0")]
-    pub attr_timeout: Duration,
+    /// How long the kernel may trust attributes [default: 0; of files that only this mount can change, 1s]
+    #[arg(long, value_parser = duration_arg, value_name = "TIME")]
+    pub attr_timeout: Option<Duration>,
     /// How long the kernel may trust names; with the shortcut, names of files
     #[arg(long, value_parser = duration_arg, value_name = "TIME", default_value = "0")]
     pub entry_timeout: Duration,
