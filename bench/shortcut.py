@@ -44,7 +44,7 @@ MODES = {
     "plain": ["--no-shortcut", "--transport", "device"],
     "plain, names kept": ["--no-shortcut", "--transport", "device", "--entry-timeout", "600s", "--attr-timeout", "600s"],
     "shortcut": ["--transport", "device"],
-    "shortcut, names kept": ["--transport", "device", "--shortcut-names", "600s"],
+    "shortcut, names kept": ["--transport", "device", "--shortcut-names", "1s"],
     "shortcut, io_uring": ["--transport", "uring"],
 }
 LATER = {"release"}

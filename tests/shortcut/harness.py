@@ -106,8 +106,11 @@ class Side:
     def requests(self):
         """Requests so far that a caller waits for, by kind. Asked of the mount's root: nothing is looked up for that."""
         said = subprocess.run([KESTREL, "stats", "--once", "--json", self.mount], check=True, capture_output=True, text=True).stdout
-        kinds = {row["kind"]: row["requests"] for row in json.loads(said)["metadata_requests"]}
-        return {kind: count for kind, count in kinds.items() if kind not in LATER}
+        stats = json.loads(said)
+        kinds = {row["kind"]: row["requests"] for row in stats["metadata_requests"] if row["kind"] not in LATER}
+        # Once for a directory: nobody waits for it.
+        kinds["looked at meanwhile"] = -stats.get("shortcut_directory_looks_total", 0)
+        return kinds
 
 
 class Run:

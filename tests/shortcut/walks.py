@@ -283,6 +283,67 @@ def names_too_long(run):
 
 
 @case
+def permission_taken_away(run):
+    """what the kernel lets anybody pass without asking (O_PATH, watches) is refused as soon as chmod or rename has its answer"""
+
+    def look(names, label):
+        run.user(f"{label}, O_PATH", open_and_close, run.path(names), os.O_PATH)
+        run.user(f"{label}, statfs", lambda path: os.statvfs(path).f_namemax, run.path(names))
+
+    os.mkdir(run.path("private"), 0o700)
+    for turn in range(5):
+        # Walked twice, so that the names are proved and believed where they may be.
+        for _ in range(2):
+            run.user(f"{turn}: walked", read, run.path("a/b/c/d/file"))
+        look("a/b/c/d", f"{turn}: held")
+        closed = ("a/b", "a", "a/b", "a", "a/b")[turn]
+        run.do(f"{turn}: closed", os.chmod, run.path(closed), (0o700, 0o710, 0o766, 0o754, 0o0)[turn])
+        look("a/b/c/d", f"{turn}: refused")
+        look("a/b/c", f"{turn}: refused above")
+        run.do(f"{turn}: root is not", read, run.path("a/b/c/d/file"))
+        run.do(f"{turn}: opened", os.chmod, run.path(closed), 0o755)
+        look("a/b/c/d", f"{turn}: not refused")
+        run.user(f"{turn}: walked again", read, run.path("a/b/c/d/file"))
+        run.do(f"{turn}: moved", os.rename, run.path("a/b/c"), run.path("private/c"))
+        look("private/c/d", f"{turn}: refused there")
+        look("a/b/c/d", f"{turn}: gone here")
+        for _ in range(3):
+            run.do(f"{turn}: root goes there", read, run.path("private/c/d/file"))
+        look("private/c/d", f"{turn}: refused below what is private")
+        run.do(f"{turn}: moved back", os.rename, run.path("private/c"), run.path("a/b/c"))
+        run.user(f"{turn}: walked there", read, run.path("a/b/c/d/file"))
+
+
+@case
+def held_while_the_way_closes(run):
+    """who has hold of a directory (O_PATH) goes on from there when search permission above it is taken away, or it is moved"""
+    os.mkdir(run.path("private"), 0o700)
+    for turn in range(4):
+        for _ in range(3):
+            run.user(f"{turn}: walked", read, run.path("a/b/c/d/file"))
+        held = {name: os.open(run.path(name), os.O_PATH) for name in ("a", "a/b", "a/b/c", "a/b/c/d")}
+        try:
+            if turn % 2:
+                run.do(f"{turn}: moved", os.rename, run.path("a"), run.path("private/a"))
+            else:
+                run.do(f"{turn}: closed", os.chmod, run.path("a"), 0o700)
+            for name, fd in held.items():
+                below = os.path.relpath("a/b/c/d/file", name)
+                run.user(f"{turn}: from {name}, which is held", lambda below=below, fd=fd: os.close(os.open(below, os.O_RDONLY, dir_fd=fd)))
+                run.user(f"{turn}: not there, from {name}", lambda fd=fd: os.stat("h/x", dir_fd=fd))
+                run.user(f"{turn}: listed, from {name}", lambda fd=fd: os.close(os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)))
+            run.user(f"{turn}: by path", read, run.path("a/b/c/d/file"))
+            if turn % 2:
+                run.do(f"{turn}: moved back", os.rename, run.path("private/a"), run.path("a"))
+            else:
+                run.do(f"{turn}: opened", os.chmod, run.path("a"), 0o755)
+            run.user(f"{turn}: by path again", read, run.path("a/b/c/d/file"))
+        finally:
+            for fd in held.values():
+                os.close(fd)
+
+
+@case
 def names_come_and_go(run):
     """create, exclusive create, mkdir, unlink, rename, link, and what is left"""
     run.do("create", open_and_close, run.path("pub/f1"), CREATE, requests=1)

@@ -248,6 +248,8 @@ metrics! {
     "shortcut_lookups_unhinted_total" Counter "lookups" Stable "lookups without a walk hint, which are sent always";
     "shortcut_opens_total" Counter "opens" Stable "opens answered with what their lookup had opened";
     "shortcut_walks_repeated_total" Counter "walks" Stable "answers that made the kernel walk a path again: a link or no directory was met";
+    "shortcut_directory_looks_total" Counter "lookups" Stable
+        "directories whose attributes were asked for, once, to know whether names in them may be believed";
     "shortcut_path_nodes" Gauge "nodes" Stable "directories that the kernel knows by their path";
     "passthrough_live" Gauge "files" Stable "files that the kernel reads by itself from whole copies at present";
     "passthrough_opens_total" Counter "opens" Stable "opens of files that the kernel reads by itself";

@@ -32,26 +32,28 @@ pub fn size_arg(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
 }
 
-/// Parses `90`, `90s`, `15m`, `2h`, `7d`.
+/// Parses `90`, `90s`, `100ms`, `15m`, `2h`, `7d`.
 pub fn duration_arg(text: &str) -> Result<Duration, String> {
     let trimmed = text.trim();
     let digits = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(digits);
     let factor = match unit.trim() {
-        "" | "s" => 1,
-        "m" | "min" => 60,
-        "h" => 3600,
-        "d" => 86_400,
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" | "min" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
         _ => {
             return Err(format!(
-                "{text:?} is not a duration; write seconds, or with s, m, h, d, as 90s or 2h"
+                "{text:?} is not a duration; write seconds, or with ms, s, m, h, d, as 90s or 2h"
             ));
         }
     };
     let number: u64 =
         number.parse().map_err(|_| format!("{text:?} is not a duration; write as 90s or 2h"))?;
-    let seconds = number.checked_mul(factor).filter(|seconds| *seconds <= u64::from(u32::MAX));
-    seconds.map(Duration::from_secs).ok_or_else(|| format!("{text:?} is too long"))
+    let duration = number.checked_mul(factor).map(Duration::from_millis);
+    let bounded = duration.filter(|duration| duration.as_secs() <= u64::from(u32::MAX));
+    bounded.ok_or_else(|| format!("{text:?} is too long"))
 }
 
 /// `4 KiB`, `1.5 GiB`: a size for people, powers of 1024.
@@ -125,6 +127,7 @@ mod tests {
     fn durations() {
         assert_eq!(duration_arg("90"), Ok(Duration::from_secs(90)));
         assert_eq!(duration_arg("2h"), Ok(Duration::from_secs(7200)));
+        assert_eq!(duration_arg("100ms"), Ok(Duration::from_millis(100)));
         for text in ["", "h", "2w", "-3s", "99999999999d"] {
             assert!(duration_arg(text).is_err(), "{text}");
         }

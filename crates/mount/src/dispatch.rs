@@ -55,7 +55,9 @@ impl FileSystem for Mounted {
                         Some(_) => core.following(ino, |inode: &Inode| Change::Size(inode.size), done),
                         None => done,
                     };
-                    core.fs.setattr(caller, ino, set, done);
+                    core.change(node, set.mode, done, move |core, done| {
+                        core.fs.setattr(caller, ino, set, done)
+                    });
                 });
             }
             Operation::Statx { .. } => {
@@ -96,9 +98,10 @@ impl FileSystem for Mounted {
                 let Some(flags) = rename_flags(flags) else { return reply.error(libc::EINVAL) };
                 core.placed(caller, (node, name), reply, |from, name, reply| {
                     core.placed(caller, (new_parent, new_name), reply, |to, new_name, reply| {
-                        let (old, new) = ((node, name), (new_parent, new_name));
-                        let done = core.renaming(pid, (old, new), flags.exchange, reply);
-                        fs.rename(caller, from, to, flags, done);
+                        let names = ((node, name), (new_parent, new_name));
+                        core.rename(pid, names, flags.exchange, reply, move |core, done| {
+                            core.fs.rename(caller, from, to, flags, done);
+                        });
                     });
                 });
             }

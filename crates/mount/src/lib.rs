@@ -64,10 +64,17 @@ pub enum ShortcutConfig {
     Off,
     /// One request an operation where this kernel and our rights permit it.
     Auto {
-        /// How long the kernel may trust the name of a directory after an operation has proved it.
-        names: Duration,
+        /// How long the kernel may trust the name of a directory after an operation has proved it, at most [`NAMES_MAX`]. `None`:
+        /// not at all, but [`NAMES_ALONE`] where nobody else changes the volume.
+        names: Option<Duration>,
     },
 }
+
+/// Longest time for which the kernel may trust the name of a directory: who takes the permission to search away waits as long.
+pub const NAMES_MAX: Duration = Duration::from_secs(1);
+
+/// How long it trusts them on a volume that only this mount changes.
+pub const NAMES_ALONE: Duration = Duration::from_millis(100);
 
 /// Whether walks take the shortcut, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,16 +117,19 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
     // Other clients see the locks of a volume that a server serves; those of an embedded one are the kernel's own.
     (session.features.posix_locks, session.features.flock_locks) = (fs.has_locks(), fs.has_locks());
     let (hints, mut mode) = load_hints(config.shortcut);
+    let alone = !fs.has_locks();
     let names = match config.shortcut {
-        ShortcutConfig::Auto { names } => names,
-        ShortcutConfig::Off => Duration::ZERO,
+        ShortcutConfig::Auto { names: Some(names) } => names.min(NAMES_MAX),
+        ShortcutConfig::Auto { names: None } if alone => NAMES_ALONE,
+        _ => Duration::ZERO,
     };
-    let unsaid = if fs.has_locks() { Duration::ZERO } else { OWN_FILES_TTL };
+    let unsaid = if alone { OWN_FILES_TTL } else { Duration::ZERO };
     let trust = Trust {
         dirs: config.attr_ttl.unwrap_or_default(),
         files: config.attr_ttl.unwrap_or(unsaid),
         entry: config.entry_ttl,
         names,
+        alone,
     };
     let paths = hints.as_ref().map(|hints| Paths::new(fs.clone(), hints.clone(), trust));
     let naming = paths.clone().map_or(Naming::Numbers, Naming::Paths);

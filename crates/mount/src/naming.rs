@@ -1,7 +1,7 @@
 //! What the kernel's node ids stand for: inode numbers, or in shortcut mode paths.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kestrel_client::fs::Fs;
 use kestrel_fuse::Entry;
@@ -22,6 +22,8 @@ pub struct Trust {
     pub entry: Duration,
     /// With the shortcut: names of directories, after they were last proved.
     pub names: Duration,
+    /// Nobody else changes the volume, so what was proved once stays true.
+    pub alone: bool,
 }
 
 impl Trust {
@@ -88,10 +90,47 @@ impl Naming {
         }
     }
 
-    /// An entry was renamed or exchanged here; `gone` is what was replaced.
-    pub fn renamed(&self, from: (u64, &Name), to: (u64, &Name), exchange: bool, gone: Option<Box<Inode>>) {
+    /// An entry was renamed or exchanged here; `gone` is what was replaced. When that may be told, if not now.
+    pub fn renamed(
+        &self,
+        from: (u64, &Name),
+        to: (u64, &Name),
+        exchange: bool,
+        gone: Option<Box<Inode>>,
+    ) -> Option<Instant> {
+        self.paths()?.renamed(from, to, exchange, gone)
+    }
+
+    /// The nodes that a rename would move to where not everybody may go.
+    pub fn leaving(&self, from: (u64, &Name), to: (u64, &Name), exchange: bool) -> Vec<u64> {
+        self.paths().map_or_else(Vec::new, |paths| paths.leaving(from, to, exchange))
+    }
+
+    /// Before `then` takes the right to search directories below these nodes away. Ends with [`Naming::recalled`].
+    pub fn recall(&self, nodes: &[u64], then: impl FnOnce() + Send + 'static) {
+        match self {
+            Self::Paths(paths) => paths.recall(nodes, then),
+            Self::Numbers => then(),
+        }
+    }
+
+    /// What [`Naming::recall`] was for is done.
+    pub fn recalled(&self, nodes: &[u64]) {
         if let Self::Paths(paths) = self {
-            paths.renamed(from, to, exchange, gone);
+            paths.recalled(nodes);
+        }
+    }
+
+    /// Attributes of a node were changed here. When that may be told, if not now.
+    pub fn changed(&self, node: u64, inode: &Inode) -> Option<Instant> {
+        self.paths().filter(|_| inode.kind == Kind::Dir)?.changed(node, inode)
+    }
+
+    /// Runs `tell` at that time, now if there is none.
+    pub fn tell(&self, when: Option<Instant>, tell: impl FnOnce() + Send + 'static) {
+        match (when, self) {
+            (Some(due), Self::Paths(paths)) => paths.at(due, Box::new(tell)),
+            _ => tell(),
         }
     }
 }

@@ -4,7 +4,9 @@
 //!   at the end of the walk carries the whole path, and its answer has the errno that the walk should have had.
 //! - A name is only believed for a time if an operation has proved it. A fake that nothing has proved is for this walk alone:
 //!   otherwise `..` could climb out of what was never there. So no name that the kernel goes by without asking is older than
-//!   `--shortcut-names`.
+//!   `--shortcut-names`; where nobody else changes the volume, what was proved once stays true, and is believed anew each time
+//!   that the kernel asks.
+//! - A name is only believed where everybody may search every directory on the way to it; see [`seen`].
 //! - Directories that are open or may be worked in are their identity; see [`table`].
 //! - What turns out to be no directory is answered `ESTALE`: the kernel walks again, with a flag, and is told the truth at every
 //!   step. Symbolic links are remembered, so that this happens once.
@@ -16,6 +18,7 @@ mod counters;
 mod filter;
 mod keeper;
 mod plan;
+mod seen;
 mod table;
 mod waiting;
 
@@ -23,22 +26,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kestrel_client::fs::Fs;
+use kestrel_client::fs::{Caller, Fs};
 use kestrel_fuse::{Attr, Entry, Notifier};
-use kestrel_types::ids::InodeId;
+use kestrel_types::error::FsResult;
+use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{Name, Place};
 use kestrel_walkhint::WalkHints;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 pub use self::counters::{Counters, Figures};
 pub use self::plan::{Plan, Purpose};
+pub use self::seen::SEARCH_ALL;
 pub use self::table::{Target, is_path};
 pub use self::waiting::{Found, Waiting};
 
 use self::filter::Filter;
 use self::keeper::Keeper;
-use self::table::{Held, Table};
+use self::table::{Held, Lent, Table};
 use self::waiting::Waits;
 use crate::convert;
 use crate::naming::Trust;
@@ -49,6 +54,10 @@ pub const PATH_NODES_MAX: usize = 100_000;
 /// Attributes that the kernel may keep for the moment between a lookup and the stat that made it: it rounds up to the next tick
 /// of its clock.
 const MOMENT: Duration = Duration::from_nanos(1);
+
+/// By how much the kernel may believe longer than it was told: it rounds up to the tick of its clock (at most 10 ms), and begins
+/// when its thread takes the answer.
+const TICKS: Duration = Duration::from_millis(20);
 
 /// Names of directories, and what is known about them.
 pub struct Paths {
@@ -66,6 +75,17 @@ pub struct Paths {
     trust: Trust,
     start: Instant,
     counters: Counters,
+}
+
+/// Calls what it holds when it is dropped.
+struct Last<F: FnOnce()>(Mutex<Option<F>>);
+
+impl<F: FnOnce()> Drop for Last<F> {
+    fn drop(&mut self) {
+        if let Some(call) = self.0.get_mut().take() {
+            call();
+        }
+    }
 }
 
 impl Paths {
@@ -89,6 +109,10 @@ impl Paths {
     /// The mount is there: starts the thread that talks to the kernel.
     pub fn begin(self: &Arc<Self>, notifier: Notifier, prunes: bool) {
         self.keeper.start(self, notifier, prunes);
+        let paths = self.clone();
+        // Until this is known no name in the root is believed.
+        let root = move |root: FsResult<Inode>| root.iter().for_each(|root| paths.seen(ROOT, root));
+        self.fs.getattr(Caller::ROOT, ROOT, Box::new(root));
     }
 
     /// Ends it.
@@ -134,14 +158,39 @@ impl Paths {
         }
     }
 
-    /// How long the kernel may believe the name of a node.
-    fn names_ttl(&self, table: &Table, node: u64) -> Duration {
-        let verified = table.verified_ms(node);
-        if verified == 0 || !self.hinted.load(Ordering::Acquire) {
-            return Duration::ZERO;
+    /// How long the kernel may believe the name of a node; a node whose attributes would have to be known for that.
+    fn names_ttl(&self, table: &Table, node: u64) -> (Duration, Option<u64>) {
+        let (verified, names) = (table.verified_ms(node), self.trust.names.as_millis() as u64);
+        if verified == 0 || names == 0 || !self.hinted.load(Ordering::Acquire) {
+            return (Duration::ZERO, None);
         }
-        let age = Duration::from_millis(self.now_ms().saturating_sub(verified));
-        self.trust.names.saturating_sub(age)
+        let now = self.now_ms();
+        let until = names + if self.trust.alone { now } else { verified };
+        if until <= now {
+            return (Duration::ZERO, None);
+        }
+        match table.lend(node, until) {
+            Lent::Yes => (Duration::from_millis(until - now), None),
+            Lent::No => (Duration::ZERO, None),
+            Lent::Unknown(dir) => (Duration::ZERO, table.claim_look(dir).then_some(dir)),
+        }
+    }
+
+    /// Finds out the attributes of a directory, for [`Paths::seen`]. Once for a directory that walks go through again and again.
+    fn find_out(self: &Arc<Self>, node: u64) {
+        let paths = self.clone();
+        let found = Box::new(move |found: FsResult<Inode>| {
+            Counters::count(&paths.counters.looks);
+            match found {
+                Ok(inode) if inode.kind == Kind::Dir => paths.seen(node, &inode),
+                _ => paths.table.read().looked_in_vain(node),
+            }
+        });
+        match self.target(node) {
+            Target::Inode(ino) => self.fs.getattr(Caller::ROOT, ino, found),
+            Target::At(place) => self.fs.find_directory(Caller::ROOT, place, found),
+            Target::Gone => {}
+        }
     }
 
     /// The entry that tells the kernel of an inode found or made at a name, of which `fs` was told that the kernel will know it
@@ -189,7 +238,7 @@ impl Paths {
     }
 
     /// The entry that tells the kernel of a directory nobody has asked for.
-    fn fake(&self, dir: u64, name: &Name) -> Entry {
+    fn fake(self: &Arc<Self>, dir: u64, name: &Name) -> Entry {
         let known = {
             let table = self.table.read();
             table.find(dir, name).map(|(node, _)| {
@@ -197,15 +246,18 @@ impl Paths {
                 (node, self.names_ttl(&table, node), table.last_attr(node))
             })
         };
-        let (nodeid, entry_ttl, attr) = known.unwrap_or_else(|| {
+        let (nodeid, (entry_ttl, unknown), attr) = known.unwrap_or_else(|| {
             let node = self.table.write().enter(dir, name, None);
             self.crowded();
-            (node, Duration::ZERO, None)
+            (node, (Duration::ZERO, None), None)
         });
+        if let Some(node) = unknown {
+            self.find_out(node);
+        }
         // Without sticky bit, so that the kernel leaves all checks to us.
-        let unknown =
+        let plain =
             Attr { ino: nodeid, mode: libc::S_IFDIR | 0o755, nlink: 2, blksize: 4096, ..Attr::default() };
-        Entry { nodeid, generation: 1, attr: attr.unwrap_or(unknown), attr_ttl: Duration::ZERO, entry_ttl }
+        Entry { nodeid, generation: 1, attr: attr.unwrap_or(plain), attr_ttl: Duration::ZERO, entry_ttl }
     }
 
     /// Something is at a path node's name that is no directory.
@@ -221,6 +273,60 @@ impl Paths {
         let table = self.table.read();
         table.seen(node, &convert::attr(inode));
         table.verified(node, self.now_ms());
+    }
+
+    /// Before `then` takes the right to search directories below these nodes away: binds what the kernel may have let somebody take hold
+    /// of there to its identity. Ends with [`Paths::recalled`].
+    pub fn recall(self: &Arc<Self>, nodes: &[u64], then: impl FnOnce() + Send + 'static) {
+        let lent: Vec<u64> = {
+            let table = self.table.read();
+            nodes.iter().flat_map(|node| table.recall(*node)).collect()
+        };
+        // Called when the last one drops it.
+        let then = Arc::new(Last(Mutex::new(Some(then))));
+        for node in lent {
+            let Target::At(place) = self.target(node) else { continue };
+            let (paths, then) = (self.clone(), then.clone());
+            let found = move |found: FsResult<Inode>| {
+                if let Ok(inode) = found {
+                    paths.hold(node, inode.ino, true);
+                }
+                drop(then);
+            };
+            self.fs.find_directory(Caller::ROOT, place, Box::new(found));
+        }
+    }
+
+    /// What [`Paths::recall`] was for is done.
+    pub fn recalled(&self, nodes: &[u64]) {
+        let table = self.table.read();
+        nodes.iter().for_each(|node| table.recalled(*node));
+    }
+
+    /// The nodes that a rename would move to where not everybody may go.
+    pub fn leaving(&self, from: (u64, &Name), to: (u64, &Name), exchange: bool) -> Vec<u64> {
+        let table = self.table.read();
+        let node = |(dir, name): (u64, &Name), goes: u64| {
+            let (node, _) = table.find(dir, name).filter(|_| !table.is_public(goes))?;
+            Some(node)
+        };
+        node(from, to.0).into_iter().chain(node(to, from.0).filter(|_| exchange)).collect()
+    }
+
+    /// Attributes of a directory were changed here. When the change may be told, if not now.
+    pub fn changed(&self, node: u64, inode: &Inode) -> Option<Instant> {
+        let until = self.table.read().changed(node, &convert::attr(inode), self.now_ms());
+        until.map(|until| self.when_believed_no_more(until))
+    }
+
+    /// The moment when what was lent until then has ended in the kernel.
+    fn when_believed_no_more(&self, until_ms: u64) -> Instant {
+        self.start + Duration::from_millis(until_ms) + TICKS
+    }
+
+    /// Runs `tell` at that time, or at once when the mount ends.
+    pub fn at(&self, due: Instant, tell: Box<dyn FnOnce() + Send>) {
+        self.keeper.at(due, tell);
     }
 
     /// A name was removed here; `gone` is what it meant.
@@ -251,8 +357,14 @@ impl Paths {
         self.links.remove(dir, name);
     }
 
-    /// An entry was renamed or exchanged here; `gone` is what was replaced.
-    pub fn renamed(&self, from: (u64, &Name), to: (u64, &Name), exchange: bool, gone: Option<Box<Inode>>) {
+    /// An entry was renamed or exchanged here; `gone` is what was replaced. When that may be told, if not now.
+    pub fn renamed(
+        &self,
+        from: (u64, &Name),
+        to: (u64, &Name),
+        exchange: bool,
+        gone: Option<Box<Inode>>,
+    ) -> Option<Instant> {
         let was_file = self.files.has(from.0, from.1);
         let other_file = exchange && self.files.has(to.0, to.1);
         for ((dir, name), is_file) in [(from, other_file), (to, was_file)] {
@@ -267,6 +379,9 @@ impl Paths {
             self.table.write().renamed(from, to, (exchange, was), &mut |ino| unbound.push(ino))
         });
         unbound.into_iter().for_each(|ino| self.fs.forget(ino, 1));
+        let (table, now) = (self.table.read(), self.now_ms());
+        let lent = [from, to].into_iter().filter_map(|(dir, name)| table.lent_in_private(dir, name, now));
+        lent.max().map(|until| self.when_believed_no_more(until))
     }
 
     /// Binds a path node to its directory, because it was opened or, with `works`, may be worked in. False if it is bound to

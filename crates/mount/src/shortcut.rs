@@ -14,7 +14,7 @@ use kestrel_types::request::OpenFlags;
 use kestrel_walkhint::Lookup;
 
 use crate::core::Core;
-use crate::paths::{Counters, Found, Plan, Purpose, Target, Waiting, is_path};
+use crate::paths::{Counters, Found, Plan, Purpose, SEARCH_ALL, Target, Waiting, is_path};
 
 /// How a directory is opened to be listed.
 const LIST: OpenFlags =
@@ -265,18 +265,21 @@ impl Core {
     /// GETATTR and STATX: the attributes of what a node stands for.
     pub fn inode(self: &Arc<Self>, caller: Caller, node: u64, done: Done<Inode>) {
         match self.naming.target(node) {
-            Target::Inode(ino) => self.fs.getattr(caller, ino, done),
-            Target::At(place) => {
-                let core = self.clone();
-                let found = move |found: FsResult<Inode>| {
-                    done(found.inspect(|inode| {
-                        core.saw(node, inode);
-                    }));
-                };
-                self.fs.find_directory(caller, place, Box::new(found));
-            }
+            Target::Inode(ino) if !is_path(node) => self.fs.getattr(caller, ino, done),
+            Target::Inode(ino) => self.fs.getattr(caller, ino, self.seeing(node, done)),
+            Target::At(place) => self.fs.find_directory(caller, place, self.seeing(node, done)),
             Target::Gone => done(Err(FsError::new(libc::ESTALE, "the directory is gone"))),
         }
+    }
+
+    /// Notes a path node's attributes before they are told.
+    fn seeing(self: &Arc<Self>, node: u64, done: Done<Inode>) -> Done<Inode> {
+        let core = self.clone();
+        Box::new(move |found: FsResult<Inode>| {
+            done(found.inspect(|inode| {
+                core.saw(node, inode);
+            }));
+        })
     }
 
     /// Answers an UNLINK or RMDIR, and takes the name out of the table if it is gone.
@@ -287,18 +290,49 @@ impl Core {
         })
     }
 
-    /// Answers a RENAME, and moves the nodes if it was done.
-    pub fn renaming(
+    /// Has `act` carry a RENAME out, moves the nodes if it was done, and answers.
+    pub fn rename(
         self: &Arc<Self>,
         pid: u32,
         (from, to): ((u64, Name), (u64, Name)),
         exchange: bool,
         reply: Reply,
-    ) -> Done<Option<Box<Inode>>> {
-        let (core, done) = (self.clone(), self.empty(pid, reply));
-        Box::new(move |renamed| {
-            done(renamed.map(|gone| core.naming.renamed((from.0, &from.1), (to.0, &to.1), exchange, gone)));
-        })
+        act: impl FnOnce(&Arc<Self>, Done<Option<Box<Inode>>>) + Send + 'static,
+    ) {
+        let leaving = self.naming.leaving((from.0, &from.1), (to.0, &to.1), exchange);
+        let (core, done, left) = (self.clone(), self.empty(pid, reply), leaving.clone());
+        let done = move |renamed: FsResult<_>| {
+            let when =
+                renamed.map(|gone| core.naming.renamed((from.0, &from.1), (to.0, &to.1), exchange, gone));
+            core.naming.recalled(&left);
+            match when {
+                Ok(when) => core.naming.tell(when, move || done(Ok(()))),
+                Err(error) => done(Err(error)),
+            }
+        };
+        let core = self.clone();
+        self.naming.recall(&leaving, move || act(&core, Box::new(done)));
+    }
+
+    /// Has `act` carry a SETATTR of a node out that sets `mode`, and answers.
+    pub fn change(
+        self: &Arc<Self>,
+        node: u64,
+        mode: Option<u16>,
+        done: Done<Inode>,
+        act: impl FnOnce(&Arc<Self>, Done<Inode>) + Send + 'static,
+    ) {
+        let closes = mode.is_some_and(|mode| u32::from(mode) & SEARCH_ALL != SEARCH_ALL)
+            && (is_path(node) || node == ROOT);
+        let closing = if closes { vec![node] } else { Vec::new() };
+        let (core, closed) = (self.clone(), closing.clone());
+        let done = move |changed: FsResult<Inode>| {
+            let when = changed.as_ref().ok().and_then(|inode| core.naming.changed(node, inode));
+            core.naming.recalled(&closed);
+            core.naming.tell(when, move || done(changed));
+        };
+        let core = self.clone();
+        self.naming.recall(&closing, move || act(&core, Box::new(done)));
     }
 
     /// Answers a CREATE. A symbolic link in its way is one that the lookup before has left to it: the kernel walks again.

@@ -55,6 +55,7 @@ impl MountFacts {
             ("shortcut_lookups_unhinted", figures.unhinted),
             ("shortcut_opens", figures.opens),
             ("shortcut_walks_repeated", figures.stale),
+            ("shortcut_directory_looks", figures.looks),
             ("shortcut_path_nodes", figures.path_nodes),
         ] {
             take(name, value);

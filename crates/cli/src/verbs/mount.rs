@@ -12,7 +12,7 @@ use kestrel_client::remote::{Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
-use kestrel_mount::{MountConfig, PassthroughConfig, ShortcutConfig};
+use kestrel_mount::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
 
 use super::locate;
 use super::store_args::{CacheArgs, StoreArgs};
@@ -86,9 +86,10 @@ pub struct MountArgs {
     /// Look up every component of a path, instead of one request an operation (docs/shortcut.md)
     #[arg(long)]
     pub no_shortcut: bool,
-    /// How long the kernel may trust the name of a directory after an operation has gone through it, with the shortcut
-    #[arg(long, value_parser = duration_arg, value_name = "TIME", default_value = "0", conflicts_with = "no_shortcut")]
-    pub shortcut_names: Duration,
+    /// How long the kernel may trust the name of a directory after an operation has gone through it, with the shortcut: at most
+    /// 1s; 100ms by default where only this mount changes the volume, else 0
+    #[arg(long, value_parser = names_arg, value_name = "TIME", conflicts_with = "no_shortcut")]
+    pub shortcut_names: Option<Duration>,
     /// Whether the kernel reads files by itself of which the disk cache has whole copies (docs/cache.md)
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = PassthroughArg::Auto)]
     pub passthrough: PassthroughArg,
@@ -135,6 +136,18 @@ struct Plan {
     /// Mount point.
     dir: PathBuf,
     options: MountOptions,
+}
+
+/// A time of at most [`NAMES_MAX`].
+fn names_arg(text: &str) -> Result<Duration, String> {
+    let names = duration_arg(text)?;
+    if names > NAMES_MAX {
+        return Err(format!(
+            "at most {} s: who takes the permission to search a directory away waits as long",
+            NAMES_MAX.as_secs()
+        ));
+    }
+    Ok(names)
 }
 
 /// What can be judged without opening the volume, so that mistakes are told before a process goes to the background.

@@ -17,6 +17,8 @@ pub struct Counters {
     pub opens: AtomicU64,
     /// Answers that made the kernel walk again.
     pub stale: AtomicU64,
+    /// Directories whose attributes were asked for to know whether names in them may be believed: a request each.
+    pub looks: AtomicU64,
 }
 
 /// Their values, and sizes.
@@ -34,6 +36,8 @@ pub struct Figures {
     pub opens: u64,
     /// See [`Counters::stale`].
     pub stale: u64,
+    /// See [`Counters::looks`].
+    pub looks: u64,
     /// Path nodes the kernel knows.
     pub path_nodes: u64,
 }
@@ -53,6 +57,7 @@ impl Counters {
             unhinted: load(&self.unhinted),
             opens: load(&self.opens),
             stale: load(&self.stale),
+            looks: load(&self.looks),
             path_nodes: path_nodes as u64,
         }
     }

@@ -1,4 +1,5 @@
-//! The thread that gives back opens whose OPEN never came, and has the kernel drop path nodes when there are too many.
+//! The thread that gives back opens whose OPEN never came, tells what must not be told yet, and has the kernel drop path nodes when
+//! there are too many.
 //!
 //! It never tells the kernel to expire or drop a *name* (`FUSE_NOTIFY_INVAL_ENTRY`): the kernel then waits for the directory's
 //! lock, which a LOOKUP that waits for us may hold, and cannot be interrupted. If this process is killed at that moment it never
@@ -22,11 +23,26 @@ const PRUNE_FILES: usize = 1 << 16;
 /// Pause between two such requests, and between looks at opens that wait.
 const TICK: Duration = Duration::from_millis(500);
 
+/// Something to be told, and when.
+type Later = (Instant, Box<dyn FnOnce() + Send>);
+
 #[derive(Default)]
 struct State {
     crowded: bool,
     waits: bool,
+    /// In no order; there are few.
+    later: Vec<Later>,
+    /// The thread runs.
+    started: bool,
     closed: bool,
+}
+
+impl State {
+    /// Takes out what is due.
+    fn due(&mut self, now: Instant) -> Vec<Later> {
+        let closed = self.closed;
+        self.later.extract_if(.., |(due, _)| closed || *due <= now).collect()
+    }
 }
 
 #[derive(Default)]
@@ -44,14 +60,27 @@ impl Keeper {
     pub fn start(&self, paths: &Arc<Paths>, notifier: Notifier, prunes: bool) {
         let (shared, paths) = (self.0.clone(), Arc::downgrade(paths));
         let run = move || Run { shared, paths, notifier, prunes, turn: 0 }.run();
-        if let Err(error) = std::thread::Builder::new().name("kestrel-paths".into()).spawn(run) {
-            log::warn!("cannot start the thread that has the kernel drop names: {error}");
+        match std::thread::Builder::new().name("kestrel-paths".into()).spawn(run) {
+            Ok(_) => self.0.state.lock().started = true,
+            Err(error) => log::warn!("cannot start the thread that has the kernel drop names: {error}"),
         }
     }
 
     /// Ends it.
     pub fn stop(&self) {
         self.tell(|state| state.closed = true);
+    }
+
+    /// Runs `tell` at that time, or at once when the mount ends or has no such thread.
+    pub fn at(&self, due: Instant, tell: Box<dyn FnOnce() + Send>) {
+        let mut state = self.0.state.lock();
+        if !state.started || state.closed {
+            drop(state);
+            return tell();
+        }
+        state.later.push((due, tell));
+        drop(state);
+        self.0.changed.notify_one();
     }
 
     /// There are too many path nodes.
@@ -91,25 +120,34 @@ impl Run {
         let shared = self.shared.clone();
         let mut state = shared.state.lock();
         while !state.closed {
-            let ticks = state.waits || state.crowded;
-            if !ticks {
-                shared.changed.wait(&mut state);
+            let now = Instant::now();
+            let due = state.due(now);
+            if !due.is_empty() {
+                drop(state);
+                due.into_iter().for_each(|(_, tell)| tell());
+                state = shared.state.lock();
                 continue;
             }
-            let due = looked + TICK;
-            if Instant::now() < due {
-                shared.changed.wait_until(&mut state, due);
+            let tick = (state.waits || state.crowded).then(|| looked + TICK);
+            if tick.is_none_or(|tick| now < tick) {
+                match state.later.iter().map(|(due, _)| *due).chain(tick).min() {
+                    Some(next) => drop(shared.changed.wait_until(&mut state, next)),
+                    None => shared.changed.wait(&mut state),
+                }
                 continue;
             }
             let crowded = std::mem::take(&mut state.crowded);
             drop(state);
             let Some(paths) = self.paths.upgrade() else { return };
-            looked = Instant::now();
+            looked = now;
             let still = self.look(&paths, crowded, looked);
             drop(paths);
             state = shared.state.lock();
             state.waits &= still;
         }
+        let rest = state.due(Instant::now());
+        drop(state);
+        rest.into_iter().for_each(|(_, tell)| tell());
     }
 
     /// Whether opens still wait.

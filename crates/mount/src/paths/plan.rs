@@ -1,5 +1,7 @@
 //! How one LOOKUP is answered.
 
+use std::sync::Arc;
+
 use kestrel_fuse::Entry;
 use kestrel_types::ids::ROOT;
 use kestrel_types::name::{Name, Place};
@@ -56,7 +58,7 @@ fn names_something(rest: &[u8]) -> bool {
 
 impl Paths {
     /// Decides on a LOOKUP.
-    pub fn plan(&self, lookup: Lookup, name: &Name) -> Plan {
+    pub fn plan(self: &Arc<Self>, lookup: Lookup, name: &Name) -> Plan {
         let dir = lookup.nodeid;
         if dir == ROOT
             && let Some(errno) = self.hints.probe(&lookup, name.as_bytes())

@@ -14,15 +14,17 @@
 //! **Life.** A node lives until the kernel has forgotten it as often as it learned of it and no node lies below it; messages
 //! of the kernel may overtake each other, so children may be forgotten after their parents. Numbers are not used again.
 //!
-//! Pure: no I/O, no clock (times are given, in milliseconds since any start), no lock but for the attributes.
+//! Pure: no I/O, no clock (times are given, in milliseconds since any start), no lock but for what was seen.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kestrel_fuse::Attr;
-use kestrel_types::ids::InodeId;
+use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::name::{Name, PATH_MAX, Place};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+
+use super::seen::Seen;
 
 /// Set in the numbers of path nodes; no inode number has it.
 const PATH_NODE: u64 = 1 << 63;
@@ -58,6 +60,17 @@ pub enum Held {
     Not,
 }
 
+/// Whether the kernel may believe a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lent {
+    /// It may.
+    Yes,
+    /// It may not.
+    No,
+    /// It may not as long as the attributes of this node are not known.
+    Unknown(u64),
+}
+
 #[derive(Debug)]
 struct Node {
     parent: u64,
@@ -75,8 +88,10 @@ struct Node {
     lookups: AtomicU64,
     /// When an operation last proved that a directory is there.
     verified_ms: AtomicU64,
-    /// Its attributes when last seen.
-    attr: Mutex<Option<Box<Attr>>>,
+    /// What was seen of it, and whether names in it are believed.
+    seen: Mutex<Seen>,
+    /// Its own name may be believed until then.
+    lent_until_ms: AtomicU64,
 }
 
 /// The table.
@@ -87,6 +102,8 @@ pub struct Table {
     /// Directories that nodes are bound to, and how many.
     bound: FxHashMap<InodeId, u32>,
     made: u64,
+    /// Of the root directory.
+    root: Mutex<Seen>,
 }
 
 impl Table {
@@ -187,7 +204,8 @@ impl Table {
             children: 0,
             lookups: AtomicU64::new(1),
             verified_ms: AtomicU64::new(0),
-            attr: Mutex::new(None),
+            seen: Mutex::default(),
+            lent_until_ms: AtomicU64::new(0),
         };
         self.nodes.insert(id, node);
         self.by_name.insert((parent, name.clone()), id);
@@ -360,16 +378,105 @@ impl Table {
         self.nodes.get(&id).map_or(0, |node| node.verified_ms.load(Ordering::Relaxed))
     }
 
-    /// Notes the attributes of a node's directory.
+    fn seen_of(&self, id: u64) -> Option<&Mutex<Seen>> {
+        if id == ROOT { Some(&self.root) } else { self.nodes.get(&id).map(|node| &node.seen) }
+    }
+
+    /// Notes the attributes of a node's directory, as somebody asked for them.
     pub fn seen(&self, id: u64, attr: &Attr) {
-        if let Some(node) = self.nodes.get(&id) {
-            *node.attr.lock() = Some(Box::new(*attr));
+        if let Some(seen) = self.seen_of(id) {
+            seen.lock().note(attr);
         }
+    }
+
+    /// Notes attributes that were changed here. When names in it are believed no more, if that has to be waited for.
+    pub fn changed(&self, id: u64, attr: &Attr, now_ms: u64) -> Option<u64> {
+        self.seen_of(id)?.lock().changed(attr, now_ms)
     }
 
     /// The attributes when last seen.
     pub fn last_attr(&self, id: u64) -> Option<Attr> {
-        self.nodes.get(&id)?.attr.lock().as_deref().copied()
+        self.seen_of(id)?.lock().attr()
+    }
+
+    /// What `ask` says of the directories that a node's path leads through, from the nearest up to the root. A detached node has no
+    /// path.
+    fn on_the_way(&self, id: u64, mut ask: impl FnMut(&mut Seen) -> Option<bool>) -> Lent {
+        let mut at = id;
+        while at != ROOT {
+            let Some(node) = self.nodes.get(&at).filter(|node| node.attached) else { return Lent::No };
+            at = node.parent;
+            match self.seen_of(at).map(|seen| ask(&mut seen.lock())) {
+                Some(Some(true)) => {}
+                Some(None) => return Lent::Unknown(at),
+                _ => return Lent::No,
+            }
+        }
+        Lent::Yes
+    }
+
+    /// Lets the kernel believe a node's name until then, if everybody may search every directory on the way to it: see [`Seen`].
+    pub fn lend(&self, id: u64, until_ms: u64) -> Lent {
+        // Looked at first, so that nobody waits for what was not lent in the end; a change in between is found by `Seen::lend`.
+        let lent = match self.on_the_way(id, |seen| seen.lends()) {
+            Lent::Yes => self.on_the_way(id, |seen| seen.lend(until_ms)),
+            other => other,
+        };
+        if lent == Lent::Yes
+            && let Some(node) = self.nodes.get(&id)
+        {
+            node.lent_until_ms.fetch_max(until_ms, Ordering::Relaxed);
+        }
+        lent
+    }
+
+    /// Lends nothing below a node until [`Table::recalled`]. What was lent below it, or is its own name, and is not bound: the kernel may
+    /// have let somebody take hold of it. None of it if the node is not known.
+    pub fn recall(&self, id: u64) -> Vec<u64> {
+        let Some(lent) = self.seen_of(id).map(|seen| seen.lock().recall()) else { return Vec::new() };
+        let own = |node: &Node| node.lent_until_ms.load(Ordering::Relaxed) > 0 && node.identity.is_none();
+        if !lent {
+            return self.nodes.get(&id).filter(|node| own(node)).map(|_| id).into_iter().collect();
+        }
+        let below = |at: u64| {
+            let up = |at: &u64| self.nodes.get(at).filter(|node| node.attached).map(|node| node.parent);
+            std::iter::successors(Some(at), up).any(|at| at == id)
+        };
+        self.nodes.iter().filter(|(at, node)| own(node) && below(**at)).map(|(at, _)| *at).collect()
+    }
+
+    /// What [`Table::recall`] was for is done.
+    pub fn recalled(&self, id: u64) {
+        if let Some(seen) = self.seen_of(id) {
+            seen.lock().recalled();
+        }
+    }
+
+    /// Whether names in a directory may be believed.
+    pub fn is_public(&self, dir: u64) -> bool {
+        self.seen_of(dir).is_some_and(|seen| seen.lock().lends() == Some(true))
+            && self.on_the_way(dir, |seen| seen.lends()) == Lent::Yes
+    }
+
+    /// Somebody should find out a directory's attributes, and is the first to hear of it.
+    pub fn claim_look(&self, id: u64) -> bool {
+        self.seen_of(id).is_some_and(|seen| seen.lock().claim_look())
+    }
+
+    /// That came to nothing.
+    pub fn looked_in_vain(&self, id: u64) {
+        if let Some(seen) = self.seen_of(id) {
+            seen.lock().looked_in_vain();
+        }
+    }
+
+    /// When a node's name and all names below it are believed no more, if it is attached where not everybody may go and that has to be
+    /// waited for.
+    pub fn lent_in_private(&self, parent: u64, name: &Name, now_ms: u64) -> Option<u64> {
+        let id = self.by_name.get(&(parent, name.clone()))?;
+        let node = self.nodes.get(id)?;
+        let until = node.lent_until_ms.load(Ordering::Relaxed).max(node.seen.lock().lent_until_ms());
+        (until > now_ms && !self.is_public(parent)).then_some(until)
     }
 }
 

@@ -194,3 +194,37 @@ fn what_is_removed_here_stays_what_it_was() {
     assert_eq!(forget(&mut table, a, 1), [70]);
     assert!(!table.is_bound(70) && table.is_bound(71));
 }
+
+#[test]
+fn names_are_lent_where_everybody_may_search() {
+    let mut table = Table::default();
+    let (a, b) = (enter(&mut table, ROOT, "a"), enter(&mut table, ROOT, "b"));
+    let c = enter(&mut table, a, "c");
+    let dir = |mode| Attr { ino: 70, mode: libc::S_IFDIR | mode, ..Attr::default() };
+    assert_eq!(table.lend(c, 100), Lent::Unknown(a));
+    assert_eq!(table.lend(a, 100), Lent::Unknown(ROOT));
+    table.seen(ROOT, &dir(0o755));
+    assert_eq!((table.lend(a, 100), table.lend(c, 100)), (Lent::Yes, Lent::Unknown(a)));
+    assert!(table.claim_look(a) && !table.claim_look(a));
+    table.seen(a, &dir(0o755));
+    assert_eq!(table.lend(c, 110), Lent::Yes);
+    assert_eq!(table.changed(a, &dir(0o750), 60), Some(110));
+    assert_eq!(table.lend(c, 200), Lent::No);
+    // Of a directory further up, too: what is below is believed as long as what is in it.
+    assert_eq!(table.changed(ROOT, &dir(0o700), 60), Some(110));
+    assert_eq!(table.changed(a, &dir(0o755), 60), None);
+    assert_eq!(table.lend(c, 200), Lent::No);
+    table.changed(ROOT, &dir(0o755), 60);
+    assert_eq!(table.changed(b, &dir(0o750), 60), None, "nobody was lent a name in it");
+    assert_eq!(table.changed(99, &dir(0), 60), None);
+
+    // What was lent goes along into a directory that not everybody may search.
+    let lent = |table: &Table, parent, text| table.lent_in_private(parent, &name(text), 60);
+    assert_eq!(lent(&table, ROOT, "a"), None, "everybody may search the root");
+    rename(&mut table, (ROOT, "a"), (b, "a"), false);
+    assert_eq!(lent(&table, b, "a"), Some(110), "and what is below");
+    assert_eq!(table.lent_in_private(b, &name("a"), 110), None, "it is over");
+    assert_eq!(lent(&table, b, "nothing"), None);
+    table.seen(b, &dir(0o755));
+    assert_eq!(lent(&table, b, "a"), None);
+}
