@@ -2,7 +2,7 @@
 """The VFS shortcut, measured: requests, memory, latency, and the two transports of FUSE.
 
     bench/shortcut.py [--out target/bench] [--scratch DIR] [--seconds 5] [--rounds 3] [--fanout 3] [--files 10] [--size 0] [--quick]
-                      [--only requests,traverse,latency,limit]
+                      [--only requests,traverse,latency,alone,limit]
 
 - requests: requests to the metadata server of a cold open, stat, create, unlink, mkdir and rename at depths of 1, 4 and 8 names,
   on a plain mount, on one in shortcut mode, and of the native client (crates/net/examples/netload; paths of six names).
@@ -13,6 +13,9 @@
   and files a second, memory of the client before and after.
 - latency: server and client with 0, 100 and 500 µs between them in each direction (kestrel-relay): the time of a cold open of a
   file 8 names deep.
+- alone: a volume without a server, which the kernel may believe things of. 16 threads read files of 4 KiB that lie 8 names deep at
+  random, then 64 threads 5,000 files of 100 KiB in one directory, once each: asked about all of it each time, with attributes of files
+  kept, with names of directories too (the default), plain, plain with everything kept, and a local directory as the limit.
 - limit: stat, open+close, create, reads of 128 KiB and 1 MiB on a mount, beside the null file system, which answers at once: over
   /dev/fuse and, where the kernel has it, io_uring (root sets /sys/module/fuse/parameters/enable_uring; it is set back).
 
@@ -46,6 +49,13 @@ MODES = {
     "shortcut": ["--transport", "device"],
     "shortcut, names kept": ["--transport", "device", "--shortcut-names", "1s"],
     "shortcut, io_uring": ["--transport", "uring"],
+}
+ALONE = {
+    "asked each time": ["--attr-timeout", "0", "--shortcut-names", "0"],
+    "attributes kept": ["--shortcut-names", "0"],
+    "default": [],
+    "plain, asked each time": ["--no-shortcut", "--attr-timeout", "0"],
+    "plain, all kept": ["--no-shortcut", "--attr-timeout", "600s", "--entry-timeout", "600s"],
 }
 LATER = {"release"}
 # What the walking program gets besides its own memory: names in use cannot be given up, and the kernel charges in batches.
@@ -311,6 +321,41 @@ class Bench:
                 relay.wait()
         server.stop()
 
+    # ---- alone ----
+
+    def alone(self):
+        scratch = tempfile.mkdtemp(dir=self.options.scratch)
+        volume, point, local = f"{scratch}/volume", f"{scratch}/mnt", f"{scratch}/local"
+        shape = ["--levels", 7, "--fanout", 3, "--files", 10, "--size", 4096]
+        small = ["--files", 500 if self.options.quick else 5000, "--size", 102400]
+        for directory in (point, local):
+            os.mkdir(directory)
+        run(KESTREL, "format", volume)
+        run(KESTREL, "mount", volume, point)
+        for directory in (point, local):
+            os.mkdir(f"{directory}/tree")
+            run(f"{JUDGES}/kestrel-traverse", "make", "--dir", f"{directory}/tree", *shape)
+            run(f"{JUDGES}/kestrel-smallfiles", "write", "--dir", f"{directory}/small", *small, "--threads", 16)
+        run(KESTREL, "umount", point)
+
+        def measure(way, where):
+            walk = [f"{JUDGES}/kestrel-traverse", "walk", "--dir", f"{where}/tree", *shape, "--threads", 16, "--call", "read"]
+            for seconds in (1, self.options.seconds):
+                walked = json.loads(run(*walk, "--seconds", seconds))
+            if walked["failed"]:
+                raise SystemExit(f"{walked['failed']} files could not be read")
+            self.add("alone", way, "read 8 names deep", per_s=round(walked["files"] / walked["seconds"]))
+            read = json.loads(run(f"{JUDGES}/kestrel-smallfiles", "read", "--dir", f"{where}/small", *small, "--threads", 64))
+            self.add("alone", way, "read 100 KiB once", per_s=round(read["files_per_second"]))
+
+        for _ in range(self.options.rounds):
+            for way, words in ALONE.items():
+                run(KESTREL, "mount", volume, point, "--transport", "device", *words)
+                measure(way, point)
+                run(KESTREL, "umount", point)
+            measure("local directory", local)
+        shutil.rmtree(scratch)
+
     # ---- limit ----
 
     def limit(self):
@@ -456,7 +501,7 @@ def main():
     parser.add_argument("--files", type=int, default=10)
     parser.add_argument("--size", type=int, default=0)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="requests,traverse,latency,limit")
+    parser.add_argument("--only", default="requests,traverse,latency,alone,limit")
     options = parser.parse_args()
     if options.quick:
         options.seconds, options.rounds = min(options.seconds, 2), 1

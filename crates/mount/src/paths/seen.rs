@@ -44,7 +44,7 @@ impl Seen {
 
     /// Notes attributes that were changed here. When names in it are believed no more, if that has to be waited for.
     pub fn changed(&mut self, attr: &Attr, now_ms: u64) -> Option<u64> {
-        self.attr = Some(Box::new(*attr));
+        self.note(attr);
         (self.lends() != Some(true) && self.lent_until_ms > now_ms).then_some(self.lent_until_ms)
     }
 
