@@ -16,9 +16,8 @@ import resource
 import subprocess
 import time
 
-from common import KESTREL, ROOT
+from common import KESTREL, ROOT, TOOLS
 
-TOOLS = os.environ.get("KESTREL_TOOLS", os.path.expanduser("~/.cache/kestrel-tools"))
 # What apt-file tells apt-get to fetch besides the lists of packages.
 CONTENTS = {
     "MetaKey": "$(COMPONENT)/Contents-$(ARCHITECTURE)",

@@ -12,6 +12,7 @@ TARGET = os.environ.get("CARGO_TARGET_DIR", f"{ROOT}/target")
 JUDGES = os.environ.get("KESTREL_JUDGES", f"{TARGET}/release")
 KESTREL = os.environ.get("KESTREL", f"{JUDGES}/kestrel")
 EXAMPLES = os.environ.get("KESTREL_EXAMPLES", f"{TARGET}/release/examples")
+TOOLS = os.environ.get("KESTREL_TOOLS", os.path.expanduser("~/.cache/kestrel-tools"))
 
 
 def run(*command, **options):

@@ -22,7 +22,6 @@ import time
 
 from common import KESTREL, ROOT, run
 
-
 # A bar on a ratio: (phase, operation, measured system, limit system, operation at the limit, at least)
 RATIO_BARS = [
     ("metadata", "stat", "kestrel", "null", "stat", 0.60),

@@ -20,12 +20,11 @@ import sys
 import tempfile
 import time
 
-from common import JUDGES, KESTREL, ROOT, run
+from common import JUDGES, KESTREL, ROOT, TOOLS, run
 
 sys.path.insert(0, f"{ROOT}/tests/s3")
 import s3  # noqa: E402  the tests' own S3 client
 
-TOOLS = os.environ.get("KESTREL_TOOLS", os.path.expanduser("~/.cache/kestrel-tools"))
 SMALL = 102_400
 THREADS = 64
 LOCAL_DISK = "local: files/s, 64 threads, from the disk"

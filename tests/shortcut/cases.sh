@@ -55,21 +55,17 @@ count run --side "shortcut=$WORK/mnt" --side "local=$WORK/local"
 
 # asked DIR: requests for attributes while 20 files are opened, looked at and read to their end, slowly.
 asked() {
-    python3 - "$KESTREL" "$1" <<'END'
-import json, os, subprocess, sys, time
+    PYTHONPATH="$ROOT/tests/shortcut" python3 - "$1" <<'END'
+import os, sys, time
 
-kestrel, mount = sys.argv[1:]
+from harness import Side
 
-
-def requests():
-    stats = json.loads(subprocess.run([kestrel, "stats", mount, "--once", "--json"], check=True, capture_output=True).stdout)
-    return sum(row["requests"] for row in stats["metadata_requests"] if row["kind"] == "getattr")
-
-
+mount = sys.argv[1]
+side = Side("shortcut", mount, None)
 for number in range(20):
     with open(f"{mount}/asked{number}", "wb") as file:
         file.write(b"x" * 5000)
-before = requests()
+before = side.requests()["getattr"]
 for number in range(20):
     handle = os.open(f"{mount}/asked{number}", os.O_RDONLY)
     # Longer than some ticks of the kernel's clock.
@@ -77,7 +73,7 @@ for number in range(20):
     assert os.fstat(handle).st_size == 5000
     assert os.read(handle, 8192) == b"x" * 5000 and os.read(handle, 8192) == b""
     os.close(handle)
-print(requests() - before)
+print(side.requests()["getattr"] - before)
 END
 }
 embedded_asks() {
