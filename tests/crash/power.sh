@@ -35,7 +35,7 @@ lose_power() {
     pid=$(volume_pid "$disk/volume")
     mkdir "$mnt/c$cycle"
     sync -f "$mnt"
-    kestrel-crashload run --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --threads 6 --seed $((seed + cycle)) --ms 60000 \
+    kestrel-crashload run --dir "$mnt/c$cycle" --log "$WORK/$cycle.log" --threads 6 --seed $((seed + cycle)) --ms 60000 --disk "$disk" \
         >"$WORK/run.out" 2>&1 &
     load=$!
     sleep "$(ms "$(random 300 6000)")"

@@ -13,11 +13,13 @@ use kestrel_judge::{errno, json};
 const HELP: &str = "\
 kestrel-crashload: a workload that logs what was acknowledged, and what must be left of it after a crash
 
-usage: kestrel-crashload run    --dir DIR --log FILE [--threads N] [--seed S] [--ops N] [--seconds N] [--json]
+usage: kestrel-crashload run    --dir DIR --log FILE [--threads N] [--seed S] [--ops N] [--seconds N] [--disk DIR]
+                             [--json]
        kestrel-crashload verify --dir DIR --log FILE --mode MODE [--within-ms N] [--json]
 
 run     DIR is an empty directory of the file system under test, FILE lies on another one. Ends after
         --ops operations a thread (default: no limit) or --seconds (default 10), or when the mount dies or is full.
+        --disk DIR     on the disk that is shut down during the run: what is said after that is not heard
         exit: 0, or 1 when a call failed or a read gave wrong bytes while the mount was alive
 verify  MODE: process  every acknowledged operation is there, the one in flight wholly or not at all
               commit   the same, after power loss of a volume in mode commit
@@ -30,7 +32,8 @@ examples:
   kestrel-crashload verify --dir /mnt/k/load --log /tmp/load.log --mode process
 ";
 
-const VALUES: &[&str] = &["dir", "log", "threads", "seed", "ops", "seconds", "ms", "mode", "within-ms"];
+const VALUES: &[&str] =
+    &["dir", "log", "threads", "seed", "ops", "seconds", "ms", "disk", "mode", "within-ms"];
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
@@ -61,6 +64,7 @@ fn do_run(args: &Args) -> Result<u8, String> {
         seed: args.number("seed", 1)?,
         ops: args.number("ops", u64::MAX)?,
         ms: args.number("ms", args.number("seconds", 10)?.saturating_mul(1000))?,
+        disk: args.value("disk").map(PathBuf::from),
     };
     let report = run(&load)?;
     let ended = report.ended_by.map_or_else(|| "done".to_string(), errno::name);

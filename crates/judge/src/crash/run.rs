@@ -25,6 +25,8 @@ pub struct Load {
     pub ops: u64,
     /// Milliseconds at most.
     pub ms: u64,
+    /// A directory of the disk that is going to be shut down instead of a power failure.
+    pub disk: Option<PathBuf>,
 }
 
 /// How a run went.
@@ -143,7 +145,7 @@ impl<'a> Worker<'a> {
             let op = self.planner.next(&self.state);
             let thread = self.thread;
             self.shared.line(&format!("I {thread} {seq} {} {}\n", self.shared.ms(), show_op(&op)))?;
-            match self.perform(&op) {
+            match self.perform(&op).and_then(|()| self.has_power()) {
                 Ok(()) => {
                     self.shared.line(&format!("A {thread} {seq} {}\n", self.shared.ms()))?;
                     self.shared.acked.fetch_add(1, Ordering::Relaxed);
@@ -168,6 +170,17 @@ impl<'a> Worker<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// A disk that is shut down ends nobody, as a power failure would. An fsync that XFS is shut down under may even succeed: after
+    /// it has written the pages it asks whether the log still holds something of the file, and the log that has given up holds
+    /// nothing (`xfs_file_fsync`, Linux 6.18). What is opened after that is `EIO`: then nobody has heard of this success.
+    fn has_power(&self) -> Sys<()> {
+        let Some(disk) = &self.load.disk else { return Ok(()) };
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        sys::openat(libc::AT_FDCWD, &path_bytes(disk), flags, 0)
+            .and_then(|fd| sys::close(fd as i32))
+            .map(drop_value)
     }
 
     fn open(&self, path: &str, flags: i32) -> Sys<i32> {
