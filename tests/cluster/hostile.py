@@ -19,7 +19,7 @@ from suite import run_all
 HELLO, CALL, PING, CANCEL, BYE = 1, 2, 3, 4, 5
 WELCOME, REFUSED, REPLY, EVENT, PONG = 0x81, 0x82, 0x83, 0x84, 0x85
 # Version of the protocol that the server speaks.
-VERSION = 2
+VERSION = 3
 FRAME_MAX = 4 << 20
 TESTS = []
 

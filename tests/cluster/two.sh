@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two mounts of one served volume: what one writes the other reads (close-to-open), names change under both, locks of all kinds,
-# and what becomes of them when the server, a mount or the time is killed.
+# what becomes of them when the server, a mount or the time is killed, and of names that change under a mount far from the server.
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_SERVE=1
@@ -35,6 +35,19 @@ python() {
 }
 
 python "$ROOT/tests/cluster/two.py" "$a" "$b"
+
+# A third mount, which a relay keeps 40 ms away from the server.
+far=$WORK/far way=40
+kestrel-relay --to "$(serve_address "$volume")" --delay-us "${way}000" >"$WORK/relay.out" 9>&- &
+relay=$!
+until grep -q : "$WORK/relay.out"; do sleep 0.01; done
+mkdir "$far"
+"$KESTREL" mount "kestrel://$(cat "$WORK/relay.out")/$(basename "$volume")" "$far" --allow-other "${MODE_OPTIONS[@]}" \
+    --log "$WORK/far.log" >/dev/null 9>&-
+python "$ROOT/tests/cluster/late.py" "$a" "$far" "$way"
+umount_volume "$far"
+kill "$relay"
+
 python "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "sh $WORK/kill-server" --start-server "sh $WORK/start-server" \
     --mount-a-pid "$(server_pid "$a")" --lease "$lease"
 # The last test killed the first mount.

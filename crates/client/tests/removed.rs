@@ -26,7 +26,7 @@ fn mkdir(fs: &Arc<Fs>, dir: &str) -> InodeId {
 }
 
 fn rmdir(fs: &Arc<Fs>, dir: &str) {
-    wait(|done| fs.rmdir(Caller::ROOT, Place::new(ROOT, name(dir)), done)).unwrap();
+    wait(|done| fs.rmdir(Caller::ROOT, Place::new(ROOT, name(dir)), None, done)).unwrap();
 }
 
 fn unlink(fs: &Arc<Fs>, file: &str) {

@@ -63,7 +63,7 @@ fn a_retry_is_answered_from_memory_and_from_rows_and_executed_once() {
     client.reclaim(&fixture, Reclaim { last: true, ..Reclaim::default() });
     assert_eq!(client.ask_call(&fixture, call.clone()), first);
     // Once acknowledged it is not known any more, and not executed either.
-    let mut next = client.op(Op::RmDir(at("d")));
+    let mut next = client.op(Op::RmDir(at("d"), None));
     next.acked = call.seq;
     assert_eq!(errno(&client.ask_call(&fixture, next)), 0);
     client.send(&fixture, vec![ToServer::Call(call)]);

@@ -49,7 +49,7 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         Op::MkDir(place, mode) => mkdir::run(view, creds, place, *mode),
         Op::Symlink(place, target) => symlink::run(view, creds, place, target),
         Op::Unlink(place) => unlink::run(view, creds, place),
-        Op::RmDir(place) => rmdir::run(view, creds, place),
+        Op::RmDir(place, expected) => rmdir::run(view, creds, place, *expected),
         Op::Rename(from, to, flags) => rename::run(view, creds, from, to, *flags),
         Op::Link(inode, place) => link::run(view, creds, inode, place),
         Op::Commit(commit) => commit::run(view, creds, commit),
@@ -114,7 +114,7 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
         Op::Parent(ino) | Op::Release(ino) | Op::TmpFile { dir: ino, .. } => {
             Lane::Worker(core.home_of_inode(*ino))
         }
-        Op::RmDir(_) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => Lane::Exclusive,
+        Op::RmDir(..) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => Lane::Exclusive,
         Op::ReadDir { .. }
         | Op::Chunks { .. }
         | Op::AllocObjects(_)
@@ -128,7 +128,7 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
 pub fn is_freeing(op: &Op) -> bool {
     match op {
         Op::Unlink(_)
-        | Op::RmDir(_)
+        | Op::RmDir(..)
         | Op::Release(_)
         | Op::RemoveXattr(..)
         | Op::Compact { .. }
@@ -192,7 +192,7 @@ pub fn kind(op: &Op) -> usize {
         Op::MkDir(..) => 11,
         Op::Symlink(..) => 12,
         Op::Unlink(_) => 13,
-        Op::RmDir(_) => 14,
+        Op::RmDir(..) => 14,
         Op::Rename(..) => 15,
         Op::Link(..) => 16,
         Op::Commit(_) => 17,

@@ -159,7 +159,7 @@ fn whatever_fails_on_the_way_a_request_happens_once() {
         Op::Symlink(at(ROOT, "s"), b"a"[..].into()),
         Op::Rename(at(ROOT, "a"), at(ROOT, "d/a"), flags),
         Op::Unlink(at(ROOT, "d/a")),
-        Op::RmDir(at(ROOT, "d")),
+        Op::RmDir(at(ROOT, "d"), None),
     ];
     for durability in [Durability::Commit, Durability::Fsync] {
         let new = |upto: usize| {

@@ -166,7 +166,8 @@ fn a_failed_commit_leaves_no_trace() {
     // Numbers are reserved and stamps recorded, so the next commit is the batch's own.
     let warm = fixture.inode(create("warm"));
     fixture.call(Op::Release(warm.ino)).unwrap();
-    let ops = [create("x"), Op::RmDir(at(1, "d")), Op::Unlink(at(1, "warm")), Op::MkDir(at(1, "m"), 0o777)];
+    let ops =
+        [create("x"), Op::RmDir(at(1, "d"), None), Op::Unlink(at(1, "warm")), Op::MkDir(at(1, "m"), 0o777)];
     for op in ops {
         fixture.engine.fail_commit(EngineError::Io("injected".into()));
         assert_eq!(fixture.errno(op), libc::EIO);

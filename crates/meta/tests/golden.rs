@@ -230,7 +230,7 @@ fn the_golden_volume_can_be_read() {
     for path in ["empty", "inline", "packed", "chunked", "dir/hard", "dir/link", "dir/null"] {
         assert!(call(Op::Unlink(at(1, path))).is_ok(), "{path}");
     }
-    assert!(call(Op::RmDir(at(1, "dir/sub"))).is_ok() && call(Op::RmDir(at(1, "dir"))).is_ok());
+    assert!(call(Op::RmDir(at(1, "dir/sub"), None)).is_ok() && call(Op::RmDir(at(1, "dir"), None)).is_ok());
     let found = check::check(&*engine, &|_| false);
     assert_eq!((found.files, found.dirs, found.bytes), (0, 0, 0));
 }

@@ -161,10 +161,13 @@ fn op() -> BoxedStrategy<Op> {
             }),
             (place(), bytes()).prop_map(|(place, target)| Op::Symlink(place, target)),
             place().prop_map(Op::Unlink),
-            place().prop_map(Op::RmDir),
-            (place(), place(), any::<(bool, bool)>()).prop_map(|(from, to, (no_replace, exchange))| {
-                Op::Rename(from, to, RenameFlags { no_replace, exchange })
-            }),
+            (place(), option::of(number())).prop_map(|(place, expected)| Op::RmDir(place, expected)),
+            (place(), place(), any::<(bool, bool)>(), option::of(number())).prop_map(
+                |(from, to, flags, replaced)| {
+                    let (no_replace, exchange) = flags;
+                    Op::Rename(from, to, RenameFlags { no_replace, exchange, replaced })
+                }
+            ),
             (file(), place()).prop_map(|(file, place)| Op::Link(file, place)),
         ];
     let inodes = prop_oneof![

@@ -247,23 +247,50 @@ fn unlink_and_rmdir_refuse_in_the_order_linux_does() {
     f.inode_as(&owner, Op::Create { place: at(dir, "f"), mode: 0o777, flags: WRITE, exclusive: true });
     assert_eq!(f.errno_as(&other, Op::Unlink(at(dir, "none"))), libc::ENOENT);
     assert_eq!(f.errno_as(&other, Op::Unlink(at(dir, "f"))), libc::EPERM);
-    assert_eq!(f.errno_as(&other, Op::RmDir(at(dir, "sub"))), libc::EPERM);
+    assert_eq!(f.errno_as(&other, Op::RmDir(at(dir, "sub"), None)), libc::EPERM);
     assert_eq!(f.errno_as(&other, Op::Rename(at(dir, "f"), at(1, "f"), RenameFlags::default())), libc::EPERM);
     assert_eq!(f.errno_as(&owner, Op::Unlink(at(dir, "sub"))), libc::EISDIR);
-    assert_eq!(f.errno_as(&owner, Op::RmDir(at(dir, "f"))), libc::ENOTDIR);
+    assert_eq!(f.errno_as(&owner, Op::RmDir(at(dir, "f"), None)), libc::ENOTDIR);
     f.inode(create("d/sub/x"));
-    assert_eq!(f.errno_as(&owner, Op::RmDir(at(dir, "sub"))), libc::ENOTEMPTY);
+    assert_eq!(f.errno_as(&owner, Op::RmDir(at(dir, "sub"), None)), libc::ENOTEMPTY);
     f.inode(mode(InodeRef::by_id(dir), 0o755));
     assert_eq!(f.errno_as(&owner, Op::Unlink(at(dir, "f"))), libc::EACCES);
     assert_eq!(f.errno_as(&owner, Op::Unlink(at(dir, "none"))), libc::ENOENT);
     assert_eq!(f.errno(Op::Unlink(at(dir, "f"))), 0);
     f.call(Op::Unlink(at(dir, "sub/x"))).unwrap();
-    assert_eq!(f.errno(Op::RmDir(at(dir, "sub"))), 0);
-    f.call(Op::RmDir(at(1, "d"))).unwrap();
+    assert_eq!(f.errno(Op::RmDir(at(dir, "sub"), None)), 0);
+    f.call(Op::RmDir(at(1, "d"), None)).unwrap();
     assert_eq!(f.errno(create("d/x")), libc::ENOENT);
     assert_eq!(f.errno(Op::Lookup(at(dir, "x"))), libc::ENOENT);
     assert_eq!(f.errno(Op::GetAttr(InodeRef::by_id(dir))), libc::ESTALE);
     assert_eq!(f.errno(Op::ReadDir { dir, after: None, limit: 1, check: true }), libc::ENOENT);
+    f.check();
+}
+
+#[test]
+fn only_the_expected_directory_is_removed_or_replaced() {
+    let f = fixture();
+    let [a, b] = ["a", "b"].map(|path| f.inode(mkdir(path)).ino);
+    f.inode(create("file"));
+    let remove = |path, ino| f.errno(Op::RmDir(at(1, path), Some(ino)));
+    let replace = |from, to, ino| {
+        f.errno(Op::Rename(
+            at(1, from),
+            at(1, to),
+            RenameFlags { replaced: Some(ino), ..RenameFlags::default() },
+        ))
+    };
+    assert_eq!((remove("a", b), replace("a", "b", a)), (libc::ESTALE, libc::ESTALE));
+    f.inode(create("b/x"));
+    assert_eq!((remove("b", a), remove("b", b)), (libc::ESTALE, libc::ENOTEMPTY));
+    f.call(Op::Unlink(at(1, "b/x"))).unwrap();
+    // What is wrong anyway is said first, and where no directory goes none is expected.
+    assert_eq!((remove("file", a), remove("none", a)), (libc::ENOTDIR, libc::ENOENT));
+    assert_eq!((replace("a", "file", b), replace("file", "b", a)), (libc::ENOTDIR, libc::EISDIR));
+    assert_eq!((replace("file", "other", b), replace("a", "new", b)), (0, 0));
+    let exchange = RenameFlags { exchange: true, replaced: Some(a), no_replace: false };
+    assert_eq!(f.errno(Op::Rename(at(1, "new"), at(1, "b"), exchange)), 0);
+    assert_eq!((replace("new", "b", a), remove("b", b)), (0, 0));
     f.check();
 }
 
@@ -283,9 +310,9 @@ fn rename_refuses_cycles_and_wrong_types() {
     assert_eq!(f.errno(rename("e", "a")), libc::ENOTEMPTY);
     assert_eq!(f.errno(rename("none", "x")), libc::ENOENT);
     assert_eq!(f.errno(exchange("f", "none")), libc::ENOENT);
-    let keep = RenameFlags { no_replace: true, exchange: false };
+    let keep = RenameFlags { no_replace: true, ..RenameFlags::default() };
     assert_eq!(f.errno(Op::Rename(at(1, "f"), at(1, "g"), keep)), libc::EEXIST);
-    let both = RenameFlags { no_replace: true, exchange: true };
+    let both = RenameFlags { no_replace: true, exchange: true, replaced: None };
     assert_eq!(f.errno(Op::Rename(at(1, "f"), at(1, "g"), both)), libc::EINVAL);
     assert_eq!(f.errno(rename("f", "f")), 0);
     assert_eq!(f.errno(exchange("a/b", "f")), 0);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kestrel_client::fs::{Caller, DirHandle, Done, FileHandle, Fs, Opened};
 use kestrel_fuse::{self as fuse, Reply};
-use kestrel_types::error::FsResult;
+use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{NAME_MAX, Name, Place};
@@ -19,6 +19,7 @@ use crate::naming::{Naming, Trust};
 use crate::passthrough::PassthroughState;
 use crate::paths::Target;
 use crate::patience::Patience;
+use crate::told::Told;
 
 /// Block size that `statfs` counts in.
 const STATFS_BLOCK: u32 = 4096;
@@ -43,6 +44,8 @@ pub struct Core {
     pub locking: Option<Arc<Locking>>,
     /// Files that the kernel reads by itself.
     pub passthrough: PassthroughState,
+    /// What threads were told of directories, where others may change that.
+    told: Option<Told>,
 }
 
 impl Core {
@@ -60,7 +63,13 @@ impl Core {
             all_wait,
             locking,
             passthrough: PassthroughState::default(),
+            told: (!trust.alone).then(Told::default),
         })
+    }
+
+    /// Which directory a thread thinks it removes or replaces, if that is known.
+    pub fn expected(&self, thread: u32, dir: u64, name: &Name) -> Option<InodeId> {
+        self.told.as_ref()?.take(thread, dir, name)
     }
 
     /// Acts on an entry of a directory.
@@ -114,16 +123,18 @@ impl Core {
     /// Number of the directory at a path node's place.
     pub fn find(self: &Arc<Self>, caller: Caller, node: u64, place: Place, done: Done<InodeId>) {
         let core = self.clone();
-        let found = move |found: FsResult<Inode>| done(found.map(|inode| core.saw(node, &inode)));
+        let found = move |found: FsResult<Inode>| done(found.and_then(|inode| core.saw(node, &inode)));
         self.fs.find_directory(caller, place, Box::new(found));
     }
 
-    /// Notes the attributes of a path node's directory; its number.
-    pub fn saw(&self, node: u64, inode: &Inode) -> InodeId {
-        if let Some(paths) = self.naming.paths() {
-            paths.seen(node, inode);
+    /// Notes the attributes of a path node's directory; its number. `ESTALE` if the kernel took the node for another one.
+    pub fn saw(&self, node: u64, inode: &Inode) -> FsResult<InodeId> {
+        match self.naming.paths() {
+            Some(paths) if !paths.seen(node, inode) => {
+                Err(FsError::new(libc::ESTALE, "another directory has its name now"))
+            }
+            _ => Ok(inode.ino),
         }
-        inode.ino
     }
 
     /// Answers as [`with`] does, for what may have to wait for the block store: a caller that is killed meanwhile is let go.
@@ -212,6 +223,9 @@ impl Core {
     ) -> Done<Inode> {
         let core = self.clone();
         let answer = move |reply: Reply, inode: Inode| {
+            if let (Some(told), Kind::Dir) = (&core.told, inode.kind) {
+                told.note(pid, at.0, &at.1, inode.ino);
+            }
             let entry = core.naming.entry(Some((at.0, &at.1)), &inode, &core.trust);
             if let Some(paths) = core.naming.paths()
                 && keeps

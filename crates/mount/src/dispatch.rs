@@ -92,12 +92,15 @@ impl FileSystem for Mounted {
                 fs.unlink(caller, place, core.removing(pid, (node, name), reply));
             }),
             Operation::Rmdir { name } => core.placed(caller, (node, name), reply, |place, name, reply| {
-                fs.rmdir(caller, place, core.removing(pid, (node, name), reply));
+                let expected = core.expected(pid, node, &name);
+                fs.rmdir(caller, place, expected, core.removing(pid, (node, name), reply));
             }),
             Operation::Rename { name, new_parent, new_name, flags } => {
                 let Some(flags) = rename_flags(flags) else { return reply.error(libc::EINVAL) };
                 core.placed(caller, (node, name), reply, |from, name, reply| {
                     core.placed(caller, (new_parent, new_name), reply, |to, new_name, reply| {
+                        let replaced = core.expected(pid, new_parent, &new_name);
+                        let flags = RenameFlags { replaced, ..flags };
                         let names = ((node, name), (new_parent, new_name));
                         core.rename(pid, names, flags.exchange, reply, move |core, done| {
                             core.fs.rename(caller, from, to, flags, done);
@@ -324,5 +327,6 @@ fn rename_flags(flags: u32) -> Option<RenameFlags> {
     (flags & !known == 0).then_some(RenameFlags {
         no_replace: flags & libc::RENAME_NOREPLACE != 0,
         exchange: flags & libc::RENAME_EXCHANGE != 0,
+        replaced: None,
     })
 }

@@ -13,6 +13,7 @@ mod passthrough;
 mod paths;
 mod patience;
 mod shortcut;
+mod told;
 
 use std::path::Path;
 use std::sync::Arc;

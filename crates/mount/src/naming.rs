@@ -1,7 +1,7 @@
 //! What the kernel's node ids stand for: inode numbers, or in shortcut mode paths.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kestrel_client::fs::Fs;
 use kestrel_fuse::Entry;
@@ -87,50 +87,6 @@ impl Naming {
     pub fn removed(&self, dir: u64, name: &Name, gone: Option<Box<Inode>>) {
         if let Self::Paths(paths) = self {
             paths.removed(dir, name, gone);
-        }
-    }
-
-    /// An entry was renamed or exchanged here; `gone` is what was replaced. When that may be told, if not now.
-    pub fn renamed(
-        &self,
-        from: (u64, &Name),
-        to: (u64, &Name),
-        exchange: bool,
-        gone: Option<Box<Inode>>,
-    ) -> Option<Instant> {
-        self.paths()?.renamed(from, to, exchange, gone)
-    }
-
-    /// The nodes that a rename would move to where not everybody may go.
-    pub fn leaving(&self, from: (u64, &Name), to: (u64, &Name), exchange: bool) -> Vec<u64> {
-        self.paths().map_or_else(Vec::new, |paths| paths.leaving(from, to, exchange))
-    }
-
-    /// Before `then` takes the right to search directories below these nodes away. Ends with [`Naming::recalled`].
-    pub fn recall(&self, nodes: &[u64], then: impl FnOnce() + Send + 'static) {
-        match self {
-            Self::Paths(paths) => paths.recall(nodes, then),
-            Self::Numbers => then(),
-        }
-    }
-
-    /// What [`Naming::recall`] was for is done.
-    pub fn recalled(&self, nodes: &[u64]) {
-        if let Self::Paths(paths) = self {
-            paths.recalled(nodes);
-        }
-    }
-
-    /// Attributes of a node were changed here. When that may be told, if not now.
-    pub fn changed(&self, node: u64, inode: &Inode) -> Option<Instant> {
-        self.paths().filter(|_| inode.kind == Kind::Dir)?.changed(node, inode)
-    }
-
-    /// Runs `tell` at that time, now if there is none.
-    pub fn tell(&self, when: Option<Instant>, tell: impl FnOnce() + Send + 'static) {
-        match (when, self) {
-            (Some(due), Self::Paths(paths)) => paths.at(due, Box::new(tell)),
-            _ => tell(),
         }
     }
 }

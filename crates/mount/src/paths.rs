@@ -26,10 +26,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kestrel_client::fs::{Caller, Fs};
+use kestrel_client::fs::{Caller, Done, Fs};
 use kestrel_fuse::{Attr, Entry, Notifier};
-use kestrel_types::error::FsResult;
-use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{Name, Place};
 use kestrel_walkhint::WalkHints;
@@ -43,7 +43,7 @@ pub use self::waiting::{Found, Waiting};
 
 use self::filter::Filter;
 use self::keeper::Keeper;
-use self::table::{Held, Lent, Table};
+use self::table::{Directories, Lent, Table};
 use self::waiting::Waits;
 use crate::convert;
 use crate::naming::Trust;
@@ -75,6 +75,27 @@ pub struct Paths {
     trust: Trust,
     start: Instant,
     counters: Counters,
+}
+
+impl Directories for Fs {
+    fn bound(&self, ino: InodeId) {
+        self.remember_directory(ino);
+    }
+
+    fn let_go(&self, ino: InodeId) {
+        self.forget(ino, 1);
+    }
+}
+
+impl Target {
+    /// The attributes of what it is.
+    pub fn attributes(self, fs: &Arc<Fs>, caller: Caller, done: Done<Inode>) {
+        match self {
+            Self::Inode(ino) => fs.getattr(caller, ino, done),
+            Self::At(place) => fs.find_directory(caller, place, done),
+            Self::Gone => done(Err(FsError::new(libc::ESTALE, "the directory is gone"))),
+        }
+    }
 }
 
 /// Calls what it holds when it is dropped.
@@ -109,10 +130,6 @@ impl Paths {
     /// The mount is there: starts the thread that talks to the kernel.
     pub fn begin(self: &Arc<Self>, notifier: Notifier, prunes: bool) {
         self.keeper.start(self, notifier, prunes);
-        let paths = self.clone();
-        // Until this is known no name in the root is believed.
-        let root = move |root: FsResult<Inode>| root.iter().for_each(|root| paths.seen(ROOT, root));
-        self.fs.getattr(Caller::ROOT, ROOT, Box::new(root));
     }
 
     /// Ends it.
@@ -182,15 +199,11 @@ impl Paths {
         let found = Box::new(move |found: FsResult<Inode>| {
             Counters::count(&paths.counters.looks);
             match found {
-                Ok(inode) if inode.kind == Kind::Dir => paths.seen(node, &inode),
+                Ok(inode) if inode.kind == Kind::Dir && paths.seen(node, &inode) => {}
                 _ => paths.table.read().looked_in_vain(node),
             }
         });
-        match self.target(node) {
-            Target::Inode(ino) => self.fs.getattr(Caller::ROOT, ino, found),
-            Target::At(place) => self.fs.find_directory(Caller::ROOT, place, found),
-            Target::Gone => {}
-        }
+        self.target(node).attributes(&self.fs, Caller::ROOT, found);
     }
 
     /// The entry that tells the kernel of an inode found or made at a name, of which `fs` was told that the kernel will know it
@@ -221,7 +234,7 @@ impl Paths {
         let mut entry = convert::entry(inode, self.trust.dirs.max(MOMENT), Duration::ZERO);
         let long = {
             let mut table = self.table.write();
-            entry.nodeid = table.enter(dir, name, Some(inode.ino));
+            entry.nodeid = table.enter(dir, name, Some(inode.ino), &*self.fs);
             table.verified(entry.nodeid, self.now_ms());
             table.seen(entry.nodeid, &entry.attr);
             if table.is_bound(inode.ino) {
@@ -247,7 +260,7 @@ impl Paths {
             })
         };
         let (nodeid, (entry_ttl, unknown), attr) = known.unwrap_or_else(|| {
-            let node = self.table.write().enter(dir, name, None);
+            let node = self.table.write().enter(dir, name, None, &*self.fs);
             self.crowded();
             (node, (Duration::ZERO, None), None)
         });
@@ -268,16 +281,26 @@ impl Paths {
         Counters::count(&self.counters.stale);
     }
 
-    /// Attributes of a path node, as just seen.
-    pub fn seen(&self, node: u64, inode: &Inode) {
-        let table = self.table.read();
-        table.seen(node, &convert::attr(inode));
-        table.verified(node, self.now_ms());
+    /// Attributes of a path node, as just seen. False if the kernel may not be told them, because its name means another directory
+    /// than before: it has to walk again.
+    pub fn seen(&self, node: u64, inode: &Inode) -> bool {
+        let is = {
+            let table = self.table.read();
+            table.verified(node, self.now_ms());
+            table.seen(node, &convert::attr(inode))
+        };
+        if !is {
+            self.table.write().displaced(node, &*self.fs);
+        }
+        is
     }
 
     /// Before `then` takes the right to search directories below these nodes away: binds what the kernel may have let somebody take hold
     /// of there to its identity. Ends with [`Paths::recalled`].
     pub fn recall(self: &Arc<Self>, nodes: &[u64], then: impl FnOnce() + Send + 'static) {
+        if nodes.is_empty() {
+            return then();
+        }
         let lent: Vec<u64> = {
             let table = self.table.read();
             nodes.iter().flat_map(|node| table.recall(*node)).collect()
@@ -324,30 +347,32 @@ impl Paths {
         self.start + Duration::from_millis(until_ms) + TICKS
     }
 
-    /// Runs `tell` at that time, or at once when the mount ends.
-    pub fn at(&self, due: Instant, tell: Box<dyn FnOnce() + Send>) {
-        self.keeper.at(due, tell);
+    /// Runs `tell` at that time, or at once if there is none or when the mount ends.
+    pub fn tell(&self, when: Option<Instant>, tell: impl FnOnce() + Send + 'static) {
+        match when {
+            Some(due) => self.keeper.at(due, Box::new(tell)),
+            None => tell(),
+        }
     }
 
     /// A name was removed here; `gone` is what it meant.
     pub fn removed(&self, dir: u64, name: &Name, gone: Option<Box<Inode>>) {
         self.passed(dir);
         self.absent(dir, name);
-        self.bury(gone, |was| self.table.write().detach(dir, name, was));
+        self.bury(gone, |was| self.table.write().detach(dir, name, was, &*self.fs));
     }
 
-    /// Keeps the last attributes of a directory that was removed, if its node is bound to it now.
-    fn bury(&self, gone: Option<Box<Inode>>, detach: impl FnOnce(Option<InodeId>) -> bool) {
+    /// Keeps the last attributes of a directory that was removed, if a node is bound to it after `detach`.
+    fn bury(&self, gone: Option<Box<Inode>>, detach: impl FnOnce(Option<InodeId>)) {
         match gone.filter(|inode| inode.kind == Kind::Dir) {
             Some(inode) => {
                 let ino = inode.ino;
                 // First, so that whoever asks at this moment finds them.
                 self.fs.remember_removed(inode);
-                if !detach(Some(ino)) {
-                    self.fs.forget(ino, 1);
-                }
+                detach(Some(ino));
+                self.fs.forget(ino, 1);
             }
-            None => drop(detach(None)),
+            None => detach(None),
         }
     }
 
@@ -374,50 +399,32 @@ impl Paths {
                 self.files.add(dir, name);
             }
         }
-        let mut unbound = Vec::new();
-        self.bury(gone, |was| {
-            self.table.write().renamed(from, to, (exchange, was), &mut |ino| unbound.push(ino))
-        });
-        unbound.into_iter().for_each(|ino| self.fs.forget(ino, 1));
+        self.bury(gone, |was| self.table.write().renamed(from, to, (exchange, was), &*self.fs));
         let (table, now) = (self.table.read(), self.now_ms());
         let lent = [from, to].into_iter().filter_map(|(dir, name)| table.lent_in_private(dir, name, now));
         lent.max().map(|until| self.when_believed_no_more(until))
     }
 
-    /// Binds a path node to its directory, because it was opened or, with `works`, may be worked in. False if it is bound to
-    /// another one or gone: the kernel has to walk again.
+    /// Binds a path node to its directory, because it was opened or, with `works`, may be worked in. False if it is another one or
+    /// gone: the kernel has to walk again.
     pub fn hold(&self, node: u64, ino: InodeId, works: bool) -> bool {
-        if !is_path(node) {
-            return true;
-        }
-        // First, so that its last attributes are kept if it is removed at this moment.
-        self.fs.remember_directory(ino);
         // Walks through it ask from now on, as soon as the kernel no longer believes its name (`--shortcut-names`).
-        let held = self.table.write().hold(node, ino, works);
-        if held != Held::Newly {
-            self.fs.forget(ino, 1);
-        }
-        held != Held::Not
+        !is_path(node) || self.table.write().hold(node, ino, works, &*self.fs)
     }
 
     /// A directory was closed.
     pub fn closed(&self, node: u64) {
         if is_path(node) {
-            let unbound = self.table.write().closed(node);
-            if let Some(ino) = unbound {
-                self.fs.forget(ino, 1);
-            }
+            self.table.write().closed(node, &*self.fs);
         }
     }
 
     /// The kernel forgot lookups of a node.
     pub fn forget(&self, node: u64, count: u64) {
-        if !is_path(node) {
-            return self.fs.forget(node, count);
+        match is_path(node) {
+            true => self.table.write().forget(node, count, &*self.fs),
+            false => self.fs.forget(node, count),
         }
-        let mut unbound = Vec::new();
-        self.table.write().forget(node, count, &mut |ino| unbound.push(ino));
-        unbound.into_iter().for_each(|ino| self.fs.forget(ino, 1));
     }
 
     /// Has path nodes dropped if there are too many.

@@ -197,7 +197,7 @@ impl Core {
         let core = self.clone();
         let reached = move |found: FsResult<fs::Found>| {
             done(match found {
-                Ok(fs::Found::Directory(inode)) => Ok(core.saw(node, &inode)),
+                Ok(fs::Found::Directory(inode)) => core.saw(node, &inode),
                 Ok(fs::Found::File(opened)) => {
                     core.undo_created(opened);
                     Err(core.mistaken(node))
@@ -264,22 +264,15 @@ impl Core {
 
     /// GETATTR and STATX: the attributes of what a node stands for.
     pub fn inode(self: &Arc<Self>, caller: Caller, node: u64, done: Done<Inode>) {
-        match self.naming.target(node) {
-            Target::Inode(ino) if !is_path(node) => self.fs.getattr(caller, ino, done),
-            Target::Inode(ino) => self.fs.getattr(caller, ino, self.seeing(node, done)),
-            Target::At(place) => self.fs.find_directory(caller, place, self.seeing(node, done)),
-            Target::Gone => done(Err(FsError::new(libc::ESTALE, "the directory is gone"))),
+        if !is_path(node) {
+            return self.fs.getattr(caller, node, done);
         }
-    }
-
-    /// Notes a path node's attributes before they are told.
-    fn seeing(self: &Arc<Self>, node: u64, done: Done<Inode>) -> Done<Inode> {
         let core = self.clone();
-        Box::new(move |found: FsResult<Inode>| {
-            done(found.inspect(|inode| {
-                core.saw(node, inode);
-            }));
-        })
+        // Noted before they are told.
+        let seen = move |found: FsResult<Inode>| {
+            done(found.and_then(|inode| core.saw(node, &inode).map(|_| inode)));
+        };
+        self.naming.target(node).attributes(&self.fs, caller, Box::new(seen));
     }
 
     /// Answers an UNLINK or RMDIR, and takes the name out of the table if it is gone.
@@ -299,19 +292,22 @@ impl Core {
         reply: Reply,
         act: impl FnOnce(&Arc<Self>, Done<Option<Box<Inode>>>) + Send + 'static,
     ) {
-        let leaving = self.naming.leaving((from.0, &from.1), (to.0, &to.1), exchange);
-        let (core, done, left) = (self.clone(), self.empty(pid, reply), leaving.clone());
+        let done = self.empty(pid, reply);
+        let Some(paths) = self.naming.paths() else {
+            return act(self, Box::new(move |renamed: FsResult<_>| done(renamed.map(drop))));
+        };
+        let leaving = paths.leaving((from.0, &from.1), (to.0, &to.1), exchange);
+        let (after, left) = (paths.clone(), leaving.clone());
         let done = move |renamed: FsResult<_>| {
-            let when =
-                renamed.map(|gone| core.naming.renamed((from.0, &from.1), (to.0, &to.1), exchange, gone));
-            core.naming.recalled(&left);
+            let when = renamed.map(|gone| after.renamed((from.0, &from.1), (to.0, &to.1), exchange, gone));
+            after.recalled(&left);
             match when {
-                Ok(when) => core.naming.tell(when, move || done(Ok(()))),
+                Ok(when) => after.tell(when, move || done(Ok(()))),
                 Err(error) => done(Err(error)),
             }
         };
         let core = self.clone();
-        self.naming.recall(&leaving, move || act(&core, Box::new(done)));
+        paths.recall(&leaving, move || act(&core, Box::new(done)));
     }
 
     /// Has `act` carry a SETATTR of a node out that sets `mode`, and answers.
@@ -322,17 +318,19 @@ impl Core {
         done: Done<Inode>,
         act: impl FnOnce(&Arc<Self>, Done<Inode>) + Send + 'static,
     ) {
-        let closes = mode.is_some_and(|mode| u32::from(mode) & SEARCH_ALL != SEARCH_ALL)
-            && (is_path(node) || node == ROOT);
+        let Some(paths) = self.naming.paths().filter(|_| is_path(node) || node == ROOT) else {
+            return act(self, done);
+        };
+        let closes = mode.is_some_and(|mode| u32::from(mode) & SEARCH_ALL != SEARCH_ALL);
         let closing = if closes { vec![node] } else { Vec::new() };
-        let (core, closed) = (self.clone(), closing.clone());
+        let (after, closed) = (paths.clone(), closing.clone());
         let done = move |changed: FsResult<Inode>| {
-            let when = changed.as_ref().ok().and_then(|inode| core.naming.changed(node, inode));
-            core.naming.recalled(&closed);
-            core.naming.tell(when, move || done(changed));
+            let when = changed.as_ref().ok().and_then(|inode| after.changed(node, inode));
+            after.recalled(&closed);
+            after.tell(when, move || done(changed));
         };
         let core = self.clone();
-        self.naming.recall(&closing, move || act(&core, Box::new(done)));
+        paths.recall(&closing, move || act(&core, Box::new(done)));
     }
 
     /// Answers a CREATE. A symbolic link in its way is one that the lookup before has left to it: the kernel walks again.

@@ -132,12 +132,18 @@ fn xattr(client: &mut Client) -> Op {
     }
 }
 
+/// What a client may expect to remove or replace: often nothing in particular.
+fn expected(client: &mut Client) -> Option<u64> {
+    client.dice.chance(30).then(|| dir(client))
+}
+
 fn rename(client: &mut Client) -> Op {
     let (from, to) = (place(client), place(client));
+    let replaced = expected(client);
     let flags = match client.dice.below(10) {
-        0 => RenameFlags { no_replace: true, exchange: false },
-        1 | 2 => RenameFlags { no_replace: false, exchange: true },
-        _ => RenameFlags::default(),
+        0 => RenameFlags { no_replace: true, ..RenameFlags::default() },
+        1 | 2 => RenameFlags { exchange: true, ..RenameFlags::default() },
+        _ => RenameFlags { replaced, ..RenameFlags::default() },
     };
     Op::Rename(from, to, flags)
 }
@@ -183,7 +189,7 @@ pub fn wish(client: &mut Client) -> Wish {
         53..=58 => Op::MkDir(place(client), mode(client)),
         59 | 60 => Op::Symlink(place(client), b"a"[..].into()),
         61..=66 => Op::Unlink(place(client)),
-        67..=70 => Op::RmDir(place(client)),
+        67..=70 => Op::RmDir(place(client), expected(client)),
         71..=79 => rename(client),
         80..=83 => {
             let file = known(client, |known| known.inode.kind != Kind::Dir);

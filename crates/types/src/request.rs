@@ -95,6 +95,9 @@ pub struct RenameFlags {
     pub no_replace: bool,
     /// Exchange the two entries, which must both exist.
     pub exchange: bool,
+    /// Replace this directory, or fail with `ESTALE` if it would be another one. A kernel looks at what is there before it asks, and
+    /// takes that directory for dead when it was told that the name is replaced.
+    pub replaced: Option<InodeId>,
 }
 
 /// Flags of setting an extended attribute.
@@ -201,8 +204,9 @@ pub enum Op {
     Symlink(Place, Box<[u8]>),
     /// Removes an entry that is not a directory. Answer: [`Answer::Removed`].
     Unlink(Place),
-    /// Removes an empty directory. Answer: [`Answer::Removed`].
-    RmDir(Place),
+    /// Removes an empty directory; if a number is given, that one or none (`ESTALE`): see [`RenameFlags::replaced`].
+    /// Answer: [`Answer::Removed`].
+    RmDir(Place, Option<InodeId>),
     /// Renames. Answer: [`Answer::Renamed`].
     Rename(Place, Place, RenameFlags),
     /// Gives a file another name. Answer: [`Answer::Entry`].
@@ -307,7 +311,7 @@ impl Op {
             | Op::MkDir(..)
             | Op::Symlink(..)
             | Op::Unlink(_)
-            | Op::RmDir(_)
+            | Op::RmDir(..)
             | Op::Rename(..)
             | Op::Link(..)
             | Op::Commit(_)

@@ -128,12 +128,16 @@ impl Driver {
                 let _ = self.ask(op);
             }
             8 => {
-                let op = Op::RmDir(self.place());
+                let op = Op::RmDir(self.place(), None);
                 let _ = self.ask(op);
             }
             9 | 10 => {
                 let exchange = self.random.below(4) == 0;
-                let op = Op::Rename(self.place(), self.place(), RenameFlags { no_replace: false, exchange });
+                let op = Op::Rename(
+                    self.place(),
+                    self.place(),
+                    RenameFlags { exchange, ..RenameFlags::default() },
+                );
                 let _ = self.ask(op);
             }
             11 => {

@@ -101,10 +101,16 @@ impl Fs {
         self.ask(caller, Op::Unlink(place), move |answer| done(fs.removed(answer)));
     }
 
-    /// Removes an empty directory, which is told.
-    pub fn rmdir(self: &Arc<Self>, caller: Caller, place: Place, done: Done<Option<Box<Inode>>>) {
+    /// Removes an empty directory, which is told; if a number is given, that one or none (`ESTALE`).
+    pub fn rmdir(
+        self: &Arc<Self>,
+        caller: Caller,
+        place: Place,
+        expected: Option<InodeId>,
+        done: Done<Option<Box<Inode>>>,
+    ) {
         let fs = self.clone();
-        self.ask(caller, Op::RmDir(place), move |answer| done(fs.removed(answer)));
+        self.ask(caller, Op::RmDir(place, expected), move |answer| done(fs.removed(answer)));
     }
 
     /// Renames or exchanges. What was replaced is told.

@@ -3,7 +3,7 @@
 //! Order of errors as Linux (`vfs_rename`): the walks; `ENOENT` for the source; `EEXIST` (no_replace); `ENOENT` (exchange without
 //! target); into its own subtree `EINVAL`; onto an ancestor `ENOTEMPTY` (exchange: `EINVAL`); same file: success, nothing happens;
 //! `EACCES` and `EPERM` (sticky) at the source, then at the target; `ENOTDIR` and `EISDIR`; a directory that gets another parent needs
-//! write permission of itself, since its `..` changes (`EACCES`); `ENOTEMPTY`.
+//! write permission of itself, since its `..` changes (`EACCES`); `ESTALE` (another directory than expected); `ENOTEMPTY`.
 //!
 //! Sets ctime of what moves and times of both directories. A replaced file that is open lives on without a name.
 //!
@@ -55,7 +55,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, from: &Place, to: &Place, flags: 
         return Ok(Answer::Renamed { moved, other, from: a.dir.ino, to: b.dir.ino });
     }
     let replaced = match target {
-        Some(target) => Some(Replaced::prepare(view, target)?),
+        Some(target) => Some(Replaced::prepare(view, target, flags.replaced)?),
         None => None,
     };
     view.begin()?;
@@ -146,9 +146,9 @@ enum Replaced {
 }
 
 impl Replaced {
-    fn prepare(view: &mut View<'_>, target: Found) -> Run<Self> {
+    fn prepare(view: &mut View<'_>, target: Found, expected: Option<InodeId>) -> Run<Self> {
         if target.is_dir() {
-            return Ok(Self::Dir(DirRemoval::prepare(view, &target.inode)?));
+            return Ok(Self::Dir(DirRemoval::prepare(view, &target.inode, expected)?));
         }
         Ok(Self::File(Detach::prepare(view, target)?))
     }

@@ -1,10 +1,11 @@
 //! RmDir: removes an empty directory.
 //!
-//! Order of errors as Linux: `ENOENT`, `EACCES`, `EPERM` (sticky), `ENOTDIR`, `ENOTEMPTY`. Exclusive: with every role held nobody can be
+//! Order of errors as Linux: `ENOENT`, `EACCES`, `EPERM` (sticky), `ENOTDIR`, `ESTALE` (another one than expected), `ENOTEMPTY`. Exclusive: with every role held nobody can be
 //! creating in it, and the sum of its shares says exactly whether it is empty. Deletes entry, `dirid`, `subdir`, all shares and its
 //! extended attributes in one batch, so that after a crash it is there or not, never half. The dentry leaves the replica
 //! before the roles are let go.
 
+use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
 use kestrel_types::key::Table;
 use kestrel_types::name::Place;
@@ -16,7 +17,7 @@ use crate::rows::{CellId, Value};
 use crate::view::{Run, Use, View, fail};
 
 /// Runs the operation.
-pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place) -> Run<Answer> {
+pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place, expected: Option<InodeId>) -> Run<Answer> {
     view.need_exclusive()?;
     let spot = view.spot(creds, place, true)?;
     let found = view.at_spot(&spot, Use::Write)?.ok_or(fail(libc::ENOENT, "no such entry"))?;
@@ -24,7 +25,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place) -> Run<Answer> {
     if !found.is_dir() {
         return Err(fail(libc::ENOTDIR, "rmdir removes directories only"));
     }
-    let removal = DirRemoval::prepare(view, &found.inode)?;
+    let removal = DirRemoval::prepare(view, &found.inode, expected)?;
     view.begin()?;
     view.put(spot.entry, Value::Absent);
     view.change_dir(spot.share, -1, -1, 0, true)?;
@@ -39,8 +40,11 @@ pub struct DirRemoval {
 }
 
 impl DirRemoval {
-    /// Reads what is needed; `ENOTEMPTY` if it has entries.
-    pub fn prepare(view: &mut View<'_>, inode: &Inode) -> Run<Self> {
+    /// Reads what is needed; `ESTALE` if another one is expected, `ENOTEMPTY` if it has entries.
+    pub fn prepare(view: &mut View<'_>, inode: &Inode, expected: Option<InodeId>) -> Run<Self> {
+        if expected.is_some_and(|expected| expected != inode.ino) {
+            return Err(fail(libc::ESTALE, "another directory has the name now"));
+        }
         if view.figures(inode.ino)?.children != 0 {
             return Err(fail(libc::ENOTEMPTY, "the directory is not empty"));
         }

@@ -232,6 +232,11 @@ impl World {
         }
     }
 
+    /// What a caller may expect to remove or replace: often nothing in particular.
+    fn expected(&self, dice: u8) -> Option<u64> {
+        (dice % 8 == 0).then(|| self.dir(dice / 8))
+    }
+
     /// The request that a step stands for.
     fn op(&mut self, raw: Raw) -> Op {
         let flags = OpenFlags {
@@ -248,9 +253,13 @@ impl World {
             20..=49 => Op::Create { place: self.place(raw.a, raw.b), mode, flags, exclusive: raw.d % 3 == 0 },
             50..=69 => Op::MkDir(self.place(raw.a, raw.b), mode),
             70..=84 => Op::Unlink(self.taken(raw.a, raw.b)),
-            85..=99 => Op::RmDir(self.taken(raw.a, raw.b)),
+            85..=99 => Op::RmDir(self.taken(raw.a, raw.b), self.expected(raw.c)),
             100..=129 => {
-                let flags = RenameFlags { no_replace: raw.who / 8 % 5 == 0, exchange: raw.who / 8 % 5 == 1 };
+                let flags = RenameFlags {
+                    no_replace: raw.who / 8 % 5 == 0,
+                    exchange: raw.who / 8 % 5 == 1,
+                    replaced: self.expected(raw.b),
+                };
                 let to = if raw.op % 3 == 0 { self.taken(raw.c, raw.d) } else { self.place(raw.c, raw.d) };
                 Op::Rename(self.taken(raw.a, raw.b), to, flags)
             }
@@ -290,8 +299,8 @@ impl World {
                     self.such(raw.b, raw.d, |node| node.kind == Kind::File && node.layout != Layout::Inline);
                 Op::Clone { from, from_offset, to, to_offset: u64::from(raw.d % 3) * 25, len }
             }
-            230..=241 => self.xattr(raw),
-            242..=244 => Op::Access(self.inode(raw.a, raw.c), u32::from(raw.d % 8)),
+            230..=243 => self.xattr(raw),
+            244 => Op::Access(self.inode(raw.a, raw.c), u32::from(raw.d % 8)),
             245..=246 => Op::ReadLink(self.such(raw.a, raw.c, |node| node.kind == Kind::Symlink)),
             247..=248 => Op::Parent(self.dir(raw.a)),
             249..=250 => Op::ReadDir { dir: self.dir(raw.a), after: None, limit: 4096, check: true },

@@ -46,9 +46,9 @@ impl Client {
             0..=4 => Op::Create { place: self.place(), mode: 0o666, flags: FLAGS, exclusive: false },
             5..=6 => Op::MkDir(self.place(), 0o777),
             7..=9 => Op::Unlink(self.place()),
-            10 => Op::RmDir(self.place()),
+            10 => Op::RmDir(self.place(), None),
             11..=13 => {
-                let flags = RenameFlags { no_replace: false, exchange: self.dice.roll(4) == 0 };
+                let flags = RenameFlags { exchange: self.dice.roll(4) == 0, ..RenameFlags::default() };
                 Op::Rename(self.place(), self.place(), flags)
             }
             14 => match self.open.last() {

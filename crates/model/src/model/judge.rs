@@ -198,9 +198,9 @@ impl Model {
                 self.entry(creds, place, ino)?
             }
             Op::Unlink(place) => Shown::Removed(self.unlink(creds, place)?),
-            Op::RmDir(place) => Shown::Removed(self.rmdir(creds, place)?),
+            Op::RmDir(place, expected) => Shown::Removed(self.rmdir(creds, place, *expected)?),
             Op::Rename(from, to, flags) => {
-                let (from, to) = self.rename(creds, from, to, flags.no_replace, flags.exchange)?;
+                let (from, to) = self.rename(creds, from, to, *flags)?;
                 Shown::Moved(from, to)
             }
             Op::Link(inode, place) => {

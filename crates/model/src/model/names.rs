@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kestrel_types::inode::Kind;
 use kestrel_types::name::Place;
-use kestrel_types::request::Creds;
+use kestrel_types::request::{Creds, RenameFlags};
 
 use super::{EXEC, Heard, MISFIT, Model, READ, Run, SYMLINK, WRITE};
 
@@ -73,13 +73,16 @@ impl Model {
         Ok(ino)
     }
 
-    pub(super) fn rmdir(&mut self, creds: &Creds, place: &Place) -> Run<u64> {
+    pub(super) fn rmdir(&mut self, creds: &Creds, place: &Place, expected: Option<u64>) -> Run<u64> {
         let (dir, there) = self.walk(creds, place)?;
         let ino = there.ok_or(libc::ENOENT)?;
         self.may_remove(creds, dir, ino)?;
         let node = self.node(ino)?;
         if node.kind != Kind::Dir {
             return Err(libc::ENOTDIR);
+        }
+        if expected.is_some_and(|expected| expected != ino) {
+            return Err(libc::ESTALE);
         }
         if !node.children.is_empty() {
             return Err(libc::ENOTEMPTY);
@@ -104,8 +107,7 @@ impl Model {
         creds: &Creds,
         from: &Place,
         to: &Place,
-        no_replace: bool,
-        exchange: bool,
+        RenameFlags { no_replace, exchange, replaced }: RenameFlags,
     ) -> Run<(u64, u64)> {
         if no_replace && exchange {
             return Err(libc::EINVAL);
@@ -151,6 +153,11 @@ impl Model {
             if exchange && is_dir(target.unwrap()) {
                 self.allowed(creds, target.unwrap(), WRITE)?;
             }
+        }
+        if let Some(target) = target.filter(|target| !exchange && is_dir(*target))
+            && replaced.is_some_and(|replaced| replaced != target)
+        {
+            return Err(libc::ESTALE);
         }
         if let Some(target) = target.filter(|_| !exchange)
             && !self.nodes[&target].children.is_empty()

@@ -7,9 +7,13 @@
 //! **Identity.** A node may be bound to one directory, by its inode number: while it is open, and once somebody may work in
 //! it. It then means that directory wherever it is and whatever its name means meanwhile.
 //!
+//! **What the kernel was told.** It keeps attributes for a moment and one inode for a node. So the attributes of one directory only are
+//! told of a node ([`Table::told`]), and it is bound to no other: otherwise an open that was answered before its name changed, and
+//! attributes that were asked for after, would be those of two directories.
+//!
 //! **Attached and detached.** A node is found by its name while it is attached. A local rename moves the node, as the kernel
-//! moves its entry. When the name goes away here, or is found to mean another directory than the one a node is bound to, that
-//! node is detached: it has no path any more, only its identity if it has one.
+//! moves its entry. When the name goes away here, or is found to mean another directory than what the kernel was told, that
+//! node is detached: it has no path any more, and is bound to what it was, if that is known.
 //!
 //! **Life.** A node lives until the kernel has forgotten it as often as it learned of it and no node lies below it; messages
 //! of the kernel may overtake each other, so children may be forgotten after their parents. Numbers are not used again.
@@ -49,17 +53,6 @@ pub enum Target {
     Gone,
 }
 
-/// What holding a node on to a directory came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
-    /// It was not bound, and is now.
-    Newly,
-    /// It was bound to this directory.
-    Already,
-    /// It is bound to another one, or gone: the caller walks again.
-    Not,
-}
-
 /// Whether the kernel may believe a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lent {
@@ -71,6 +64,15 @@ pub enum Lent {
     Unknown(u64),
 }
 
+/// Those who keep what is known about directories that nodes are bound to. Called with the table locked.
+pub trait Directories {
+    /// A node is about to be bound to this directory.
+    fn bound(&self, ino: InodeId);
+
+    /// It is not bound to it any more.
+    fn let_go(&self, ino: InodeId);
+}
+
 #[derive(Debug)]
 struct Node {
     parent: u64,
@@ -78,6 +80,8 @@ struct Node {
     attached: bool,
     /// What it is bound to.
     identity: Option<InodeId>,
+    /// The only directory whose attributes the kernel was told for it; 0 if it was told none.
+    told: AtomicU64,
     /// Open handles of it.
     opens: u32,
     /// It may be somebody's working directory; nobody tells when that ends.
@@ -92,6 +96,18 @@ struct Node {
     seen: Mutex<Seen>,
     /// Its own name may be believed until then.
     lent_until_ms: AtomicU64,
+}
+
+impl Node {
+    fn told(&self) -> Option<InodeId> {
+        Some(self.told.load(Ordering::Relaxed)).filter(|ino| *ino != 0)
+    }
+
+    /// Whether it can be this directory; it is no other from now on.
+    fn is(&self, ino: InodeId) -> bool {
+        let told = self.told.compare_exchange(0, ino, Ordering::Relaxed, Ordering::Relaxed);
+        told.is_ok() || told == Err(ino)
+    }
 }
 
 /// The table.
@@ -182,15 +198,26 @@ impl Table {
         }
     }
 
-    /// The node of a name, made if need be, and one more lookup of it. If it is known which directory is there (`ino`), a node
-    /// that is bound to another one makes way.
-    pub fn enter(&mut self, parent: u64, name: &Name, ino: Option<InodeId>) -> u64 {
-        if let Some((id, identity)) = self.find(parent, name) {
-            if ino.is_none() || identity.is_none() || identity == ino {
+    /// Whether the kernel may be told that a node is this directory. No other from now on: see the head of this file.
+    pub fn told(&self, id: u64, ino: InodeId) -> bool {
+        self.nodes.get(&id).is_none_or(|node| node.is(ino))
+    }
+
+    /// The node of a name, made if need be, and one more lookup of it. If it is known which directory is there (`ino`), which the
+    /// kernel is told then, a node that is another one makes way.
+    pub fn enter(
+        &mut self,
+        parent: u64,
+        name: &Name,
+        ino: Option<InodeId>,
+        directories: &dyn Directories,
+    ) -> u64 {
+        if let Some((id, _)) = self.find(parent, name) {
+            if ino.is_none_or(|ino| self.told(id, ino)) {
                 self.learned(id);
                 return id;
             }
-            self.detach(parent, name, None);
+            self.detach(parent, name, None, directories);
         }
         self.made += 1;
         let id = PATH_NODE | self.made;
@@ -199,6 +226,7 @@ impl Table {
             name: name.clone(),
             attached: true,
             identity: None,
+            told: AtomicU64::new(ino.unwrap_or(0)),
             opens: 0,
             worked_in: false,
             children: 0,
@@ -219,18 +247,17 @@ impl Table {
         }
     }
 
-    /// The kernel forgot `count` lookups of a node. Inode numbers that were bound to what goes away with it are given to
-    /// `unbound`.
-    pub fn forget(&mut self, id: u64, count: u64, unbound: &mut dyn FnMut(InodeId)) {
+    /// The kernel forgot `count` lookups of a node.
+    pub fn forget(&mut self, id: u64, count: u64, directories: &dyn Directories) {
         if let Some(node) = self.nodes.get_mut(&id) {
             let lookups = node.lookups.get_mut();
             *lookups = lookups.saturating_sub(count);
         }
-        self.drop_unknown(id, unbound);
+        self.drop_unknown(id, directories);
     }
 
     /// Drops a node nobody refers to, and what it kept alive above it.
-    fn drop_unknown(&mut self, mut id: u64, unbound: &mut dyn FnMut(InodeId)) {
+    fn drop_unknown(&mut self, mut id: u64, directories: &dyn Directories) {
         while let Some(node) = self.nodes.get_mut(&id) {
             if *node.lookups.get_mut() > 0 || node.children > 0 {
                 return;
@@ -240,8 +267,7 @@ impl Table {
                 self.by_name.remove(&(node.parent, node.name));
             }
             if let Some(ino) = node.identity {
-                self.unbind(ino);
-                unbound(ino);
+                self.unbind(ino, directories);
             }
             let Some(parent) = self.nodes.get_mut(&node.parent) else { return };
             parent.children = parent.children.saturating_sub(1);
@@ -249,39 +275,49 @@ impl Table {
         }
     }
 
-    /// A name went away, or means something else now: its node, if there is one, has no path any more. With `was` it is bound
-    /// to the directory that the name meant, if it was bound to none; whether that happened.
-    pub fn detach(&mut self, parent: u64, name: &Name, was: Option<InodeId>) -> bool {
-        let id = self.by_name.remove(&(parent, name.clone()));
-        id.is_some_and(|id| self.lose_path(id, was))
-    }
-
-    fn lose_path(&mut self, id: u64, was: Option<InodeId>) -> bool {
-        let Some(node) = self.nodes.get_mut(&id) else { return false };
-        node.attached = false;
-        match (node.identity, was) {
-            (None, Some(ino)) => {
-                self.bind(id, ino);
-                true
-            }
-            _ => false,
+    /// A name went away, or means something else now: its node, if there is one, has no path any more. It is bound to what the
+    /// kernel was told, else to `was`, the directory that the name meant.
+    pub fn detach(&mut self, parent: u64, name: &Name, was: Option<InodeId>, directories: &dyn Directories) {
+        if let Some(id) = self.by_name.remove(&(parent, name.clone())) {
+            self.lose_path(id, was, directories);
         }
     }
 
-    fn bind(&mut self, id: u64, ino: InodeId) {
+    /// A node's name was found to mean another directory.
+    pub fn displaced(&mut self, id: u64, directories: &dyn Directories) {
+        if let Some((parent, name)) = self.name_of(id) {
+            self.detach(parent, &name, None, directories);
+        }
+    }
+
+    fn lose_path(&mut self, id: u64, was: Option<InodeId>, directories: &dyn Directories) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        node.attached = false;
+        if node.identity.is_none()
+            && let Some(ino) = node.told().or(was)
+        {
+            self.bind(id, ino, directories);
+        }
+    }
+
+    fn bind(&mut self, id: u64, ino: InodeId, directories: &dyn Directories) {
         if let Some(node) = self.nodes.get_mut(&id) {
+            // First, so that the last attributes are kept if it is removed at this moment.
+            directories.bound(ino);
             node.identity = Some(ino);
+            *node.told.get_mut() = ino;
             *self.bound.entry(ino).or_default() += 1;
         }
     }
 
-    fn unbind(&mut self, ino: InodeId) {
+    fn unbind(&mut self, ino: InodeId, directories: &dyn Directories) {
         if let Some(nodes) = self.bound.get_mut(&ino) {
             *nodes -= 1;
             if *nodes == 0 {
                 self.bound.remove(&ino);
             }
         }
+        directories.let_go(ino);
     }
 
     /// Whether a node is bound to this directory.
@@ -289,35 +325,31 @@ impl Table {
         self.bound.contains_key(&ino)
     }
 
-    /// An entry was renamed here, and what it replaced, `was`, is gone, or with `exchange` the two changed places. Answers as
-    /// [`Table::detach`]; `unbound` as for [`Table::forget`].
+    /// An entry was renamed here, and what it replaced, `was`, is gone, or with `exchange` the two changed places.
     pub fn renamed(
         &mut self,
         from: (u64, &Name),
         to: (u64, &Name),
         (exchange, was): (bool, Option<InodeId>),
-        unbound: &mut dyn FnMut(InodeId),
-    ) -> bool {
+        directories: &dyn Directories,
+    ) {
         if (from.0, from.1) == (to.0, to.1) {
-            return false;
+            return;
         }
         let moved = self.by_name.remove(&(from.0, from.1.clone()));
         let other = self.by_name.remove(&(to.0, to.1.clone()));
         if let Some(id) = moved {
-            self.attach(id, to, unbound);
+            self.attach(id, to, directories);
         }
         match other {
-            Some(id) if exchange => {
-                self.attach(id, from, unbound);
-                false
-            }
-            Some(id) => self.lose_path(id, was),
-            None => false,
+            Some(id) if exchange => self.attach(id, from, directories),
+            Some(id) => self.lose_path(id, was, directories),
+            None => {}
         }
     }
 
     /// Gives a node another place.
-    fn attach(&mut self, id: u64, (parent, name): (u64, &Name), unbound: &mut dyn FnMut(InodeId)) {
+    fn attach(&mut self, id: u64, (parent, name): (u64, &Name), directories: &dyn Directories) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let old = std::mem::replace(&mut node.parent, parent);
         node.name = name.clone();
@@ -325,35 +357,30 @@ impl Table {
         self.adopt(parent);
         if let Some(node) = self.nodes.get_mut(&old) {
             node.children = node.children.saturating_sub(1);
-            self.drop_unknown(old, unbound);
+            self.drop_unknown(old, directories);
         }
     }
 
     /// Binds a node to the directory that was found at its place, because it is open now or, with `works`, may be worked in.
-    pub fn hold(&mut self, id: u64, ino: InodeId, works: bool) -> Held {
-        let Some(node) = self.nodes.get_mut(&id) else { return Held::Not };
-        let held = match node.identity {
-            Some(bound) if bound == ino => Held::Already,
-            Some(_) => return Held::Not,
-            None => Held::Newly,
-        };
+    /// False if it is another one, or gone: the caller walks again.
+    pub fn hold(&mut self, id: u64, ino: InodeId, works: bool, directories: &dyn Directories) -> bool {
+        let Some(node) = self.nodes.get_mut(&id).filter(|node| node.is(ino)) else { return false };
         node.worked_in |= works;
         node.opens += u32::from(!works);
-        if held == Held::Newly {
-            self.bind(id, ino);
+        if node.identity.is_none() {
+            self.bind(id, ino, directories);
         }
-        held
+        true
     }
 
-    /// An open handle of a node was closed. The inode number that it is not bound to any more. What is detached stays bound: it
-    /// has nothing else.
-    pub fn closed(&mut self, id: u64) -> Option<InodeId> {
-        let node = self.nodes.get_mut(&id)?;
+    /// An open handle of a node was closed. What is detached stays bound: it has nothing else.
+    pub fn closed(&mut self, id: u64, directories: &dyn Directories) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
         node.opens = node.opens.saturating_sub(1);
         let free = node.opens == 0 && !node.worked_in && node.attached;
-        let ino = if free { node.identity.take() } else { None }?;
-        self.unbind(ino);
-        Some(ino)
+        if free && let Some(ino) = node.identity.take() {
+            self.unbind(ino, directories);
+        }
     }
 
     /// Parent and name of an attached node.
@@ -382,11 +409,13 @@ impl Table {
         if id == ROOT { Some(&self.root) } else { self.nodes.get(&id).map(|node| &node.seen) }
     }
 
-    /// Notes the attributes of a node's directory, as somebody asked for them.
-    pub fn seen(&self, id: u64, attr: &Attr) {
-        if let Some(seen) = self.seen_of(id) {
+    /// Notes the attributes of a node's directory, as somebody asked for them; false if it is another one ([`Table::told`]).
+    pub fn seen(&self, id: u64, attr: &Attr) -> bool {
+        let is = self.told(id, attr.ino);
+        if is && let Some(seen) = self.seen_of(id) {
             seen.lock().note(attr);
         }
+        is
     }
 
     /// Notes attributes that were changed here. When names in it are believed no more, if that has to be waited for.

@@ -3,6 +3,7 @@
 use super::basic::{self, Writer, flags, inode_ref, list, mode, place};
 use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
+use crate::ids::InodeId;
 use crate::request::{Commit, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags};
 
 // First byte of an operation. Numbers are never given to another one.
@@ -20,8 +21,6 @@ const MK_NOD: u8 = 11;
 const MK_DIR: u8 = 12;
 const SYMLINK: u8 = 13;
 const UNLINK: u8 = 14;
-const RM_DIR: u8 = 15;
-const RENAME: u8 = 16;
 const LINK: u8 = 17;
 const READ_DIR: u8 = 18;
 const COMMIT: u8 = 19;
@@ -38,6 +37,8 @@ const USAGE: u8 = 29;
 const TREE_USAGE: u8 = 30;
 const SYNC: u8 = 31;
 const OPEN_AT: u8 = 32;
+const RM_DIR: u8 = 33;
+const RENAME: u8 = 34;
 
 // Content of a commit.
 const UNCHANGED: u8 = 0;
@@ -54,6 +55,15 @@ pub(super) fn put_request(request: &Request, w: &mut Writer<'_>) {
 #[inline(always)]
 pub(super) fn request(r: &mut Reader<'_>) -> Result<Request, DecodeError> {
     Ok(Request { creds: basic::creds(r)?, op: op(r)? })
+}
+
+/// The directory that an operation is about; 0, which is none's number, if it takes any.
+fn put_expected(ino: Option<InodeId>, w: &mut Writer<'_>) {
+    w.varint(ino.unwrap_or(0));
+}
+
+fn expected(r: &mut Reader<'_>) -> Result<Option<InodeId>, DecodeError> {
+    Ok(Some(r.varint()?).filter(|ino| *ino != 0))
 }
 
 fn put_op(op: &Op, w: &mut Writer<'_>) {
@@ -105,11 +115,15 @@ fn put_op(op: &Op, w: &mut Writer<'_>) {
             w.string(target);
         }
         Op::Unlink(place) => put_place(UNLINK, place, w),
-        Op::RmDir(place) => put_place(RM_DIR, place, w),
+        Op::RmDir(place, expected) => {
+            put_place(RM_DIR, place, w);
+            put_expected(*expected, w);
+        }
         Op::Rename(from, to, flags) => {
             put_place(RENAME, from, w);
             w.place(to);
             w.u8(u8::from(flags.no_replace) | u8::from(flags.exchange) << 1);
+            put_expected(flags.replaced, w);
         }
         Op::Link(inode, to) => {
             put_ref(LINK, inode, w);
@@ -190,10 +204,11 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
         MK_DIR => Op::MkDir(place(r)?, mode(r)?),
         SYMLINK => Op::Symlink(place(r)?, basic::bytes(r)?),
         UNLINK => Op::Unlink(place(r)?),
-        RM_DIR => Op::RmDir(place(r)?),
+        RM_DIR => Op::RmDir(place(r)?, expected(r)?),
         RENAME => {
-            let (from, to, flags) = (place(r)?, place(r)?, flags(r, 3)?);
-            Op::Rename(from, to, RenameFlags { no_replace: flags & 1 != 0, exchange: flags & 2 != 0 })
+            let (from, to, flags, replaced) = (place(r)?, place(r)?, flags(r, 3)?, expected(r)?);
+            let (no_replace, exchange) = (flags & 1 != 0, flags & 2 != 0);
+            Op::Rename(from, to, RenameFlags { no_replace, exchange, replaced })
         }
         LINK => Op::Link(inode_ref(r)?, place(r)?),
         READ_DIR => {

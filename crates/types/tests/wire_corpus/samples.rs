@@ -48,7 +48,7 @@ pub fn bad() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("bad-kind", vec![0x7f, 1, 2, 3]),
         ("bad-magic", vec![1, b'k', b's', b't', b'l', 0, 1, 0, 1]),
-        ("bad-version", b"\x01KSTL\0\x03\0\x09later".to_vec()),
+        ("bad-version", b"\x01KSTL\0\x04\0\x09later".to_vec()),
         ("bad-operation", vec![2, 1, 0, 1, 0, 0, 0, 0, 0, 200]),
         ("bad-name", b"\x02\x01\0\x01\0\0\0\0\0\x01\x01\0\x02..".to_vec()),
         ("bad-count", vec![2, 1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0xff, 0xff, 0xff, 0xff, 0x0f, 1, b'x']),
@@ -128,7 +128,7 @@ fn call(body: Body) -> Sample {
 
 fn sessions() -> Vec<(&'static str, Sample)> {
     let hello = Hello {
-        versions: Versions { min: 2, max: 2 },
+        versions: Versions { min: 3, max: 3 },
         volume: "data".into(),
         client: ClientId(*b"0123456789abcdef"),
         incarnation: 3,
@@ -136,7 +136,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         established: true,
     };
     let welcome = Welcome {
-        version: 2,
+        version: 3,
         node: 2,
         epoch: 17,
         descriptor: b"{\"magic\":\"kestrelfs\"}".as_slice().into(),
@@ -179,6 +179,7 @@ fn ops() -> Vec<(&'static str, Op)> {
             kill_suid: true,
         })
     };
+    let rename = RenameFlags::default();
     let attribute = || b"user.label".as_slice().into();
     vec![
         ("op-lookup", Op::Lookup(place())),
@@ -198,8 +199,9 @@ fn ops() -> Vec<(&'static str, Op)> {
         ("op-mkdir", Op::MkDir(place(), 0o1777)),
         ("op-symlink", Op::Symlink(place(), b"../dog.jpg".as_slice().into())),
         ("op-unlink", Op::Unlink(place())),
-        ("op-rmdir", Op::RmDir(place())),
-        ("op-rename", Op::Rename(place(), place(), RenameFlags { no_replace: true, exchange: false })),
+        ("op-rmdir", Op::RmDir(place(), Some(4711))),
+        ("op-rename", Op::Rename(place(), place(), RenameFlags { no_replace: true, ..rename })),
+        ("op-rename-over", Op::Rename(place(), place(), RenameFlags { replaced: Some(300), ..rename })),
         ("op-link", Op::Link(inode_ref(), place())),
         ("op-readdir", Op::ReadDir { dir: 77, after: Some(name("bird.jpg")), limit: 4096, check: true }),
         ("op-readdir-first", Op::ReadDir { dir: 77, after: None, limit: 1, check: false }),

@@ -1,3 +1,5 @@
+use std::cell::RefCell;
+
 use kestrel_types::ids::ROOT;
 
 use super::*;
@@ -6,8 +8,41 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).expect("a name")
 }
 
+/// Directories that a table's nodes are bound to, as it says.
+#[derive(Default)]
+struct Bound(RefCell<Vec<InodeId>>);
+
+impl Directories for Bound {
+    fn bound(&self, ino: InodeId) {
+        self.0.borrow_mut().push(ino);
+    }
+
+    fn let_go(&self, ino: InodeId) {
+        let mut all = self.0.borrow_mut();
+        let at = all.iter().position(|bound| *bound == ino);
+        all.remove(at.expect("it was bound"));
+    }
+}
+
+impl Bound {
+    fn are(&self, inodes: &[InodeId]) {
+        let mut all = self.0.borrow().clone();
+        all.sort_unstable();
+        assert_eq!(all, inodes);
+    }
+}
+
+/// Where nobody looks.
+struct Nobody;
+
+impl Directories for Nobody {
+    fn bound(&self, _: InodeId) {}
+
+    fn let_go(&self, _: InodeId) {}
+}
+
 fn enter(table: &mut Table, parent: u64, text: &str) -> u64 {
-    table.enter(parent, &name(text), None)
+    table.enter(parent, &name(text), None, &Nobody)
 }
 
 fn path(table: &Table, dir: u64) -> Option<(InodeId, String)> {
@@ -16,14 +51,12 @@ fn path(table: &Table, dir: u64) -> Option<(InodeId, String)> {
     Some((place.base, dirs.join("/")))
 }
 
-fn forget(table: &mut Table, id: u64, count: u64) -> Vec<InodeId> {
-    let mut unbound = Vec::new();
-    table.forget(id, count, &mut |ino| unbound.push(ino));
-    unbound
+fn forget(table: &mut Table, id: u64, count: u64) {
+    table.forget(id, count, &Nobody);
 }
 
 fn rename(table: &mut Table, from: (u64, &str), to: (u64, &str), exchange: bool) {
-    table.renamed((from.0, &name(from.1)), (to.0, &name(to.1)), (exchange, None), &mut |_| ());
+    table.renamed((from.0, &name(from.1)), (to.0, &name(to.1)), (exchange, None), &Nobody);
 }
 
 #[test]
@@ -43,7 +76,7 @@ fn a_name_has_one_node_for_as_long_as_the_kernel_knows_it() {
     assert_eq!(table.len(), 0);
     assert_ne!(enter(&mut table, ROOT, "a"), a, "numbers are not used again");
     assert_eq!((table.target(a), table.place(a, name("x"))), (Target::Gone, None));
-    assert!(forget(&mut table, a, 1).is_empty());
+    forget(&mut table, a, 1);
 }
 
 #[test]
@@ -92,37 +125,77 @@ fn what_is_moved_away_does_not_keep_its_old_parent() {
 
 #[test]
 fn what_is_open_is_its_directory_wherever_that_is() {
-    let mut table = Table::default();
+    let (mut table, bound) = (Table::default(), Bound::default());
     let a = enter(&mut table, ROOT, "a");
     let b = enter(&mut table, a, "b");
-    assert_eq!(table.hold(a, 70, false), Held::Newly);
-    assert_eq!(table.hold(a, 70, false), Held::Already);
-    assert_eq!(table.hold(a, 71, false), Held::Not);
+    assert!(table.hold(a, 70, false, &bound) && table.hold(a, 70, false, &bound));
+    assert!(!table.hold(a, 71, false, &bound));
     assert_eq!(path(&table, b), Some((70, "b".into())));
     assert_eq!(table.target(a), Target::Inode(70));
-    assert_eq!(table.enter(ROOT, &name("a"), Some(70)), a);
-    let other = table.enter(ROOT, &name("a"), Some(71));
+    assert_eq!(table.enter(ROOT, &name("a"), Some(70), &bound), a);
+    let other = table.enter(ROOT, &name("a"), Some(71), &bound);
     assert_ne!(other, a, "the name means another directory now");
     assert_eq!(path(&table, b), Some((70, "b".into())));
-    assert_eq!((table.closed(a), table.closed(a)), (None, None), "it has nothing but its identity");
-    assert_eq!(table.target(a), Target::Inode(70));
+    table.closed(a, &bound);
+    table.closed(a, &bound);
+    assert_eq!(table.target(a), Target::Inode(70), "it has nothing but its identity");
     forget(&mut table, b, 1);
-    assert_eq!(forget(&mut table, a, 2), [70]);
+    bound.are(&[70]);
+    table.forget(a, 2, &bound);
+    bound.are(&[]);
     assert_eq!(table.find(ROOT, &name("a")), Some((other, None)));
 }
 
 #[test]
 fn what_is_closed_is_its_name_again_unless_somebody_may_work_in_it() {
-    let mut table = Table::default();
+    let (mut table, bound) = (Table::default(), Bound::default());
     let a = enter(&mut table, ROOT, "a");
-    assert_eq!(table.hold(a, 70, false), Held::Newly);
-    assert_eq!(table.closed(a), Some(70));
+    assert!(table.hold(a, 70, false, &bound));
+    table.closed(a, &bound);
+    bound.are(&[]);
     assert_eq!(path(&table, a), Some((ROOT, "a".into())));
-    assert_eq!(table.hold(a, 71, true), Held::Newly);
-    assert_eq!(table.hold(a, 71, false), Held::Already);
-    assert_eq!(table.closed(a), None);
-    assert_eq!(table.target(a), Target::Inode(71));
-    assert_eq!(table.hold(99, 1, true), Held::Not);
+    assert!(table.hold(a, 70, true, &bound) && table.hold(a, 70, false, &bound));
+    table.closed(a, &bound);
+    assert_eq!(table.target(a), Target::Inode(70));
+    bound.are(&[70]);
+    assert!(!table.hold(99, 1, true, &bound));
+}
+
+#[test]
+fn the_kernel_is_told_of_one_directory_for_a_node() {
+    let (mut table, bound) = (Table::default(), Bound::default());
+    let attr = |ino| Attr { ino, ..Attr::default() };
+    let a = enter(&mut table, ROOT, "a");
+    assert!(table.seen(a, &attr(70)) && !table.seen(a, &attr(71)) && table.seen(a, &attr(70)));
+    assert_eq!(table.last_attr(a).map(|attr| attr.ino), Some(70));
+    // An open that was answered before the name changed, and whose OPENDIR comes after the next lookup.
+    assert!(!table.hold(a, 71, false, &bound));
+    assert_eq!(enter(&mut table, ROOT, "a"), a, "in mid-path it is whatever is there");
+    bound.are(&[]);
+    let other = table.enter(ROOT, &name("a"), Some(71), &bound);
+    assert_ne!(other, a);
+    bound.are(&[70]);
+    assert_eq!((table.target(a), path(&table, other)), (Target::Inode(70), Some((ROOT, "a".into()))));
+    assert!(table.hold(a, 70, false, &bound) && !table.hold(other, 70, true, &bound));
+    assert!(table.hold(other, 71, true, &bound));
+    bound.are(&[70, 71]);
+
+    // Attributes were asked for by name, and are those of another.
+    let e = table.enter(ROOT, &name("e"), Some(90), &bound);
+    assert!(!table.seen(e, &attr(91)));
+    table.displaced(e, &bound);
+    assert_eq!((table.target(e), table.find(ROOT, &name("e"))), (Target::Inode(90), None));
+    table.displaced(e, &bound);
+    table.forget(e, 1, &bound);
+
+    // What was removed is not what it was here.
+    let c = table.enter(ROOT, &name("c"), Some(80), &bound);
+    table.detach(ROOT, &name("c"), Some(81), &bound);
+    assert_eq!(table.target(c), Target::Inode(80));
+    let d = enter(&mut table, ROOT, "d");
+    table.detach(ROOT, &name("d"), Some(82), &bound);
+    assert!(!table.hold(d, 83, false, &bound) && table.hold(d, 82, false, &bound));
+    bound.are(&[70, 71, 80, 82]);
 }
 
 #[test]
@@ -133,7 +206,7 @@ fn an_operation_proves_the_directories_it_went_through() {
     let c = enter(&mut table, b, "c");
     table.verified(b, 5);
     assert_eq!([a, b, c].map(|node| table.verified_ms(node)), [5, 5, 0]);
-    table.hold(b, 70, false);
+    table.hold(b, 70, false, &Nobody);
     table.verified(c, 9);
     assert_eq!([a, b, c].map(|node| table.verified_ms(node)), [5, 5, 9], "c by way of an identity");
 }
@@ -149,7 +222,7 @@ fn long_paths_are_known_as_such() {
         depth += 1;
     }
     assert_eq!(depth, LONG_PATH_BYTES.div_ceil(256));
-    table.hold(at, 70, true);
+    table.hold(at, 70, true, &Nobody);
     let below = enter(&mut table, at, &long);
     assert!(!table.is_long(below));
 }
@@ -160,7 +233,7 @@ fn only_what_nothing_needs_is_droppable() {
     let a = enter(&mut table, ROOT, "a");
     let b = enter(&mut table, a, "b");
     let c = enter(&mut table, a, "c");
-    table.hold(c, 70, false);
+    table.hold(c, 70, false, &Nobody);
     for turn in 0..5 {
         assert_eq!(table.droppable(9, turn), [b]);
     }
@@ -180,18 +253,17 @@ fn attributes_are_those_last_seen() {
 
 #[test]
 fn what_is_removed_here_stays_what_it_was() {
-    let mut table = Table::default();
+    let (mut table, bound) = (Table::default(), Bound::default());
     let (a, b) = (enter(&mut table, ROOT, "a"), enter(&mut table, ROOT, "b"));
-    assert!(table.detach(ROOT, &name("a"), Some(70)));
+    table.detach(ROOT, &name("a"), Some(70), &bound);
     assert_eq!((table.target(a), table.is_bound(70)), (Target::Inode(70), true));
-    assert!(!table.detach(ROOT, &name("a"), Some(70)), "there is no such name any more");
-    assert_eq!(table.hold(b, 71, false), Held::Newly);
-    let replaced = |table: &mut Table, ino| {
-        table.renamed((ROOT, &name("c")), (ROOT, &name("b")), (false, Some(ino)), &mut |_| ())
-    };
-    assert!(!replaced(&mut table, 72), "it was bound before");
-    assert_eq!(table.target(b), Target::Inode(71));
-    assert_eq!(forget(&mut table, a, 1), [70]);
+    table.detach(ROOT, &name("a"), Some(72), &bound);
+    bound.are(&[70]);
+    assert!(table.hold(b, 71, false, &bound));
+    table.renamed((ROOT, &name("c")), (ROOT, &name("b")), (false, Some(72)), &bound);
+    assert_eq!(table.target(b), Target::Inode(71), "it was bound before");
+    table.forget(a, 1, &bound);
+    bound.are(&[71]);
     assert!(!table.is_bound(70) && table.is_bound(71));
 }
 

@@ -212,10 +212,13 @@ fn op() -> BoxedStrategy<Op> {
         (place(), mode()).prop_map(|(place, mode)| Op::MkDir(place, mode)),
         (place(), blob(100)).prop_map(|(place, target)| Op::Symlink(place, target)),
         place().prop_map(Op::Unlink),
-        place().prop_map(Op::RmDir),
-        (place(), place(), any::<(bool, bool)>()).prop_map(|(from, to, (no_replace, exchange))| {
-            Op::Rename(from, to, RenameFlags { no_replace, exchange })
-        }),
+        (place(), option::of(1..=u64::MAX)).prop_map(|(place, expected)| Op::RmDir(place, expected)),
+        (place(), place(), any::<(bool, bool)>(), option::of(1..=u64::MAX)).prop_map(
+            |(from, to, flags, replaced)| {
+                let (no_replace, exchange) = flags;
+                Op::Rename(from, to, RenameFlags { no_replace, exchange, replaced })
+            }
+        ),
         (inode_ref(), place()).prop_map(|(inode, place)| Op::Link(inode, place)),
         (inode_ref(), set_attr()).prop_map(|(inode, changes)| Op::SetAttr(inode, changes)),
     ];

@@ -55,7 +55,7 @@ fn bytes_are_pinned() {
     assert_eq!(summed[8..12], crc32c::crc32c(&covered).to_be_bytes());
 
     let hello = server_bytes(&ToServer::Hello(hello()), Checksum::Off);
-    let mut expected = framed(1, b"KSTL\0\x02\0\x02\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt");
+    let mut expected = framed(1, b"KSTL\0\x03\0\x03\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt");
     assert_eq!(hello, expected);
 
     let reply =
@@ -137,12 +137,12 @@ fn other_protocols_and_versions_are_told_apart() {
     bytes[HEADER_BYTES] = b'k';
     assert_eq!(read_server(&bytes), Err(WireError::NotHello));
     // What follows the versions may have any form.
-    let future = framed(1, b"KSTL\0\x03\0\x07what comes then");
-    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 3, max: 7 })));
+    let future = framed(1, b"KSTL\0\x04\0\x07what comes then");
+    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 4, max: 7 })));
     let none = framed(1, b"KSTL\0\x07\0\x02what comes then");
     assert_eq!(read_server(&none), Err(WireError::Version(Versions { min: 7, max: 2 })));
     assert_eq!(Versions { min: 0, max: 9 }.common(Versions::OURS), Some(VERSION));
-    assert_eq!(Versions { min: 3, max: 9 }.common(Versions::OURS), None);
+    assert_eq!(Versions { min: 4, max: 9 }.common(Versions::OURS), None);
     assert_eq!(Versions { min: 1, max: 1 }.common(Versions::OURS), None);
     // HTTP and TLS end as oversized frames.
     for stranger in
