@@ -105,7 +105,6 @@ impl LocalStore {
         let file = match sys::create_at(self.root.as_fd(), &name) {
             Err(source) if source.raw_os_error() == Some(libc::ENOENT) => {
                 sys::mkdir_at(self.root.as_fd(), &files::dir_name(key::prefix(object))).map_err(failed)?;
-                self.dirty.root_changed();
                 sys::create_at(self.root.as_fd(), &name)
             }
             Err(source) if is_out_of_descriptors(&source) => {

@@ -65,15 +65,29 @@ impl SyncPoint {
     }
 }
 
+/// A directory of objects with one prefix.
+struct PrefixDir {
+    /// Names in it.
+    names: SyncPoint,
+    /// Its own name is noted in [`Dirty::dir_names`].
+    is_noted: AtomicBool,
+}
+
+impl PrefixDir {
+    fn new() -> Self {
+        Self { names: SyncPoint::clean(), is_noted: AtomicBool::new(false) }
+    }
+}
+
 /// The unsynced part of a store.
 pub(super) struct Dirty {
     root: Arc<File>,
     files: Mutex<FxHashMap<ObjectId, Arc<ObjectFile>>>,
     /// All writes.
     store: SyncPoint,
-    /// Names in each prefix directory.
-    dirs: Vec<SyncPoint>,
-    /// Names of the prefix directories.
+    /// The prefix directories.
+    dirs: Vec<PrefixDir>,
+    /// Their names.
     dir_names: SyncPoint,
     /// What an earlier process may have left unsynced.
     inherited: SyncPoint,
@@ -90,7 +104,7 @@ impl Dirty {
             root,
             files: Mutex::default(),
             store,
-            dirs: std::iter::repeat_with(SyncPoint::clean).take(key::PREFIXES).collect(),
+            dirs: std::iter::repeat_with(PrefixDir::new).take(key::PREFIXES).collect(),
             dir_names: SyncPoint::clean(),
             inherited,
             lost: Mutex::new(None),
@@ -98,14 +112,15 @@ impl Dirty {
         }
     }
 
-    /// A prefix directory was made.
-    pub fn root_changed(&self) {
-        self.dir_names.wrote();
-    }
-
     /// A file was made. It counts as unsynced from its first write on.
     pub fn created(&self, file: &ObjectFile) {
-        self.dirs[usize::from(key::prefix(file.object))].wrote();
+        let dir = &self.dirs[usize::from(key::prefix(file.object))];
+        // Whoever makes the first file may do so before the thread that made the directory can say so: each of them notes it.
+        if !dir.is_noted.load(Ordering::SeqCst) {
+            self.dir_names.wrote();
+            dir.is_noted.store(true, Ordering::SeqCst);
+        }
+        dir.names.wrote();
     }
 
     /// Bytes were written to `file` and are complete.
@@ -210,7 +225,7 @@ impl Dirty {
         };
         file.synced.reach(|| file.file.sync_data().map_err(failed))?;
         let prefix = key::prefix(file.object);
-        self.dirs[usize::from(prefix)].reach(|| {
+        self.dirs[usize::from(prefix)].names.reach(|| {
             let dir = sys::open_at(self.root.as_fd(), &files::dir_name(prefix)).map_err(failed)?;
             dir.sync_all().map_err(failed)
         })?;
@@ -261,6 +276,20 @@ mod tests {
             })
             .unwrap();
         assert!(!point.is_clean());
+    }
+
+    #[test]
+    fn the_first_file_of_a_directory_notes_the_directory_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let dirty = Dirty::new(Arc::new(File::open(dir.path()).unwrap()));
+        let file = Arc::new(ObjectFile::new(5, tempfile::tempfile().unwrap()));
+        std::fs::create_dir(dir.path().join(files::dir_name(key::prefix(5)).to_str().unwrap())).unwrap();
+        dirty.created(&file);
+        assert!(!dirty.dir_names.is_clean());
+        dirty.wrote(&file);
+        dirty.sync_all().unwrap();
+        dirty.created(&file);
+        assert!(dirty.dir_names.is_clean() && !dirty.dirs[usize::from(key::prefix(5))].names.is_clean());
     }
 
     /// fdatasync of a pipe fails with EINVAL, which stands for a disk's failure here.
