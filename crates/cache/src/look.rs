@@ -1,6 +1,7 @@
 //! Looking for pages on a cache disk, on the disk's threads: whoever wants them waits for a bounded time.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use crate::core::Core;
 use crate::disk::{Disk, Side};
 use crate::faults::DiskOp;
 use crate::object::Object;
-use crate::page::{PAGE_BYTES, Slot};
+use crate::page::{self, PAGE_BYTES, Slot};
 use crate::pages::runs;
 use crate::slots::Slots;
 use crate::sys;
@@ -35,6 +36,26 @@ impl Core {
             disk.note_unanswered(Side::Read);
             Vec::new()
         })
+    }
+
+    /// Has the kernel bring pages that are known to be on the disk into its page cache, from where [`Core::read_warm`] then reads them
+    /// to where they are wanted. Whether they came; none if they are not known to be there.
+    pub fn bring(&self, object: &Object, disk: &Arc<Disk>, pages: &Range<u32>) -> Option<bool> {
+        let state = object.state.lock();
+        let file = state.file.clone().filter(|_| state.on_disk.contains_all(pages.clone()));
+        drop(state);
+        let file = file.filter(|_| disk.is_in_service(Side::Read))?;
+        let (of, bytes) = (Arc::clone(disk), page::slot_at(pages.start)..page::slot_at(pages.end));
+        let job = move || {
+            let begun = Instant::now();
+            let brought = of.before(DiskOp::Read).and_then(|()| sys::bring(&file, bytes));
+            of.note(Side::Read, begun, &brought);
+            brought.is_ok()
+        };
+        Some(disk.reads.call(self.options.disk_deadline, job).unwrap_or_else(|| {
+            disk.note_unanswered(Side::Read);
+            false
+        }))
     }
 
     /// Like [`Core::look`], on this thread.

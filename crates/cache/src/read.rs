@@ -124,8 +124,12 @@ impl Core {
         if self.read_warm(&object, disk, offset, len, parts) {
             return Ok(len);
         }
+        let brought = self.bring(&object, disk, &page::pages(offset, len));
+        if brought == Some(true) && self.read_warm(&object, disk, offset, len, parts) {
+            return Ok(len);
+        }
         let mut want = Want { offset, len, parts, end: None };
-        self.read_cold(&object, disk, &mut want, at_end)?;
+        self.read_cold(&object, disk, &mut want, (at_end, brought != Some(false)))?;
         match want.end {
             Some(_) if at_end == AtEnd::Fail => {
                 Err(Error::Corrupt { object: id, offset, what: "the object is shorter than what was stored" })
@@ -201,20 +205,20 @@ impl Core {
         true
     }
 
-    /// Reads pages from wherever they are, waiting for it.
+    /// Reads pages from wherever they are, waiting for it. Without `looks` the disk is known not to give them.
     fn read_cold(
         self: &Arc<Self>,
         object: &Arc<Object>,
         disk: &Arc<Disk>,
         want: &mut Want<'_, '_>,
-        at_end: AtEnd,
+        (at_end, looks): (AtEnd, bool),
     ) -> Result<()> {
         let pages = page::pages(want.offset, want.len);
         let mut missing = Vec::new();
         // An object that can still grow may have grown since its last page was cached.
         let is_end_final = at_end == AtEnd::Stop && self.store.appends().is_none();
         let to_look_for = self.copy_landed(object, want, is_end_final, &mut missing);
-        let found = self.look(object, disk, &to_look_for);
+        let found = if looks { self.look(object, disk, &to_look_for) } else { Vec::new() };
         for page in to_look_for {
             match found.iter().find_map(|slots| slots.page(page)) {
                 Some(data) if data.len() >= want.until(page) || is_end_final => want.put(page, data),

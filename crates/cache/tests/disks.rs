@@ -5,6 +5,8 @@
 mod common;
 
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -155,6 +157,39 @@ fn wrong_bytes_on_their_way_to_the_disk_are_neither_served_nor_kept() {
         let next = CachedStore::open(Arc::clone(&store) as _, VOLUME, options).unwrap();
         check(&next, 1, &whole, 0, LEN);
     }
+}
+
+/// Has the kernel forget what it holds of the cache's files, as far as it does that (not in memory file systems).
+fn drop_pages(dir: &Path) {
+    for path in cache_files(dir) {
+        let file = std::fs::File::open(path).unwrap();
+        file.sync_all().unwrap();
+        // SAFETY: takes no pointers.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    }
+}
+
+#[test]
+fn what_the_kernel_has_forgotten_is_read_from_the_disk_and_judged() {
+    // Not below /tmp, which may be memory.
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (store, cache) = behind(options(dir.path()), 3);
+    check_all(&cache, 1..=3);
+    flush(&cache);
+    let (gets, hits) = (store.gets(), figures(&cache)["cache_disk_hits"]);
+    drop_pages(dir.path());
+    check_all(&cache, 1..=3);
+    assert_eq!((store.gets(), figures(&cache)["cache_disk_hits"]), (gets, hits + 3));
+
+    for path in cache_files(dir.path()) {
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 1000).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], 1000).unwrap();
+    }
+    drop_pages(dir.path());
+    check_all(&cache, 1..=3);
+    assert_eq!((store.gets(), figures(&cache)["cache_disk_corrupt"]), (gets + 3, 3));
 }
 
 #[test]

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use kestrel_data::packer::Packer;
 use kestrel_data::reader::Reader;
 use kestrel_data::store::BlockStore;
-use kestrel_data::{Budget, Payload, Placed, Pool, ReadAheadConfig, Turn};
+use kestrel_data::{Budget, Buffers, Payload, Placed, Pool, ReadAheadConfig, Turn};
 use kestrel_meta::node::Node;
 use kestrel_types::clock::Clock;
 use kestrel_types::error::{FsError, FsResult};
@@ -61,6 +61,9 @@ use crate::metadata::Metadata;
 use crate::remote::is_answering;
 
 /// How long a job may wait for the I/O pool before it fails.
+/// Memory that is kept for the next reads while nobody reads, bytes.
+const BUFFER_BYTES_KEPT: usize = 32 << 20;
+
 const IO_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Completion of an operation. Called exactly once, possibly before the call that takes it returns.
@@ -174,6 +177,8 @@ pub struct Fs {
     store: Arc<dyn BlockStore>,
     packer: Packer,
     reader: Reader,
+    /// Memory for what is read.
+    buffers: Arc<Buffers>,
     pools: IoPools,
     budget: Budget,
     clock: Arc<dyn Clock>,
@@ -212,6 +217,7 @@ impl Fs {
             store,
             packer,
             reader,
+            buffers: Buffers::new(BUFFER_BYTES_KEPT),
             pools,
             clock,
             config,

@@ -14,6 +14,7 @@ use kestrel_types::range::{FRAME_BYTES, FRAME_CHECK_BYTES, RANGE_BYTES_MAX, Rang
 use crate::error::{Error, Result};
 use crate::object::placed_check;
 use crate::payload::Payload;
+use crate::reader::cache::Keeps;
 use crate::store::BlockStore;
 
 mod held;
@@ -148,9 +149,8 @@ pub(crate) trait FrameStore {
     fn find(&self, id: FrameId) -> Option<Arc<FrameBytes>>;
     /// Whether the frame is here.
     fn holds(&self, id: FrameId) -> bool;
-    /// Whether it takes whole frames too, not only those of which a part was read: whoever reads whole ones has to look,
-    /// and to bring what it had to wait for.
-    fn keeps_whole_frames(&self) -> bool;
+    /// Which frames it takes: whoever reads whole ones has to look if they may be here, and to bring those that are wanted.
+    fn keeps(&self) -> Keeps;
     /// Memory for a frame of `len` bytes, to be filled; it may hold what other frames were.
     fn blank(&self, len: usize) -> FrameBytes;
     /// Takes a verified frame, and says whether it was read or may be read soon.
@@ -344,7 +344,7 @@ pub(crate) enum Done {
 
 /// Fills `out` with bytes `skip..` of the range. Reads only the frames that cover them, in one contiguous read for each
 /// run of frames that `cache` does not have; whole frames go straight to `out`, parts through a buffer that `cache` then
-/// gets. On any error, or if it would have to wait, `out` is zeroed where it may hold unverified bytes.
+/// gets. On any error `out` is zeroed where it may hold unverified bytes; if it would have to wait, it holds anything.
 pub(crate) fn read_window(
     store: &dyn BlockStore,
     cache: Option<&dyn FrameStore>,
@@ -367,7 +367,7 @@ pub(crate) fn read_window(
         rest = tail;
         let is_whole = part.len() == frame_len;
         let hit = cache
-            .filter(|cache| wait != Wait::Fresh && (!is_whole || cache.keeps_whole_frames()))
+            .filter(|cache| wait != Wait::Fresh && (!is_whole || cache.keeps() != Keeps::Parts))
             .and_then(|cache| cache.find(layout.id(frame)))
             .and_then(|bytes| bytes.get(skip..skip + part.len()).map(|found| part.copy_from_slice(found)))
             .is_some();
@@ -394,7 +394,7 @@ fn read_run(
 ) -> Result<bool> {
     let Some(first) = run.first().map(|wanted| wanted.frame) else { return Ok(true) };
     let done = read_run_unscrubbed(store, cache, layout, &mut run, first, wait);
-    if !matches!(done, Ok(true)) {
+    if done.is_err() {
         run.iter_mut().for_each(|wanted| wanted.out.fill(0));
     }
     done
@@ -440,7 +440,7 @@ fn read_run_unscrubbed(
         }
     }
     drop(parts);
-    let keeps_whole = cache.is_some_and(FrameStore::keeps_whole_frames);
+    let keeps_whole = cache.is_some_and(|cache| cache.keeps() == Keeps::Waited);
     let mut buffers = partial.into_iter();
     for (wanted, check) in run.iter_mut().zip(checks) {
         let is_whole = wanted.out.len() == layout.frame_len(wanted.frame);

@@ -9,6 +9,7 @@
 //! ([`kestrel_types::range::Range`]) and decide what refers to them.
 
 pub mod budget;
+pub mod buffer;
 pub mod error;
 pub mod frame;
 pub mod object;
@@ -20,6 +21,7 @@ pub mod scan;
 pub mod store;
 
 pub use budget::{Budget, Grant};
+pub use buffer::{Buffer, Buffers};
 pub use error::{Error, ErrorKind, Result};
 pub use frame::Piece;
 pub use packer::{ObjectIds, Packer, PackerConfig, Pin, Placed};

@@ -5,7 +5,7 @@
 //!
 //! **Stores near by** leave caching of whole frames and reading ahead to the kernel.
 //!
-//! **Stores across a network.** Every frame that had to be waited for is kept. Read-ahead brings frames into memory, as far
+//! **Stores across a network.** Every frame that had to be waited for is kept, unless a cache near by holds it as it is. Read-ahead brings frames into memory, as far
 //! as they do not push each other out before they are read. What one thread is fetching no other fetches ([`flights`]).
 //! Readers that can take frames as they are ([`Reader::find`], [`Reader::fetch`]) get them without a copy.
 
@@ -24,7 +24,7 @@ pub mod cache;
 mod flights;
 pub mod readahead;
 
-pub use cache::FrameCache;
+pub use cache::{FrameCache, Keeps};
 use flights::Flights;
 pub use readahead::{ReadAhead, ReadAheadConfig, Window};
 
@@ -81,9 +81,14 @@ impl Reader {
     /// A reader of `store`.
     pub fn new(store: Arc<dyn BlockStore>, config: ReaderConfig) -> Self {
         let is_remote = store.is_remote();
+        let keeps = match store.near() {
+            _ if !is_remote => Keeps::Parts,
+            Some(near) if near.is_plain() => Keeps::Ahead,
+            _ => Keeps::Waited,
+        };
         Self {
             store,
-            cache: FrameCache::new(config.cache_bytes, is_remote),
+            cache: FrameCache::new(config.cache_bytes, keeps),
             // Without a cache there is nothing that one reader could leave to another.
             flights: (is_remote && config.cache_bytes > 0).then(Flights::default),
             prefetching: Budget::new(config.prefetch_bytes),
@@ -169,8 +174,8 @@ impl Reader {
         done
     }
 
-    /// Like [`Reader::read`] if that needs no waiting. False: it does, `out` is unspecified but for holding no unverified
-    /// byte. Damage is for [`Reader::read`] to judge, so it counts as having to wait too.
+    /// Like [`Reader::read`] if that needs no waiting. False: it does, and `out` holds anything. Damage is for [`Reader::read`] to
+    /// judge, so it counts as having to wait too.
     pub fn try_read(&self, range: Range, skip: u32, out: &mut [u8]) -> Result<bool> {
         match self.read_once(range, skip, out, Wait::No) {
             Ok(true) => Ok(true),

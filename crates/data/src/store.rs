@@ -163,6 +163,11 @@ pub trait NearCache: Send + Sync {
 
     /// Drops what is cached of an object; bytes freed.
     fn evict(&self, object: ObjectId) -> u64;
+
+    /// Whether what it holds is read as cheaply as from memory: as it is, with nothing to be decoded.
+    fn is_plain(&self) -> bool {
+        true
+    }
 }
 
 /// A store that can append. Local directories can; object stores cannot.

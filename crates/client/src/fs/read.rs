@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use kestrel_data::{ErrorKind, Piece, Turn, Window};
+use kestrel_data::{Buffer, Buffers, ErrorKind, Piece, Turn, Window};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, ExtentList, Source, chunk_parts};
 use kestrel_types::ids::InodeId;
@@ -35,10 +35,10 @@ struct Stored {
 }
 
 /// Bytes that were read.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub enum Content {
     /// In one piece.
-    Whole(Vec<u8>),
+    Whole(Buffer),
     /// As they lie in memory.
     Shared(Vec<Piece>),
 }
@@ -55,7 +55,7 @@ impl Content {
     /// In one piece.
     pub fn into_vec(self) -> Vec<u8> {
         match self {
-            Self::Whole(bytes) => bytes,
+            Self::Whole(bytes) => bytes.into_vec(),
             Self::Shared(pieces) => pieces.iter().flat_map(|piece| piece.iter().copied()).collect(),
         }
     }
@@ -76,15 +76,29 @@ struct Ready {
 }
 
 impl Ready {
-    /// Whether it is stored bytes and nothing else.
-    fn is_stored_only(&self) -> bool {
+    /// Whether stored bytes fill all of it.
+    fn is_stored(&self) -> bool {
         let follows = |at: usize, part: &Stored| (part.at == at).then_some(at + part.len);
-        self.overlay.is_empty() && self.stored.iter().try_fold(0, follows) == Some(self.len)
+        self.stored.iter().try_fold(0, follows) == Some(self.len)
     }
 
-    /// Room for all bytes: zeros, where memory has none.
-    fn make_room(&mut self) {
-        self.out.resize(self.len, 0);
+    /// Whether it is stored bytes and nothing else.
+    fn is_stored_only(&self) -> bool {
+        self.overlay.is_empty() && self.is_stored()
+    }
+
+    /// Room for all bytes. Nothing of what it held before is left if the stored bytes are read: there are zeros where there are none.
+    fn make_room(&mut self, buffers: &Arc<Buffers>) -> Buffer {
+        if self.out.len() == self.len {
+            return std::mem::take(&mut self.out).into();
+        }
+        let mut room = buffers.take(self.len);
+        if !self.is_stored() {
+            let (known, rest) = room.split_at_mut(self.out.len());
+            known.copy_from_slice(&self.out);
+            rest.fill(0);
+        }
+        room
     }
 }
 
@@ -134,7 +148,10 @@ impl Fs {
         let plan = plan(&state, read.offset, read.len);
         drop(state);
         match plan {
-            Plan::Ready(ready) if ready.stored.is_empty() => self.finish(read, ready, Ok(())),
+            Plan::Ready(mut ready) if ready.stored.is_empty() => {
+                let room = ready.make_room(&self.buffers);
+                self.finish(read, ready, Ok(room));
+            }
             Plan::Ready(ready) if self.reader.shares() && ready.is_stored_only() => {
                 self.serve_shared(read, ready)
             }
@@ -181,10 +198,10 @@ impl Fs {
     }
 
     fn serve_copied(self: &Arc<Self>, read: Read, mut ready: Ready) {
-        ready.make_room();
-        match self.try_stored(&ready.stored, &mut ready.out) {
-            Ok(None) => self.finish(read, ready, Ok(())),
-            Ok(Some(from)) => self.read_cold(read, ready, from),
+        let mut room = ready.make_room(&self.buffers);
+        match self.try_stored(&ready.stored, &mut room) {
+            Ok(None) => self.finish(read, ready, Ok(room)),
+            Ok(Some(from)) => self.read_cold(read, ready, room, from),
             Err(error) => self.finish(read, ready, Err(error)),
         }
     }
@@ -200,30 +217,29 @@ impl Fs {
     }
 
     /// Reads the rest on the pool.
-    fn read_cold(self: &Arc<Self>, read: Read, mut ready: Ready, from: usize) {
+    fn read_cold(self: &Arc<Self>, read: Read, ready: Ready, mut room: Buffer, from: usize) {
         Self::count(&self.counters.cold_reads, 1);
         let fs = self.clone();
         self.on_pool(move |turn| {
             if turn == Turn::Late {
                 return (read.done)(Err(too_late()));
             }
-            let Ready { out, stored, .. } = &mut ready;
-            let result = stored[from..].iter().try_for_each(|part| {
-                fs.reader.read(part.range, part.skip, &mut out[part.at..part.at + part.len])
+            let result = ready.stored[from..].iter().try_for_each(|part| {
+                fs.reader.read(part.range, part.skip, &mut room[part.at..part.at + part.len])
             });
-            fs.finish(read, ready, result);
+            fs.finish(read, ready, result.map(|()| room));
         });
     }
 
-    fn finish(self: &Arc<Self>, mut read: Read, mut ready: Ready, result: kestrel_data::Result<()>) {
+    /// Answers a read whose stored bytes were read into `result`.
+    fn finish(self: &Arc<Self>, mut read: Read, ready: Ready, result: kestrel_data::Result<Buffer>) {
         match result {
-            Ok(()) => {
-                ready.make_room();
+            Ok(mut room) => {
                 for (offset, bytes) in &ready.overlay {
-                    copy_piece(*offset, bytes, read.offset, &mut ready.out);
+                    copy_piece(*offset, bytes, read.offset, &mut room);
                 }
-                Self::count(&self.counters.read_bytes, ready.out.len() as u64);
-                (read.done)(Ok(Content::Whole(ready.out)));
+                Self::count(&self.counters.read_bytes, room.len() as u64);
+                (read.done)(Ok(Content::Whole(room)));
             }
             Err(error) => {
                 let bad = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Corrupt);

@@ -47,11 +47,22 @@ struct Shard {
     is_ghost: FxHashSet<FrameId>,
 }
 
+/// Which frames are worth their memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keeps {
+    /// Those of which only a part was wanted.
+    Parts,
+    /// And those that are read ahead. What was read as a whole lies near by.
+    Ahead,
+    /// And every one that had to be waited for.
+    Waited,
+}
+
 /// A cache of verified frames.
 pub struct FrameCache {
     shards: [Mutex<Shard>; SHARDS],
     shard_bytes_max: usize,
-    keeps_whole_frames: bool,
+    keeps: Keeps,
     /// Bytes read ahead that nobody has read.
     ahead: AtomicU64,
     /// Bytes read ahead that were evicted before anybody read them.
@@ -62,13 +73,12 @@ pub struct FrameCache {
 }
 
 impl FrameCache {
-    /// A cache of at most `bytes_max` bytes of data; 0 caches nothing. With `keeps_whole_frames` every frame that had to be
-    /// waited for is kept, otherwise only those of which a part was wanted.
-    pub fn new(bytes_max: usize, keeps_whole_frames: bool) -> Self {
+    /// A cache of at most `bytes_max` bytes of data; 0 caches nothing.
+    pub fn new(bytes_max: usize, keeps: Keeps) -> Self {
         Self {
             shards: Default::default(),
             shard_bytes_max: bytes_max / SHARDS,
-            keeps_whole_frames: keeps_whole_frames && bytes_max > 0,
+            keeps: if bytes_max > 0 { keeps } else { Keeps::Parts },
             ahead: AtomicU64::new(0),
             wasted: AtomicU64::new(0),
             spare: Mutex::default(),
@@ -135,8 +145,8 @@ impl FrameStore for FrameCache {
         self.shard(id).lock().slots.contains_key(&id)
     }
 
-    fn keeps_whole_frames(&self) -> bool {
-        self.keeps_whole_frames
+    fn keeps(&self) -> Keeps {
+        self.keeps
     }
 
     fn blank(&self, len: usize) -> FrameBytes {
@@ -243,7 +253,7 @@ mod tests {
 
     #[test]
     fn bounded_and_correct_under_contention() {
-        let cache = FrameCache::new(1 << 20, true);
+        let cache = FrameCache::new(1 << 20, Keeps::Waited);
         std::thread::scope(|scope| {
             for thread in 0..4u64 {
                 let cache = &cache;
@@ -267,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_scan_does_not_push_out_what_is_used_again_and_again() {
-        let cache = FrameCache::new(SHARDS * 64 * 4096, true);
+        let cache = FrameCache::new(SHARDS * 64 * 4096, Keeps::Waited);
         let hot: Vec<FrameId> = (0..200).map(|frame| id(1, frame)).collect();
         let mut object = 2;
         // Mixed with other reads, hot frames fall out of the FIFO, come back and settle.
@@ -289,7 +299,7 @@ mod tests {
 
     #[test]
     fn what_was_read_ahead_is_accounted_for_until_read_or_evicted() {
-        let cache = FrameCache::new(SHARDS * 4 * 4096, true);
+        let cache = FrameCache::new(SHARDS * 4 * 4096, Keeps::Waited);
         for frame in 0..8 {
             for _ in 0..2 {
                 cache.insert(id(1, frame), Arc::new(FrameBytes::from(vec![1; 4096])), Brought::Ahead);
@@ -307,7 +317,7 @@ mod tests {
     #[test]
     fn memory_of_what_was_pushed_out_is_used_again_unless_somebody_holds_it() {
         let full = FRAME_BYTES as usize;
-        let cache = FrameCache::new(SHARDS * 2 * full, true);
+        let cache = FrameCache::new(SHARDS * 2 * full, Keeps::Waited);
         let bring = |frame| cache.insert(id(1, frame), Arc::new(cache.blank(full)), Brought::Read);
         bring(0);
         let held = cache.find(id(1, 0)).unwrap();
@@ -322,7 +332,7 @@ mod tests {
 
     #[test]
     fn zero_bytes_cache_nothing() {
-        let cache = FrameCache::new(0, true);
+        let cache = FrameCache::new(0, Keeps::Waited);
         assert!(!touch(&cache, id(1, 1)) && !touch(&cache, id(1, 1)));
         assert_eq!(cache.bytes(), 0);
     }

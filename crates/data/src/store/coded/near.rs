@@ -23,6 +23,10 @@ fn stored(head: &Head, chunks: &Range<u32>) -> Range<u64> {
 }
 
 impl NearCache for CodedStore {
+    fn is_plain(&self) -> bool {
+        false
+    }
+
     fn fill(&self, object: ObjectId, offset: u64, len: u64) -> Result<()> {
         let near = self.inner.near().ok_or(Error::Invalid { what: "there is no cache to fill" })?;
         match self.known(object, None, How::Wait)?.known {
