@@ -1,12 +1,14 @@
 //! The reader over stores that fail, with and without caches of their own.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
+
+use kestrel_types::ids::ObjectId;
 
 use super::*;
 use crate::error::ErrorKind;
 use crate::payload::Payload;
 use crate::store::failing::{Call, Fault, Rule};
-use crate::store::{FailingStore, MemoryStore};
+use crate::store::{FailingStore, MemoryStore, NearCache, Page, Usage};
 
 fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect()
@@ -109,6 +111,90 @@ fn what_was_waited_for_is_kept_in_memory() {
     let stats = reader.stats();
     assert_eq!(stats.cached_bytes.load(Ordering::Relaxed), 300_000);
     assert_eq!(stats.cached_reads.load(Ordering::Relaxed), 1);
+}
+
+/// A store across a network with a cache near by that holds everything as it is, or that would have to decode it.
+struct CachedNearBy {
+    store: Arc<FailingStore>,
+    is_plain: bool,
+}
+
+impl BlockStore for CachedNearBy {
+    fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()> {
+        self.store.put(object, parts)
+    }
+
+    fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
+        self.store.read(object, offset, parts)
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn near(&self) -> Option<&dyn NearCache> {
+        Some(self)
+    }
+
+    fn size(&self, object: ObjectId) -> Result<u64> {
+        self.store.size(object)
+    }
+
+    fn delete(&self, object: ObjectId) -> Result<bool> {
+        self.store.delete(object)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.store.sync()
+    }
+
+    fn sync_objects(&self, objects: &[ObjectId]) -> Result<()> {
+        self.store.sync_objects(objects)
+    }
+
+    fn list(&self, after: Option<&str>, limit: usize) -> Result<Page> {
+        self.store.list(after, limit)
+    }
+
+    fn usage(&self) -> Result<Usage> {
+        self.store.usage()
+    }
+}
+
+impl NearCache for CachedNearBy {
+    fn fill(&self, _: ObjectId, _: u64, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn holds(&self, _: ObjectId, _: u64, len: u64) -> u64 {
+        len
+    }
+
+    fn evict(&self, _: ObjectId) -> u64 {
+        0
+    }
+
+    fn is_plain(&self) -> bool {
+        self.is_plain
+    }
+}
+
+#[test]
+fn what_a_cache_near_by_holds_as_it_is_is_not_kept_twice() {
+    for is_plain in [true, false] {
+        let (store, range, bytes) = remote(300_000);
+        let reader = Reader::new(Arc::new(CachedNearBy { store, is_plain }), ReaderConfig::default());
+        let mut out = vec![0; 300_000];
+        reader.read(range, 0, &mut out).unwrap();
+        assert_eq!((&out, reader.cache().bytes() > 0), (&bytes, !is_plain));
+        assert_eq!(reader.try_read(range, 0, &mut out).unwrap(), !is_plain);
+        // Parts of frames are, and what is read ahead.
+        reader.read(range, 10, &mut out[..100]).unwrap();
+        assert!(reader.try_read(range, 200, &mut out[..100]).unwrap());
+        reader.prefetch(range, 65_536, 200_000);
+        assert!(reader.try_read(range, 65_536, &mut out[..131_072]).unwrap());
+        assert_eq!(out[..131_072], bytes[65_536..196_608]);
+    }
 }
 
 #[test]
