@@ -60,10 +60,10 @@ use crate::known::KnownInodes;
 use crate::metadata::Metadata;
 use crate::remote::is_answering;
 
-/// How long a job may wait for the I/O pool before it fails.
 /// Memory that is kept for the next reads while nobody reads, bytes.
 const BUFFER_BYTES_KEPT: usize = 32 << 20;
 
+/// How long a job may wait for the I/O pool before it fails.
 const IO_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Completion of an operation. Called exactly once, possibly before the call that takes it returns.

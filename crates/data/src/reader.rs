@@ -81,11 +81,7 @@ impl Reader {
     /// A reader of `store`.
     pub fn new(store: Arc<dyn BlockStore>, config: ReaderConfig) -> Self {
         let is_remote = store.is_remote();
-        let keeps = match store.near() {
-            _ if !is_remote => Keeps::Parts,
-            Some(near) if near.is_plain() => Keeps::Ahead,
-            _ => Keeps::Waited,
-        };
+        let keeps = Keeps::beside(is_remote, store.near());
         Self {
             store,
             cache: FrameCache::new(config.cache_bytes, keeps),

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::frame::{Brought, FrameBytes, FrameId, FrameStore};
+use crate::store::NearCache;
 
 const SHARDS: usize = 16;
 
@@ -56,6 +57,17 @@ pub enum Keeps {
     Ahead,
     /// And every one that had to be waited for.
     Waited,
+}
+
+impl Keeps {
+    /// What is worth keeping of a store, which may have a cache near by.
+    pub(super) fn beside(is_remote: bool, near: Option<&dyn NearCache>) -> Self {
+        match near {
+            _ if !is_remote => Self::Parts,
+            Some(near) if near.is_plain() => Self::Ahead,
+            _ => Self::Waited,
+        }
+    }
 }
 
 /// A cache of verified frames.

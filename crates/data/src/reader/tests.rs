@@ -1,6 +1,6 @@
 //! The reader over stores that fail, with and without caches of their own.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 
 use kestrel_types::ids::ObjectId;
 
@@ -8,7 +8,7 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::payload::Payload;
 use crate::store::failing::{Call, Fault, Rule};
-use crate::store::{FailingStore, MemoryStore, NearCache, Page, Usage};
+use crate::store::{FailingStore, MemoryStore, NearCache};
 
 fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 11) as u8).collect()
@@ -113,55 +113,12 @@ fn what_was_waited_for_is_kept_in_memory() {
     assert_eq!(stats.cached_reads.load(Ordering::Relaxed), 1);
 }
 
-/// A store across a network with a cache near by that holds everything as it is, or that would have to decode it.
-struct CachedNearBy {
-    store: Arc<FailingStore>,
+/// A cache near by, which holds everything as it is or would have to decode it.
+struct NearBy {
     is_plain: bool,
 }
 
-impl BlockStore for CachedNearBy {
-    fn put(&self, object: ObjectId, parts: &[IoSlice<'_>]) -> Result<()> {
-        self.store.put(object, parts)
-    }
-
-    fn read(&self, object: ObjectId, offset: u64, parts: &mut [IoSliceMut<'_>]) -> Result<()> {
-        self.store.read(object, offset, parts)
-    }
-
-    fn is_remote(&self) -> bool {
-        true
-    }
-
-    fn near(&self) -> Option<&dyn NearCache> {
-        Some(self)
-    }
-
-    fn size(&self, object: ObjectId) -> Result<u64> {
-        self.store.size(object)
-    }
-
-    fn delete(&self, object: ObjectId) -> Result<bool> {
-        self.store.delete(object)
-    }
-
-    fn sync(&self) -> Result<()> {
-        self.store.sync()
-    }
-
-    fn sync_objects(&self, objects: &[ObjectId]) -> Result<()> {
-        self.store.sync_objects(objects)
-    }
-
-    fn list(&self, after: Option<&str>, limit: usize) -> Result<Page> {
-        self.store.list(after, limit)
-    }
-
-    fn usage(&self) -> Result<Usage> {
-        self.store.usage()
-    }
-}
-
-impl NearCache for CachedNearBy {
+impl NearCache for NearBy {
     fn fill(&self, _: ObjectId, _: u64, _: u64) -> Result<()> {
         Ok(())
     }
@@ -181,9 +138,13 @@ impl NearCache for CachedNearBy {
 
 #[test]
 fn what_a_cache_near_by_holds_as_it_is_is_not_kept_twice() {
+    assert_eq!([true, false].map(|is_remote| Keeps::beside(is_remote, None)), [Keeps::Waited, Keeps::Parts]);
     for is_plain in [true, false] {
+        let keeps = Keeps::beside(true, Some(&NearBy { is_plain }));
         let (store, range, bytes) = remote(300_000);
-        let reader = Reader::new(Arc::new(CachedNearBy { store, is_plain }), ReaderConfig::default());
+        let config = ReaderConfig::default();
+        let cache = FrameCache::new(config.cache_bytes, keeps);
+        let reader = Reader { cache, ..Reader::new(store, config) };
         let mut out = vec![0; 300_000];
         reader.read(range, 0, &mut out).unwrap();
         assert_eq!((&out, reader.cache().bytes() > 0), (&bytes, !is_plain));
