@@ -90,6 +90,11 @@ impl Block {
         Ok(())
     }
 
+    /// Just this number.
+    pub fn of_one(number: u64) -> Self {
+        Self { next: number, end: number + 1 }
+    }
+
     /// A number, if one is left.
     pub fn take(&mut self) -> Option<u64> {
         (self.next < self.end).then(|| {
@@ -110,6 +115,16 @@ impl Timestamps {
     /// Goes on above the recorded `ceiling`.
     pub fn new(ceiling: u64) -> Self {
         Self { clock: HybridClock::after(ceiling), ceiling: AtomicU64::new(ceiling), raising: Mutex::new(()) }
+    }
+
+    /// Another node of the cluster has issued this timestamp.
+    pub fn observe(&self, seen: u64) {
+        self.clock.observe(seen);
+    }
+
+    /// The newest timestamp issued or observed.
+    pub fn last(&self) -> u64 {
+        self.clock.last()
     }
 
     /// A timestamp above all others.

@@ -4,10 +4,13 @@
 //! *resolve* against the [`replica`], *prefetch* with one multi-get ([`rows`]), *execute* the operations ([`ops`], each a pure
 //! function of a [`view`]), *commit* to the [`engine`], reply.
 
+pub mod cluster;
 pub mod content;
 pub mod effects;
 pub mod engine;
 pub mod ids;
+pub mod locks;
+pub mod member;
 pub mod node;
 pub mod ops;
 pub mod perm;

@@ -14,6 +14,7 @@ mod clients;
 mod courier;
 mod dispatch;
 mod reap;
+mod several;
 mod start;
 mod sweep;
 
@@ -37,6 +38,7 @@ use crate::worker::{Job, Sink, Worker};
 use courier::Courier;
 
 pub use crate::txn::{Origin, SessionRecord};
+pub use several::{Ended, Ran};
 pub use crate::worker::{Done, Ear};
 pub use courier::Replies;
 
@@ -160,7 +162,7 @@ impl Node {
                 self.submit_without_lane(request, sink);
                 return 0;
             }
-            Lane::Worker(worker) if !origin.is_some_and(|origin| origin.retry) => worker,
+            Lane::Worker(worker) if !origin.is_some_and(|origin| origin.retry) || self.shares_volume() => worker,
             Lane::Worker(_) | Lane::Exclusive => self.core.workers,
         };
         self.lanes[lane].push(Job { origin, ..Job::since(request, sink, now) });
@@ -185,7 +187,8 @@ impl Node {
     pub fn close(&self) -> FsResult<()> {
         {
             let _all = self.hold_all();
-            if self.core.opens.is_empty() && !self.core.reclaiming.lasts() {
+            let sums_up = self.core.opens.is_empty() && !self.shares_volume();
+            if sums_up && !self.core.reclaiming.lasts() {
                 let row = start::usage_row(&self.usage_now());
                 self.engine.commit(BatchKind::Freeing, vec![row]).map_err(engine_error)?;
                 self.closed.store(true, Ordering::Release);

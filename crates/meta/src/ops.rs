@@ -85,12 +85,12 @@ pub enum Lane {
 
 /// The lane where a request starts; it may turn out to belong elsewhere.
 pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
-    let by_place =
-        |place: &Place| Lane::Worker(core.home_of_name(core.replica.guess(place), place.name.as_bytes()));
+    let at = |home| Lane::Worker(Core::worker_of(home));
+    let by_place = |place: &Place| at(core.home_of_name(core.replica.guess(place), place.name.as_bytes()));
     let by_inode = |inode: &InodeRef| match (route, &inode.seen) {
-        (Route::Name(parent, name), _) => Lane::Worker(core.home_of_name(*parent, name)),
-        (Route::AsAsked, Some((parent, name))) => Lane::Worker(core.home_of_name(*parent, name.as_bytes())),
-        _ => Lane::Worker(core.home_of_inode(inode.ino)),
+        (Route::Name(parent, name), _) => at(core.home_of_name(*parent, name)),
+        (Route::AsAsked, Some((parent, name))) => at(core.home_of_name(*parent, name.as_bytes())),
+        _ => at(core.home_of_inode(inode.ino)),
     };
     match op {
         Op::Lookup(place)
@@ -112,7 +112,7 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
         | Op::RemoveXattr(inode, _) => by_inode(inode),
         Op::Commit(commit) => by_inode(&commit.inode),
         Op::Parent(ino) | Op::Release(ino) | Op::TmpFile { dir: ino, .. } => {
-            Lane::Worker(core.home_of_inode(*ino))
+            at(core.home_of_inode(*ino))
         }
         Op::RmDir(..) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => Lane::Exclusive,
         Op::ReadDir { .. }

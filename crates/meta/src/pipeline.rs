@@ -18,6 +18,7 @@ use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::key::Table;
 use kestrel_types::request::{Outcome, Reply};
 
+use crate::cluster::Cluster;
 use crate::effects::{Effects, Mark};
 use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{Allocator, Block, Timestamps};
@@ -26,7 +27,7 @@ use crate::rows::Rows;
 use crate::txn::{self, Told};
 use crate::view::{Core, Route, Run, Stop, View};
 use crate::walks::Walks;
-use crate::worker::Job;
+use crate::worker::{Elsewhere, Job};
 
 /// After so many stops for rows a batch plans only the operation that stopped, not the whole rest again.
 const REPLANS_MAX: usize = 4;
@@ -76,6 +77,8 @@ pub enum Verdict {
     Move(Lane, Route),
     /// Rows of this file have to be deleted first, from this chunk on.
     Sweep(InodeId, u64),
+    /// It concerns other nodes too: whoever brought it hears why.
+    Elsewhere(Elsewhere),
 }
 
 /// A request's end.
@@ -90,6 +93,8 @@ pub struct Step {
     session: bool,
     /// It saw what the batch changed.
     depends: bool,
+    /// Its answer is recorded though nothing changed.
+    records: bool,
 }
 
 /// What batches do to the volume's figures; files, directories, bytes.
@@ -141,13 +146,20 @@ fn is_worth_single_runs(error: &EngineError, jobs: &[Job]) -> bool {
 fn fail_all(count: usize, error: &EngineError, first: usize, steps: &mut Vec<Step>) {
     let failed = || Verdict::Reply(Err(Outcome::Failed(engine_error(error.clone()))));
     for step in &mut steps[first..] {
-        if step.changed || step.session || step.depends {
+        if step.changed || step.session || step.depends || step.records {
             step.verdict = failed();
             step.wait = 0;
         }
     }
     while steps.len() < first + count {
-        steps.push(Step { verdict: failed(), wait: 0, changed: false, session: false, depends: false });
+        steps.push(Step {
+            verdict: failed(),
+            wait: 0,
+            changed: false,
+            session: false,
+            depends: false,
+            records: false,
+        });
     }
 }
 
@@ -184,6 +196,7 @@ fn attempt(
         route: &job.route,
         wait: 0,
         depends: false,
+        no_dirs: None,
     };
     let result = match (told, &job.claim) {
         (Some(told), _) => ops::open::again(&mut view, &job.request.op, told),
@@ -207,12 +220,17 @@ fn execute(
     for (number, job) in jobs.iter().enumerate() {
         let _plan = attempt(means, desk, job, told(number), stamp, true);
     }
-    desk.rows.fetch(means.engine)?;
+    let cluster = means.core.cluster.as_deref();
+    desk.rows.fetch(means.engine, cluster)?;
     let mut stops = 0;
     for (number, job) in jobs.iter().enumerate() {
         loop {
             let mark = desk.effects.mark();
             let (result, wait, depends) = attempt(means, desk, job, told(number), stamp, false);
+            let result = match cluster {
+                None => result,
+                Some(cluster) => result.and_then(|answer| within(cluster, desk).map(|()| answer)),
+            };
             let (mut changed, mut session) = (false, false);
             let verdict = match result {
                 Ok(answer) => {
@@ -227,14 +245,18 @@ fn execute(
                 }
             };
             if let Some(verdict) = verdict {
-                steps.push(Step { verdict, wait, changed, session, depends });
+                // Of several nodes one may be asked again by way of another, late: see `crate::member`.
+                let ended = matches!(verdict, Verdict::Reply(_));
+                let first = told(number).is_none() && job.origin.is_some();
+                let records = cluster.is_some() && ended && first;
+                steps.push(Step { verdict, wait, changed, session, depends, records });
                 break;
             }
             if !desk.rows.lacks() {
                 let error =
                     FsError::new(libc::EIO, "metadata: an operation stopped without asking for a row");
                 let verdict = Verdict::Reply(Err(Outcome::Failed(error)));
-                steps.push(Step { verdict, wait, changed, session, depends });
+                steps.push(Step { verdict, wait, changed, session, depends, records: false });
                 break;
             }
             stops += 1;
@@ -242,10 +264,22 @@ fn execute(
             for later in rest {
                 let _plan = attempt(means, desk, &jobs[later], told(later), stamp, true);
             }
-            desk.rows.fetch(means.engine)?;
+            desk.rows.fetch(means.engine, cluster)?;
         }
     }
     Ok(())
+}
+
+/// Stops an operation that changed what a batch of one of several nodes must not: rows of others, rows that are lent, and
+/// directories that others may know.
+#[cold]
+fn within(cluster: &Cluster, desk: &mut Desk<'_>) -> Run<()> {
+    if !desk.effects.dirs_changed.is_empty() && !cluster.is_alone() {
+        // No operation before it in the batch got through with such a change.
+        desk.effects.dirs_changed.clear();
+        return Err(Stop::Away);
+    }
+    desk.rows.trespass(cluster).map_or(Ok(()), Err)
 }
 
 /// What a stop means for the request; `None` if it has to run again.
@@ -255,6 +289,9 @@ fn verdict_of(stop: Stop) -> Option<Verdict> {
         Stop::Exclusive => Some(Verdict::Move(Lane::Exclusive, Route::AsAsked)),
         Stop::Forward(worker, route) => Some(Verdict::Move(Lane::Worker(worker), route)),
         Stop::Unswept(ino, first) => Some(Verdict::Sweep(ino, first)),
+        Stop::Away => Some(Verdict::Elsewhere(Elsewhere::Away)),
+        Stop::Locked => Some(Verdict::Elsewhere(Elsewhere::Locked)),
+        Stop::Dentry(want) => Some(Verdict::Elsewhere(Elsewhere::Dentry(want))),
         Stop::Fail(error) => Some(Verdict::Reply(Err(Outcome::Failed(error)))),
         Stop::Out(outcome) => Some(Verdict::Reply(Err(*outcome))),
     }
@@ -267,7 +304,7 @@ fn commit(
     steps: &mut [Step],
 ) -> Result<(), EngineError> {
     let mut position = 0;
-    if desk.rows.is_dirty() {
+    if desk.rows.is_dirty() || steps.iter().any(|step| step.records) {
         for (dir, _) in &desk.effects.dirs_made {
             for table in [Table::Entry, Table::DirStat, Table::Subdir] {
                 means.engine.hint_new(table, dir.ino);
@@ -285,7 +322,7 @@ fn commit(
         }
     }
     take_effect(means.core, desk.effects, position);
-    for step in steps.iter_mut().filter(|step| step.changed || step.depends) {
+    for step in steps.iter_mut().filter(|step| step.changed || step.depends || step.records) {
         step.wait = step.wait.max(position);
     }
     Ok(())
@@ -293,11 +330,10 @@ fn commit(
 
 /// Rows for the answers to numbered requests that changed something.
 fn answers(jobs: &[Job], steps: &[Step]) -> impl Iterator<Item = Mutation> {
-    jobs.iter().zip(steps).filter(|(_, step)| step.changed).filter_map(|(job, step)| {
-        match (job.origin, &step.verdict) {
-            (Some(origin), Verdict::Reply(reply)) => Some(txn::answer_row(origin, reply)),
-            _ => None,
-        }
+    let steps = jobs.iter().zip(steps).filter(|(_, step)| step.changed || step.records);
+    steps.filter_map(|(job, step)| match (job.origin, &step.verdict) {
+        (Some(origin), Verdict::Reply(reply)) => Some(txn::answer_row(origin, reply)),
+        _ => None,
     })
 }
 

@@ -6,7 +6,8 @@
 //!
 //! A journal undoes the changes of an operation that stopped half-way, so an operation happens wholly or not at all.
 
-use std::ops::ControlFlow;
+mod lent;
+mod scan;
 
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
@@ -18,7 +19,11 @@ use kestrel_types::placement::hash_entry;
 use kestrel_types::stat::{DirStat, ObjStat};
 use rustc_hash::FxHashMap;
 
+use crate::cluster::Cluster;
 use crate::engine::{Engine, EngineError, Mutation};
+use lent::Bar;
+
+pub use lent::{Lent, Missing, Span};
 
 /// Index of a cell within its batch.
 pub type CellId = u32;
@@ -28,6 +33,8 @@ pub type CellId = u32;
 pub enum Value {
     /// Not fetched yet.
     Wanted,
+    /// Not to be had here: it is another node's, or lent.
+    Barred(Bar),
     /// No such row.
     Absent,
     /// As fetched: a stretch of the batch's buffer.
@@ -83,6 +90,8 @@ pub struct Rows {
     scanned: FxHashMap<(Table, u64), u64>,
     /// Of `(table, id)` only a part is here: all rows from the first suffix up to, but without, the second.
     partial: FxHashMap<(Table, u64), (u64, u64)>,
+    /// Of `(table, id)` nothing is to be had here.
+    barred: FxHashMap<(Table, u64), Bar>,
     wanted_scans: Vec<(Table, u64, u64)>,
     dirty_cells: usize,
 }
@@ -92,9 +101,6 @@ const READ_BYTES_MAX: usize = 1 << 30;
 
 /// Most rows of one file that a scan takes in: what needs more is done in several batches.
 pub const SCAN_ROWS_MAX: usize = 8192;
-
-/// Most bytes of rows that such a scan takes in, but always one row: their extents may all be in different objects.
-const SCAN_BYTES_MAX: usize = 4 << 20;
 
 /// Buffers above this are given back after a batch that needed them.
 const KEEP_BYTES: usize = 4 << 20;
@@ -111,7 +117,8 @@ pub fn share_suffix(worker: usize) -> [u8; 2] {
 impl Rows {
     /// Forgets everything.
     pub fn clear(&mut self) {
-        if self.cells.is_empty() && self.scanned.is_empty() && self.partial.is_empty() {
+        let nothing_scanned = self.scanned.is_empty() && self.partial.is_empty() && self.barred.is_empty();
+        if self.cells.is_empty() && nothing_scanned {
             return;
         }
         if self.values.capacity() > KEEP_BYTES || self.cells.capacity() > 1 << 15 {
@@ -140,6 +147,7 @@ impl Rows {
         self.groups.clear();
         self.scanned.clear();
         self.partial.clear();
+        self.barred.clear();
         self.wanted_scans.clear();
         self.dirty_cells = 0;
     }
@@ -217,7 +225,7 @@ impl Rows {
     pub fn want_all(&mut self, table: Table, id: u64, first: u64) {
         debug_assert!(is_grouped(table));
         let have = self.scanned.get(&(table, id)).is_some_and(|have| *have <= first);
-        if !have && self.left_out(table, id, first).is_none() {
+        if !have && self.left_out(table, id, first).is_none() && !self.is_barred(table, id) {
             self.wanted_scans.push((table, id, first));
         }
     }
@@ -245,8 +253,11 @@ impl Rows {
         !self.wanted.is_empty() || !self.wanted_scans.is_empty()
     }
 
-    /// Fetches what is wanted.
-    pub fn fetch(&mut self, engine: &dyn Engine) -> Result<(), EngineError> {
+    /// Fetches what is wanted. Of several nodes' rows those that are to be had here; the others are barred.
+    pub fn fetch(&mut self, engine: &dyn Engine, cluster: Option<&Cluster>) -> Result<(), EngineError> {
+        if let Some(cluster) = cluster {
+            self.bar(cluster);
+        }
         let wanted = std::mem::take(&mut self.wanted);
         let mut keys = Vec::with_capacity(wanted.len());
         for number in &wanted {
@@ -285,60 +296,6 @@ impl Rows {
         Ok(())
     }
 
-    fn scan(&mut self, engine: &dyn Engine, table: Table, id: u64, first: u64) -> Result<(), EngineError> {
-        let mut found: Vec<(Vec<u8>, u32, u32, Position)> = Vec::new();
-        let after = first.checked_sub(1).map(u64::to_be_bytes);
-        let (mut too_much, mut left_out, mut bytes) = (false, None, 0);
-        let values = &mut self.values;
-        let deleted_at =
-            engine.scan(table, id, after.as_ref().map(|a| &a[..]), &mut |suffix, value, changed_at| {
-                bytes += value.len();
-                let full = found.len() == SCAN_ROWS_MAX || bytes > SCAN_BYTES_MAX && !found.is_empty();
-                if full && table == Table::Chunk {
-                    left_out = Some(number_of(suffix));
-                    return ControlFlow::Break(());
-                }
-                if values.len() + value.len() > READ_BYTES_MAX {
-                    too_much = true;
-                    return ControlFlow::Break(());
-                }
-                let start = values.len() as u32;
-                values.extend_from_slice(value);
-                found.push((suffix.to_vec(), start, value.len() as u32, changed_at));
-                ControlFlow::Continue(())
-            })?;
-        if too_much {
-            return Err(too_large());
-        }
-        for (suffix, start, len, changed_at) in found {
-            let number = self.cell(table, id, &suffix);
-            let cell = &mut self.cells[number as usize];
-            if matches!(cell.value, Value::Wanted) {
-                cell.value = Value::Raw(start, len);
-                cell.changed_at = changed_at.max(deleted_at);
-            }
-        }
-        if let Some(next) = left_out {
-            self.partial.insert((table, id), (first, next));
-            self.wanted.retain(|number| matches!(self.cells[*number as usize].value, Value::Wanted));
-            return Ok(());
-        }
-        // Cells that were wanted one by one and did not turn up do not exist.
-        let group = self.groups.get(&(table, id)).cloned().unwrap_or_default();
-        for number in group {
-            let in_range = table == Table::Xattr || number_of(self.suffix(number)) >= first;
-            let cell = &mut self.cells[number as usize];
-            if in_range && matches!(cell.value, Value::Wanted) {
-                cell.value = Value::Absent;
-                cell.stored = false;
-                cell.changed_at = deleted_at;
-            }
-        }
-        self.wanted.retain(|number| matches!(self.cells[*number as usize].value, Value::Wanted));
-        self.scanned.insert((table, id), first);
-        Ok(())
-    }
-
     /// Whether an earlier operation of this batch changed the cell, and the position to wait for before anybody may see
     /// what was read from the engine.
     pub fn provenance(&self, cell: CellId) -> (bool, Position) {
@@ -349,13 +306,13 @@ impl Rows {
     /// Whether the cell has not been fetched.
     #[inline]
     pub fn is_wanted(&self, cell: CellId) -> bool {
-        matches!(self.cells[cell as usize].value, Value::Wanted)
+        matches!(self.cells[cell as usize].value, Value::Wanted | Value::Barred(_))
     }
 
     /// Whether the row exists.
     pub fn exists(&self, cell: CellId) -> bool {
         debug_assert!(!matches!(self.cells[cell as usize].value, Value::Wanted));
-        !matches!(self.cells[cell as usize].value, Value::Absent | Value::Wanted)
+        !matches!(self.cells[cell as usize].value, Value::Absent | Value::Wanted | Value::Barred(_))
     }
 
     /// A row of table `entry`.
@@ -463,7 +420,9 @@ impl Rows {
         let mut out = Vec::with_capacity(self.dirty_cells);
         for cell in self.cells.iter().filter(|cell| cell.dirty) {
             let value = match &cell.value {
-                Value::Wanted | Value::Raw(..) => unreachable!("a changed cell has a decoded value"),
+                Value::Wanted | Value::Barred(_) | Value::Raw(..) => {
+                    unreachable!("a changed cell has a decoded value")
+                }
                 Value::Absent if !cell.stored => continue,
                 Value::Absent => None,
                 Value::Entry(entry) => Some(entry.encode()),

@@ -18,10 +18,11 @@ use kestrel_types::codec::{DecodeError, Reader, put_string};
 use kestrel_types::error::FsError;
 use kestrel_types::ids::Position;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::request::{Answer, Reply};
+use kestrel_types::request::Reply;
 use kestrel_types::wire::{ClientId, WHO_BYTES_MAX, decode_reply, encode_reply};
 
 use crate::engine::{Engine, EngineError, Mutation};
+use crate::locks::TxnId;
 use crate::worker::Job;
 
 /// Most numbered requests of one client that may be unanswered.
@@ -85,7 +86,17 @@ pub enum TxnKey {
     Answer(ClientId, u16),
     /// A session of this client.
     Session(ClientId),
+    /// Changes that the node has agreed to, of a transaction over several nodes.
+    Prepared(TxnId),
+    /// A transaction over several nodes that this one has decided.
+    Decided(TxnId),
 }
+
+/// Id of the rows of transactions over several nodes.
+pub const RECORDS_ID: u64 = u64::MAX;
+
+const PREPARED: u8 = b'P';
+const DECIDED: u8 = b'D';
 
 impl TxnKey {
     /// Takes a key apart; `None` if it is neither.
@@ -93,10 +104,39 @@ impl TxnKey {
         if let (0, Ok(client)) = (id, suffix.try_into()) {
             return Some(Self::Session(ClientId(client)));
         }
+        if let (RECORDS_ID, [kind @ (PREPARED | DECIDED), txn @ ..]) = (id, suffix)
+            && let Ok(txn) = <[u8; 20]>::try_from(txn)
+        {
+            let (node, rest) = txn.split_first_chunk::<4>()?;
+            let (epoch, number) = rest.split_first_chunk::<8>()?;
+            let txn = TxnId {
+                node: u32::from_be_bytes(*node),
+                epoch: u64::from_be_bytes(*epoch),
+                number: u64::from_be_bytes(number.try_into().ok()?),
+            };
+            return Some(if *kind == PREPARED { Self::Prepared(txn) } else { Self::Decided(txn) });
+        }
         let (low, slot) = suffix.split_first_chunk::<8>()?;
         let slot = u16::from_be_bytes(slot.try_into().ok()?);
         let number = u128::from(id) << 64 | u128::from(u64::from_be_bytes(*low));
         (u64::from(slot) < WINDOW).then(|| Self::Answer(ClientId(number.to_be_bytes()), slot))
+    }
+}
+
+impl TxnKey {
+    /// The key.
+    pub fn encode(self) -> Key {
+        let (kind, txn) = match self {
+            Self::Answer(client, slot) => return answer_key(client, u64::from(slot)),
+            Self::Session(client) => return session_key(client),
+            Self::Prepared(txn) => (PREPARED, txn),
+            Self::Decided(txn) => (DECIDED, txn),
+        };
+        let mut suffix = vec![kind];
+        suffix.extend_from_slice(&txn.node.to_be_bytes());
+        suffix.extend_from_slice(&txn.epoch.to_be_bytes());
+        suffix.extend_from_slice(&txn.number.to_be_bytes());
+        Key::new(Table::Txn, RECORDS_ID, &suffix)
     }
 }
 
@@ -157,7 +197,7 @@ pub fn decode_session(client: ClientId, bytes: &[u8]) -> Result<SessionRecord, D
 /// What a request that may have been executed already was answered.
 pub struct Told {
     /// The answer; an error if the row cannot tell.
-    pub answer: Result<Answer, FsError>,
+    pub answer: Reply,
     /// Position to wait for before anybody may hear it; 0 if durable.
     pub changed_at: Position,
 }
@@ -187,16 +227,16 @@ pub fn recall(engine: &dyn Engine, jobs: &[Job]) -> Result<Vec<Option<Told>>, En
 fn told_by(origin: Origin, bytes: &[u8], changed_at: Position) -> Option<Told> {
     let answer = match decode_answer(bytes) {
         Ok((seq, _)) if seq < origin.seq => return None,
-        Ok((seq, Ok(answer))) if seq == origin.seq => Ok(answer),
-        Ok((seq, _)) if seq > origin.seq => Err(FsError::because(
+        Ok((seq, reply)) if seq == origin.seq => reply,
+        Ok((seq, _)) => Err(FsError::because(
             libc::EINVAL,
             format!(
                 "metadata: call {} of client {} is older than its answered call {seq}",
                 origin.seq, origin.client
             ),
-        )),
-        Ok(_) => Err(damaged(origin, "an answer that changed nothing")),
-        Err(why) => Err(damaged(origin, why.0)),
+        )
+        .into()),
+        Err(why) => Err(damaged(origin, why.0).into()),
     };
     Some(Told { answer, changed_at })
 }
@@ -216,6 +256,8 @@ pub fn answer_row(origin: Origin, reply: &Reply) -> Mutation {
 
 #[cfg(test)]
 mod tests {
+    use kestrel_types::request::{Answer, Outcome};
+
     use super::*;
 
     const CLIENT: ClientId = ClientId([0xa0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
@@ -260,6 +302,6 @@ mod tests {
         assert!(ask(2 * WINDOW + 5).is_none(), "a later request has not been answered");
         let told = ask(WINDOW + 5).unwrap();
         assert_eq!((told.answer, told.changed_at), (Ok(Answer::Done), 3));
-        assert_eq!(ask(5).unwrap().answer.unwrap_err().errno, libc::EINVAL);
+        assert!(matches!(ask(5).unwrap().answer, Err(Outcome::Failed(why)) if why.errno == libc::EINVAL));
     }
 }

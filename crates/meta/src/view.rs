@@ -34,8 +34,14 @@ use kestrel_types::placement::{hash_entry, hash_inode, place_of};
 use kestrel_types::request::Outcome;
 use kestrel_types::stat::DirStat;
 
+use std::collections::BTreeSet;
+
+use kestrel_types::placement::NodeId;
+
+use crate::cluster::Cluster;
 use crate::effects::Effects;
 use crate::ids::Block;
+use crate::node::WORKERS_MAX;
 use crate::replica::Replica;
 use crate::rows::{CellId, Rows, Value, share_suffix};
 use crate::session::{Condemned, MovedTable, OpenTable, Reclaiming, Sweeps};
@@ -69,20 +75,84 @@ pub struct Core {
     pub shares: usize,
     /// Time between the last reference to an object and its deletion.
     pub grace: Nanos,
+    /// The node is one of several that share the volume.
+    pub cluster: Option<Box<Cluster>>,
 }
 
 impl Core {
-    /// Worker that owns an entry.
+    /// Home of an entry: the worker that owns it. Of several nodes also which node's: `node << 6 | worker`; all nodes of a
+    /// cluster run equally many workers.
     #[inline]
     pub fn home_of_name(&self, parent: InodeId, name: &[u8]) -> usize {
-        place_of(hash_entry(parent, name), self.workers)
+        self.home_of_hashed(parent, name, hash_entry(parent, name))
     }
 
-    /// Worker that owns what is found by number.
+    /// As [`Core::home_of_name`], with the name's [`hash_entry`].
+    #[inline]
+    pub fn home_of_hashed(&self, parent: InodeId, name: &[u8], hash: u64) -> usize {
+        let worker = place_of(hash, self.workers);
+        match &self.cluster {
+            None => worker,
+            Some(cluster) => home_at(cluster.owner_of_entry(parent, name), worker),
+        }
+    }
+
+    /// Home of what is found by number.
     #[inline]
     pub fn home_of_inode(&self, ino: InodeId) -> usize {
-        place_of(hash_inode(ino), self.workers)
+        let worker = place_of(hash_inode(ino), self.workers);
+        match &self.cluster {
+            None => worker,
+            Some(cluster) => home_at(cluster.home_of(ino), worker),
+        }
     }
+
+    /// The worker of a home, on whichever node.
+    #[inline]
+    pub fn worker_of(home: usize) -> usize {
+        home % WORKERS_MAX
+    }
+
+    /// Whether a home is one of this node.
+    #[inline]
+    pub fn is_own(&self, home: usize) -> bool {
+        self.cluster.as_ref().is_none_or(|cluster| home / WORKERS_MAX == cluster.me as usize)
+    }
+
+    /// How many shares a directory or an object may have in all.
+    #[inline]
+    pub fn shares_in_all(&self) -> usize {
+        match &self.cluster {
+            None => self.shares,
+            Some(cluster) => self.shares * cluster.placement.map.members().len(),
+        }
+    }
+
+    /// The home that a share belongs to; `number` counts from 0 to [`Core::shares_in_all`].
+    #[inline]
+    pub fn share_home(&self, number: usize) -> usize {
+        match &self.cluster {
+            None => number,
+            Some(cluster) => {
+                let node = &cluster.placement.map.members()[number / self.shares];
+                home_at(node.id, number % self.shares)
+            }
+        }
+    }
+}
+
+/// The home of a node's worker.
+fn home_at(node: NodeId, worker: usize) -> usize {
+    node as usize * WORKERS_MAX + worker
+}
+
+/// A directory that the replica lacks and another node knows.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Want {
+    /// What has this name in this directory.
+    Name(InodeId, Box<[u8]>),
+    /// The one with this number.
+    Id(InodeId),
 }
 
 /// Where a request that names an inode is looked for; changes when it has to go to another worker.
@@ -107,6 +177,12 @@ pub enum Stop {
     Forward(usize, Route),
     /// Rows of this file must be deleted first, from this chunk on: run it after that.
     Unswept(InodeId, u64),
+    /// It needs rows of other nodes: run it as a transaction of several.
+    Away,
+    /// It needs a row that is lent: run it when that has come back.
+    Locked,
+    /// Its path leads through this directory: run it when the replica has it.
+    Dentry(Want),
     /// It failed.
     Fail(FsError),
     /// It ended otherwise.
@@ -119,7 +195,13 @@ impl Stop {
         match self {
             Stop::Fail(error) => Outcome::Failed(error),
             Stop::Out(outcome) => *outcome,
-            Stop::Need | Stop::Exclusive | Stop::Forward(..) | Stop::Unswept(..) => {
+            Stop::Need
+            | Stop::Exclusive
+            | Stop::Forward(..)
+            | Stop::Unswept(..)
+            | Stop::Away
+            | Stop::Locked
+            | Stop::Dentry(_) => {
                 Outcome::Failed(FsError::new(libc::EIO, "metadata: a check stopped without a reason"))
             }
         }
@@ -164,6 +246,9 @@ pub struct View<'a> {
     pub wait: Position,
     /// It saw what an earlier operation of this batch changed.
     pub depends: bool,
+    /// It runs as a transaction of several nodes, on rows that were lent, and these are no directories: their names are looked
+    /// at as rows, under a lock, instead of in the replica.
+    pub no_dirs: Option<&'a BTreeSet<Want>>,
 }
 
 impl View<'_> {
@@ -201,10 +286,36 @@ impl View<'_> {
     #[inline]
     fn fetched(&mut self, cell: CellId) -> Run<()> {
         if self.rows.is_wanted(cell) {
-            return Err(Stop::Need);
+            return Err(self.rows.why_not_here(cell));
         }
         self.note(cell);
         Ok(())
+    }
+
+    /// Stops on the way to the worker of `home`; not with every role held.
+    #[cold]
+    pub fn forward(&self, home: usize, route: Route) -> Stop {
+        if self.core.is_own(home) { Stop::Forward(Core::worker_of(home), route) } else { Stop::Away }
+    }
+
+    /// Whether the worker of `home`, or every role, is held.
+    #[inline]
+    pub fn holds(&self, home: usize) -> bool {
+        self.exclusive() || (Core::worker_of(home) == self.worker && self.core.is_own(home))
+    }
+
+    /// What looking for a directory comes to if it stopped for a row: if the row is another node's, the dentry is asked for and
+    /// kept in the replica, rather than the row lent.
+    #[cold]
+    fn or_dentry(&self, stop: Stop, want: impl FnOnce() -> Want) -> Stop {
+        match (&stop, self.no_dirs) {
+            (Stop::Away, _) => Stop::Dentry(want()),
+            (Stop::Need, Some(no_dirs)) => {
+                let want = want();
+                if no_dirs.contains(&want) { stop } else { Stop::Dentry(want) }
+            }
+            _ => stop,
+        }
     }
 
     /// The cell of an entry.

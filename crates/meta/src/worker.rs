@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Reply, Request};
 use parking_lot::{Condvar, Mutex};
@@ -21,7 +22,7 @@ use crate::ids::Block;
 use crate::ops::open::Claim;
 use crate::rows::Rows;
 use crate::txn::Origin;
-use crate::view::Route;
+use crate::view::{Route, Want};
 use crate::walks::Walks;
 
 /// Takes a reply; may run on any thread, and must not block.
@@ -32,6 +33,23 @@ pub type Done = Box<dyn FnOnce(Reply) + Send>;
 pub trait Ear: Send + Sync {
     /// Takes a reply.
     fn hear(&self, number: usize, reply: Reply);
+
+    /// One of several nodes cannot serve a request by itself, nothing has happened, and there will be no reply. Only a
+    /// [`crate::member`] sends its node such requests.
+    fn elsewhere(&self, number: usize, _why: Elsewhere) {
+        self.hear(number, Err(FsError::new(libc::ENOTSUP, "metadata: this concerns several nodes").into()));
+    }
+}
+
+/// Why a node cannot serve a request by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Elsewhere {
+    /// It needs rows of other nodes.
+    Away,
+    /// It needs rows that are lent.
+    Locked,
+    /// It needs a dentry that another node has.
+    Dentry(Want),
 }
 
 /// Where a blocked caller waits.

@@ -8,6 +8,9 @@ pub type Nanos = i64;
 /// Nanoseconds in a second.
 pub const SECOND: Nanos = 1_000_000_000;
 
+/// Nanoseconds in a millisecond.
+pub const MILLISECOND: Nanos = 1_000_000;
+
 /// Source of wall-clock time.
 pub trait Clock: Send + Sync {
     /// Nanoseconds since the Unix epoch.
@@ -62,6 +65,16 @@ impl HybridClock {
     /// A clock that will only issue timestamps above `last`, the newest one a volume has recorded.
     pub fn after(last: u64) -> Self {
         Self(AtomicU64::new(last))
+    }
+
+    /// Another node has issued this timestamp: the next one here is above it.
+    pub fn observe(&self, seen: u64) {
+        self.0.fetch_max(seen, Ordering::AcqRel);
+    }
+
+    /// The newest timestamp issued or observed.
+    pub fn last(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
     }
 
     /// The next timestamp, at or above `now` and above every one issued before.

@@ -85,6 +85,32 @@ pub fn slot_of_hash(hash: u64) -> Slot {
     (hash >> (64 - SLOTS.trailing_zeros())) as Slot
 }
 
+/// The home slot of what is found by an id, which the id carries: a directory's place, the inode of a file with several names,
+/// chunks, extended attributes.
+#[inline]
+pub fn slot_of_id(id: u64) -> Slot {
+    // Below SLOTS, which fits.
+    (id % SLOTS as u64) as Slot
+}
+
+/// Bits of an inode number that say which node made it up.
+const MEMBER_BITS: u32 = 10;
+
+/// Inode numbers that one node of a cluster can make up: what is left of 63 bits.
+pub const COUNTERS_MAX: u64 = 1 << (63 - MEMBER_BITS - SLOTS.trailing_zeros());
+
+/// The inode number that the node `member` makes of its own `counter` for something whose home is `slot`: no two nodes make up the
+/// same, and what a name stands for starts out on the node that owns the name.
+///
+/// # Panics
+/// If the node's number or the counter is out of bounds (1,024 nodes, [`COUNTERS_MAX`] counters).
+#[inline]
+pub fn id_in(counter: u64, member: NodeId, slot: Slot) -> InodeId {
+    assert!(member < 1 << MEMBER_BITS && counter < COUNTERS_MAX, "an inode number out of bounds");
+    let slot_bits = SLOTS.trailing_zeros();
+    counter << (MEMBER_BITS + slot_bits) | u64::from(member) << slot_bits | u64::from(slot)
+}
+
 /// Maps a hash to one of `count` places, by its high bits (Lemire's multiply-shift).
 #[inline]
 pub fn place_of(hash: u64, count: usize) -> usize {
@@ -149,6 +175,15 @@ mod tests {
 
     const INODES: &[(u64, u64)] =
         &[(1, 0x2e53_6ece_6790_ad5d), (16, 0xa802_9b60_d36e_6fad), (u64::MAX, 0xc824_e4b4_e4e5_2973)];
+
+    #[test]
+    fn ids_carry_their_slot_and_differ_between_nodes() {
+        assert_eq!(id_in(16, 0, 0), 16 << 24);
+        assert_eq!(id_in(16, 3, 8367), (16 << 24) + (3 << 14) + 8367);
+        assert_eq!(slot_of_id(id_in(COUNTERS_MAX - 1, 1023, 16383)), 16383);
+        assert!(id_in(COUNTERS_MAX - 1, 1023, 16383) < 1 << 63);
+        assert_eq!(slot_of_id(crate::ids::ROOT), 1);
+    }
 
     #[test]
     fn spreads_numbered_names_and_inodes_evenly() {

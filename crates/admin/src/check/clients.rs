@@ -53,6 +53,10 @@ fn answers(check: &mut Check<'_>) -> Result<(), EngineError> {
         let damaged = |why: DecodeError| why.to_string();
         let (path, wrong) = match TxnKey::decode(key.id, &key.suffix) {
             None => (format!("txn #{}", key.id), Some("its key is none".to_owned())),
+            Some(TxnKey::Prepared(txn) | TxnKey::Decided(txn)) => {
+                let wrong = "this volume is not shared by several nodes".to_owned();
+                (format!("transaction {} of node {}", txn.number, txn.node), Some(wrong))
+            }
             Some(TxnKey::Session(client)) => {
                 let wrong = decode_session(client, &value).err().map(damaged);
                 if wrong.is_none() {

@@ -8,14 +8,14 @@ use std::time::Instant;
 
 use kestrel_types::error::FsError;
 use kestrel_types::ids::Position;
-use kestrel_types::request::{Creds, Op, Reply, Request};
+use kestrel_types::request::{Creds, Op, Outcome, Reply, Request};
 use parking_lot::MutexGuard;
 
 use super::courier::Parcel;
 use super::{Durability, Node};
 use crate::ops::{self, Lane};
 use crate::pipeline::{self, Desk, Means, Verdict};
-use crate::worker::{Job, Role, Sink, Slot, Woken};
+use crate::worker::{Elsewhere, Job, Role, Sink, Slot, Woken};
 
 /// Batches a thread runs for others after its own before it looks for somebody to take over.
 const ROUNDS_MAX: usize = 8;
@@ -44,6 +44,8 @@ enum Own {
 struct Aftermath {
     own: Option<Own>,
     replies: Vec<(Sink, Reply)>,
+    /// Requests that this node cannot serve by itself.
+    elsewhere: Vec<(Sink, Elsewhere)>,
     /// Replies that must wait for their own batch, and its position.
     waiting: Vec<Parcel>,
     position: Position,
@@ -211,6 +213,10 @@ impl Node {
                         after.position = after.position.max(step.wait);
                     }
                 },
+                Verdict::Elsewhere(why) => match job.sink {
+                    Sink::Caller => after.own = Some(Own::Reply(Err(several()))),
+                    sink => after.elsewhere.push((sink, why)),
+                },
                 Verdict::Move(to, route) => {
                     job.hops += 1;
                     job.route = route;
@@ -261,6 +267,12 @@ impl Node {
         for (sink, reply) in after.replies {
             sink.give(reply);
         }
+        for (sink, why) in after.elsewhere {
+            match sink {
+                Sink::Ear(ear, number) => ear.elsewhere(number, why),
+                sink => sink.give(Err(several())),
+            }
+        }
         if after.waiting.is_empty() {
             return;
         }
@@ -277,9 +289,16 @@ impl Node {
 }
 
 /// Every role. Letting go of it serves what came meanwhile.
-pub(super) struct Held<'a> {
+pub(crate) struct Held<'a> {
     node: &'a Node,
     roles: Vec<MutexGuard<'a, Role>>,
+}
+
+impl Held<'_> {
+    /// The memory of the lane for exclusive batches, whose role is the first.
+    pub fn exclusive(&mut self) -> &mut Role {
+        &mut self.roles[0]
+    }
 }
 
 impl Drop for Held<'_> {
@@ -287,6 +306,11 @@ impl Drop for Held<'_> {
         self.roles.clear();
         self.node.drive((1 << self.node.lanes.len()) - 1);
     }
+}
+
+/// What somebody hears who cannot be told that several nodes are concerned.
+fn several() -> Outcome {
+    FsError::new(libc::ENOTSUP, "metadata: this concerns several nodes").into()
 }
 
 fn take_slot() -> Arc<Slot> {

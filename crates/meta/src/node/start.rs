@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use super::courier::Courier;
 use super::{Durability, Node, NodeConfig, RootAttr, WORKERS_MAX, refused, without};
+use crate::cluster::Cluster;
 use crate::engine::{BatchKind, Engine, Mutation};
 use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key};
 use crate::ops::usage;
@@ -111,12 +112,22 @@ impl Node {
     /// # Errors
     /// `EEXIST` if the engine holds a volume already; the engine's.
     pub fn format(engine: &dyn Engine, root: RootAttr, now: Nanos) -> FsResult<()> {
+        Self::format_rows(engine, root, now, &|_| true)
+    }
+
+    /// As [`Node::format`], with those of the rows of the root that are `own`.
+    pub(super) fn format_rows(
+        engine: &dyn Engine,
+        root: RootAttr,
+        now: Nanos,
+        own: &dyn Fn(&Key) -> bool,
+    ) -> FsResult<()> {
         if read(engine, system_key("inodes"))?.is_some() {
             return Err(FsError::new(libc::EEXIST, "metadata: the engine holds a volume already"));
         }
         let (mode, uid, gid) = (root.mode & 0o7777, root.uid, root.gid);
         let inode = Inode { mode, uid, gid, ..Inode::new(ROOT, Kind::Dir, now, 1) };
-        let rows = vec![
+        let mut rows = vec![
             counter_row("clock", 2),
             counter_row("inodes", FIRST_INODE),
             counter_row("objects", FIRST_OBJECT),
@@ -124,6 +135,7 @@ impl Node {
             Mutation { key: Key::new(Table::Entry, 0, b""), value: Some(Entry::Inode(inode).encode()) },
             Mutation { key: Key::new(Table::DirId, ROOT, b""), value: Some(encode_dir_id(0, b"")) },
         ];
+        rows.retain(|row| row.key.table == Table::System || own(&row.key));
         engine.commit(BatchKind::Growing, rows).map_err(engine_error)?;
         engine.sync().map_err(engine_error)
     }
@@ -134,6 +146,16 @@ impl Node {
     /// # Errors
     /// `EINVAL` for bad settings or an engine without a volume; the engine's.
     pub fn open(engine: Arc<dyn Engine>, clock: Arc<dyn Clock>, config: NodeConfig) -> FsResult<Arc<Self>> {
+        Self::open_as(engine, clock, config, None)
+    }
+
+    /// As [`Node::open`], alone or as one of several.
+    pub(super) fn open_as(
+        engine: Arc<dyn Engine>,
+        clock: Arc<dyn Clock>,
+        config: NodeConfig,
+        cluster: Option<Cluster>,
+    ) -> FsResult<Arc<Self>> {
         if config.workers == 0 || config.workers > WORKERS_MAX {
             return Err(refused("metadata: a node has 1 to 64 workers"));
         }
@@ -188,6 +210,7 @@ impl Node {
             workers: config.workers,
             shares,
             grace: config.grace,
+            cluster: cluster.map(Box::new),
         };
         let courier = Courier::start(config.replies).map_err(|why| {
             FsError::because(libc::EAGAIN, format!("metadata: the thread for replies did not start: {why}"))

@@ -38,7 +38,7 @@ pub fn run(
     }
     make::check(view, creds, &spot)?;
     view.begin()?;
-    let inode = make::inode(view, creds, spot.dir.guard, New::file(mode))?;
+    let inode = make::inode(view, creds, &spot.dir, place.name.as_bytes(), New::file(mode))?;
     make::insert(view, &spot, &inode)?;
     view.count_open(inode.ino);
     Ok(Answer::Opened { inode: Box::new(inode), created: true, parent: Some(spot.dir.ino) })
@@ -66,7 +66,7 @@ pub fn mknod(
     }
     view.begin()?;
     let new = New { kind, rdev: if device { rdev } else { 0 }, ..New::file(mode) };
-    let inode = make::inode(view, creds, spot.dir.guard, new)?;
+    let inode = make::inode(view, creds, &spot.dir, place.name.as_bytes(), new)?;
     make::insert(view, &spot, &inode)?;
     Ok(Answer::Entry { parent: spot.dir.ino, inode: Box::new(inode) })
 }

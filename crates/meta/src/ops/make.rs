@@ -4,7 +4,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::request::Creds;
 
-use crate::perm::{self, Guard, WRITE};
+use crate::perm::{self, Dentry, WRITE};
 use crate::rows::Value;
 use crate::view::{Run, Spot, View, fail};
 
@@ -36,14 +36,14 @@ pub fn check(view: &mut View<'_>, creds: &Creds, spot: &Spot) -> Run<()> {
     perm::check(creds, spot.dir.guard, WRITE)
 }
 
-/// A new inode that belongs to the caller, and to the directory's group if that is set-group-id.
-pub fn inode(view: &mut View<'_>, creds: &Creds, dir: Guard, new: New) -> Run<Inode> {
-    let (gid, mode) = perm::inherit(creds, dir, new.mode, new.kind == Kind::Dir)?;
+/// A new inode with this name that belongs to the caller, and to the directory's group if that is set-group-id.
+pub fn inode(view: &mut View<'_>, creds: &Creds, dir: &Dentry, name: &[u8], new: New) -> Run<Inode> {
+    let (gid, mode) = perm::inherit(creds, dir.guard, new.mode, new.kind == Kind::Dir)?;
     let size = match &new.data {
         Data::Inline(target) => target.len() as u64,
         _ => 0,
     };
-    let ino = view.new_ino()?;
+    let ino = view.new_ino(dir.ino, name)?;
     let bare = Inode::new(ino, new.kind, view.now, view.stamp);
     Ok(Inode { mode, uid: creds.uid, gid, rdev: new.rdev, size, data: new.data, ..bare })
 }

@@ -21,7 +21,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place, mode: u16) -> Run<
     make::check(view, creds, &spot)?;
     view.begin()?;
     let new = New { kind: Kind::Dir, mode, rdev: 0, data: Data::None };
-    let mut inode = make::inode(view, creds, spot.dir.guard, new)?;
+    let mut inode = make::inode(view, creds, &spot.dir, place.name.as_bytes(), new)?;
     let (parent, name) = (spot.dir.ino, place.name.as_bytes());
     view.change_dir(spot.share, 1, 1, 0, true)?;
     view.put(spot.entry, Value::Entry(Entry::Inode(inode.clone())));

@@ -195,7 +195,7 @@ pub fn claim(view: &mut View<'_>, op: &Op, claim: Claim) -> Run<Answer> {
 pub fn again(view: &mut View<'_>, op: &Op, told: &Told) -> Run<Answer> {
     view.need_exclusive()?;
     view.wait = view.wait.max(told.changed_at);
-    let answer = told.answer.clone().map_err(Stop::Fail)?;
+    let answer = told.answer.clone().map_err(|outcome| Stop::Out(Box::new(outcome)))?;
     let ino = match &answer {
         Answer::Opened { inode, .. } if inode.kind != Kind::Dir => inode.ino,
         _ => {

@@ -4,6 +4,7 @@
 //! all the time appears exactly once, others at most once (`telldir`/`seekdir` build on this in the client). Reads the engine
 //! without a worker's role, a page may be large; each entry is as some batch left it.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use kestrel_types::codec::DecodeError;
@@ -12,10 +13,13 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::key::Table;
 use kestrel_types::name::Name;
-use kestrel_types::request::{Answer, DirEntry, READDIR_ENTRIES_MAX};
+use kestrel_types::request::{Answer, Creds, DirEntry, READDIR_ENTRIES_MAX};
 
 use crate::engine::Engine;
+use crate::perm::{self, Dentry, READ};
 use crate::pipeline::engine_error;
+use crate::rows::Span;
+use crate::view::{Run, Stop};
 
 /// Reads a page; and the position to wait for before it may be shown in mode `commit`.
 pub fn run(
@@ -47,12 +51,33 @@ pub fn run(
         })
         .map_err(engine_error)?;
     match damage {
-        Some(why) => Err(FsError::because(
-            libc::EIO,
-            format!("metadata: damaged entry in directory {dir}: {why}; run kestrel fsck"),
-        )),
+        Some(why) => Err(damaged(dir, &why)),
         None => Ok((Answer::Entries { entries, parent, end }, wait.max(deleted_at))),
     }
+}
+
+/// Whether the caller may list the directory.
+pub fn check(creds: &Creds, dir: &Dentry, check: bool) -> Run<()> {
+    if check { perm::check(creds, dir.guard, READ) } else { Ok(()) }
+}
+
+/// What every one of several nodes is asked for: one entry more than wanted, so that it shows whether something follows.
+pub fn span(dir: InodeId, after: Option<&Name>, limit: usize) -> Span {
+    let rows_max = limit.clamp(1, READDIR_ENTRIES_MAX) as u32 + 1;
+    Span { table: Table::Entry, id: dir, after: after.map(|name| name.as_bytes().into()), rows_max }
+}
+
+/// The page, from what all nodes said.
+pub fn merged(dir: Dentry, rows: &BTreeMap<Box<[u8]>, Box<[u8]>>, limit: usize) -> Run<Answer> {
+    let limit = limit.clamp(1, READDIR_ENTRIES_MAX);
+    let entries: Result<Vec<_>, _> = rows.iter().take(limit).map(|(name, row)| entry(name, row)).collect();
+    let entries = entries.map_err(|why| Stop::Fail(damaged(dir.ino, &why)))?;
+    Ok(Answer::Entries { entries, parent: dir.parent, end: rows.len() <= limit })
+}
+
+fn damaged(dir: InodeId, why: &DecodeError) -> FsError {
+    let text = format!("metadata: damaged entry in directory {dir}: {why}; run kestrel fsck");
+    FsError::because(libc::EIO, text)
 }
 
 fn entry(name: &[u8], row: &[u8]) -> Result<DirEntry, DecodeError> {

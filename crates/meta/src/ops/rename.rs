@@ -77,6 +77,9 @@ fn check_cycles(
     if a.dir.ino == b.dir.ino {
         return Ok(());
     }
+    if source.is_dir() || flags.exchange && target.is_some_and(Found::is_dir) {
+        view.lock_dir_renames()?;
+    }
     if source.is_dir() && is_above(view, source.inode.ino, b.dir.ino)? {
         return Err(fail(libc::EINVAL, "a directory cannot move into itself"));
     }

@@ -25,7 +25,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place, target: &[u8]) -> 
     make::check(view, creds, &spot)?;
     view.begin()?;
     let new = New { kind: Kind::Symlink, mode: 0o777, rdev: 0, data: Data::Inline(target.into()) };
-    let inode = make::inode(view, creds, spot.dir.guard, new)?;
+    let inode = make::inode(view, creds, &spot.dir, place.name.as_bytes(), new)?;
     make::insert(view, &spot, &inode)?;
     Ok(Answer::Entry { parent: spot.dir.ino, inode: Box::new(inode) })
 }

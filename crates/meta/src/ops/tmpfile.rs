@@ -17,7 +17,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, dir: InodeId, mode: u16, exclusiv
     let dir = view.dir(dir)?;
     perm::check(creds, dir.guard, WRITE | EXEC)?;
     view.begin()?;
-    let mut inode = make::inode(view, creds, dir.guard, New::file(mode))?;
+    let mut inode = make::inode(view, creds, &dir, b"", New::file(mode))?;
     inode.nlink = 0;
     let cell = view.link_cell(inode.ino);
     view.put(cell, Value::Inode(inode.clone()));

@@ -6,11 +6,12 @@ use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::Table;
 use kestrel_types::name::Place;
-use kestrel_types::placement::{hash_entry, place_of};
+use kestrel_types::placement::hash_entry;
 use kestrel_types::request::{Creds, Outcome};
 use kestrel_types::stat::DirStat;
 
-use super::{DIR_SIZE, Found, Route, Run, Spot, Stop, View, damaged, decode_dir_id, fail, guard_of};
+use super::{DIR_SIZE, Found, Route, Run, Spot, Stop, View, Want, damaged, decode_dir_id, fail, guard_of};
+use crate::cluster::DIR_RENAMES;
 use crate::perm::{self, Dentry, EXEC};
 use crate::rows::{CellId, Value};
 
@@ -45,6 +46,10 @@ impl View<'_> {
 
     #[cold]
     fn fetch_dir(&mut self, ino: InodeId) -> Run<Option<Dentry>> {
+        self.read_dir(ino).map_err(|stop| self.or_dentry(stop, || Want::Id(ino)))
+    }
+
+    fn read_dir(&mut self, ino: InodeId) -> Run<Option<Dentry>> {
         let Some((parent, name)) = self.dir_place(ino)? else { return Ok(None) };
         let cell = self.entry_cell(parent, &name);
         let Some(Entry::Inode(inode)) = self.entry(cell)? else {
@@ -56,7 +61,8 @@ impl View<'_> {
         let parent = if ino == ROOT { ROOT } else { parent };
         let dir = Dentry { ino, parent, guard: guard_of(inode) };
         let (dirty, changed_at) = self.rows.provenance(cell);
-        if !dirty && !self.effects.dirs_changed.contains(&ino) {
+        // Rows that were lent are another node's to keep: see `crate::member`.
+        if !dirty && self.no_dirs.is_none() && !self.effects.dirs_changed.contains(&ino) {
             self.core.replica.insert(dir, &name, changed_at);
         }
         Ok(Some(dir))
@@ -78,9 +84,9 @@ impl View<'_> {
         let dir = self.reach(creds, place)?;
         let name = place.name.as_bytes();
         let hash = hash_entry(dir.ino, name);
-        let home = place_of(hash, self.core.workers);
-        if change && home != self.worker && !self.exclusive() {
-            return Err(Stop::Forward(home, Route::AsAsked));
+        let home = self.core.home_of_hashed(dir.ino, name, hash);
+        if change && !self.holds(home) {
+            return Err(self.forward(home, Route::AsAsked));
         }
         let entry = self.rows.cell_hashed(Table::Entry, dir.ino, name, hash);
         let share = if change { self.share_cell(dir.ino, home) } else { entry };
@@ -136,10 +142,10 @@ impl View<'_> {
     /// Stops unless the entry belongs to this worker.
     #[inline]
     pub fn need_home(&self, spot: &Spot) -> Run<()> {
-        if spot.home == self.worker || self.exclusive() {
+        if self.holds(spot.home) {
             return Ok(());
         }
-        Err(Stop::Forward(spot.home, Route::AsAsked))
+        Err(self.forward(spot.home, Route::AsAsked))
     }
 
     /// One step of a path.
@@ -151,6 +157,9 @@ impl View<'_> {
             return Ok(child);
         }
         let cell = self.entry_cell(dir.ino, name);
+        if let Err(stop) = self.fetched(cell) {
+            return Err(self.or_dentry(stop, || Want::Name(dir.ino, name.into())));
+        }
         match self.entry(cell)? {
             None => Err(fail(libc::ENOENT, "a directory of the path does not exist")),
             Some(Entry::Inode(inode)) if inode.kind == Kind::Dir => {
@@ -178,8 +187,8 @@ impl View<'_> {
 
     /// Asks for all shares of a directory.
     pub fn want_figures(&mut self, dir: InodeId) {
-        for home in 0..self.core.shares {
-            self.share_cell(dir, home);
+        for number in 0..self.core.shares_in_all() {
+            self.share_cell(dir, self.core.share_home(number));
         }
     }
 
@@ -198,8 +207,8 @@ impl View<'_> {
     pub fn figures(&mut self, dir: InodeId) -> Run<DirStat> {
         self.want_figures(dir);
         let mut sum = DirStat::default();
-        for home in 0..self.core.shares {
-            let cell = self.share_cell(dir, home);
+        for number in 0..self.core.shares_in_all() {
+            let cell = self.share_cell(dir, self.core.share_home(number));
             sum.merge(&self.share(cell)?);
         }
         Ok(sum)
@@ -223,6 +232,15 @@ impl View<'_> {
     #[inline]
     pub fn shown(&mut self, found: Found) -> Run<Inode> {
         if found.inode.kind == Kind::Dir { self.shown_dir(found.inode) } else { Ok(found.inode) }
+    }
+
+    /// Of several nodes no other one may move a directory to another parent at the same time: two such moves could form a cycle.
+    pub fn lock_dir_renames(&mut self) -> Run<()> {
+        if self.core.cluster.is_some() {
+            let cell = self.rows.cell(Table::System, 0, DIR_RENAMES);
+            self.fetched(cell)?;
+        }
+        Ok(())
     }
 
     /// Changes a worker's share of a directory. `touch`: the directory's content changed, so its times do.

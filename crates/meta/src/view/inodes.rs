@@ -5,8 +5,9 @@ use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::InodeRef;
+use kestrel_types::placement::{COUNTERS_MAX, id_in};
 
-use super::{Route, Run, Stop, View, damaged, fail};
+use super::{Route, Run, View, damaged, fail};
 use crate::perm::{Dentry, Guard};
 use crate::rows::{CellId, Value};
 
@@ -132,8 +133,8 @@ impl View<'_> {
         let home = self.core.home_of_inode(ino);
         // A file without names may go away at its last release, which runs at its own worker.
         let owner_only = using == Use::Write || using == Use::Open && inode.nlink == 0;
-        if owner_only && home != self.worker && !self.exclusive() {
-            return Err(Stop::Forward(home, Route::Number));
+        if owner_only && !self.holds(home) {
+            return Err(self.forward(home, Route::Number));
         }
         if inode.nlink == 0 && using != Use::Claim && self.open_state(ino).count == 0 {
             // It is kept in case a client claims it; nobody else can know it.
@@ -171,8 +172,8 @@ impl View<'_> {
         let home = self.core.home_of_name(parent, name);
         let found = self.at_name(cell, parent, home, using)?;
         let named = matches!(found, Some(Found { at: At::Name { .. }, .. }));
-        if named && using != Use::Read && home != self.worker && !self.exclusive() {
-            return Err(Stop::Forward(home, Route::Name(parent, name.into())));
+        if named && using != Use::Read && !self.holds(home) {
+            return Err(self.forward(home, Route::Name(parent, name.into())));
         }
         Ok(found)
     }
@@ -240,8 +241,16 @@ impl View<'_> {
         Ok(())
     }
 
-    /// A number for a new inode.
-    pub fn new_ino(&mut self) -> Run<InodeId> {
-        self.ids.take().ok_or(fail(libc::ENOSPC, "metadata: no inode number could be reserved"))
+    /// A number for a new inode with this name.
+    pub fn new_ino(&mut self, parent: InodeId, name: &[u8]) -> Run<InodeId> {
+        let none = fail(libc::ENOSPC, "metadata: no inode number could be reserved");
+        let counter = self.ids.take().ok_or(none)?;
+        match &self.core.cluster {
+            None => Ok(counter),
+            Some(cluster) if counter < COUNTERS_MAX => {
+                Ok(id_in(counter, cluster.me, cluster.placement.slot_of(parent, name)))
+            }
+            Some(_) => Err(fail(libc::ENOSPC, "metadata: no inode numbers are left")),
+        }
     }
 }

@@ -132,7 +132,8 @@ impl View<'_> {
             }
             self.rows.cell(Table::ObjStat, *object, &share_suffix(home));
             if *bytes < 0 {
-                for share in 0..self.core.shares {
+                for number in 0..self.core.shares_in_all() {
+                    let share = self.core.share_home(number);
                     self.rows.cell(Table::ObjStat, *object, &share_suffix(share));
                 }
             }
@@ -156,7 +157,8 @@ impl View<'_> {
                 continue;
             }
             let (mut sum, mut below) = (0, stat.referenced <= 0);
-            for share in 0..self.core.shares {
+            for number in 0..self.core.shares_in_all() {
+                let share = self.core.share_home(number);
                 let cell = self.rows.cell(Table::ObjStat, *object, &share_suffix(share));
                 let ObjStat { referenced } =
                     self.rows.obj_stat(cell).map_err(|why| damaged("objstat", &why))?;
@@ -177,6 +179,7 @@ impl View<'_> {
     pub fn chunks_from(&mut self, ino: InodeId, first: u64) -> Run<(Chunks, Option<u64>)> {
         self.rows.want_all(Table::Chunk, ino, first);
         self.ready()?;
+        self.rows.is_group_here(Table::Chunk, ino)?;
         let rest = self.rows.left_out(Table::Chunk, ino, first);
         let mut chunks = Vec::new();
         for cell in self.rows.group(Table::Chunk, ino) {
@@ -222,6 +225,7 @@ impl View<'_> {
     pub fn xattrs(&mut self, ino: InodeId) -> Run<Vec<CellId>> {
         self.rows.want_all(Table::Xattr, ino, 0);
         self.ready()?;
+        self.rows.is_group_here(Table::Xattr, ino)?;
         let mut cells = self.rows.group(Table::Xattr, ino);
         cells.retain(|cell| self.rows.exists(*cell));
         for cell in &cells {

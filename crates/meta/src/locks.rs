@@ -1,0 +1,181 @@
+//! Rows that are lent to transactions over several nodes, and so locked here.
+//!
+//! A transaction reads (shared) or may write (exclusive) single rows and whole ranges, `(table, id)`. Who meets a lock that
+//! excludes him is told so at once: transactions give up and begin again later, requests of this node are parked by their
+//! [`crate::member`]. Nobody who holds a lock waits for another one, so there is no deadlock.
+//!
+//! Locks change only with every role of the node held, so a batch sees the same ones from beginning to end. While there are none,
+//! looking costs one load.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kestrel_types::key::{Key, Table};
+use kestrel_types::placement::NodeId;
+use parking_lot::Mutex;
+
+/// A transaction over several nodes; one attempt of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TxnId {
+    /// The node that leads it, its home.
+    pub node: NodeId,
+    /// Which start of that node.
+    pub epoch: u64,
+    /// Counts the node's transactions since.
+    pub number: u64,
+}
+
+/// What a lock allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Reading, beside others who read.
+    Shared,
+    /// Reading and writing.
+    Exclusive,
+}
+
+#[derive(Debug, Default)]
+struct Lock {
+    writer: Option<TxnId>,
+    readers: BTreeSet<TxnId>,
+}
+
+impl Lock {
+    /// Whether others than `txn` exclude it.
+    fn excludes(&self, txn: TxnId, mode: Mode) -> bool {
+        self.writer.is_some_and(|writer| writer != txn)
+            || mode == Mode::Exclusive && self.readers.iter().any(|reader| *reader != txn)
+    }
+
+    fn take(&mut self, txn: TxnId, mode: Mode) {
+        match mode {
+            Mode::Shared => {
+                self.readers.insert(txn);
+            }
+            Mode::Exclusive => self.writer = Some(txn),
+        }
+    }
+
+    /// Whether nothing is left of it without `txn`.
+    fn give(&mut self, txn: TxnId) -> bool {
+        self.readers.remove(&txn);
+        self.writer.take_if(|writer| *writer == txn);
+        self.writer.is_none() && self.readers.is_empty()
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    rows: BTreeMap<Key, Lock>,
+    ranges: BTreeMap<(Table, u64), Lock>,
+}
+
+/// See the module's header.
+#[derive(Debug, Default)]
+pub struct LockTable {
+    any: AtomicUsize,
+    state: Mutex<State>,
+}
+
+impl State {
+    fn row_excludes(&self, txn: TxnId, key: &Key, mode: Mode) -> bool {
+        self.rows.get(key).is_some_and(|lock| lock.excludes(txn, mode))
+            || self.ranges.get(&(key.table, key.id)).is_some_and(|lock| lock.excludes(txn, mode))
+    }
+
+    fn range_excludes(&self, txn: TxnId, range: (Table, u64), mode: Mode) -> bool {
+        let (table, id) = range;
+        self.ranges.get(&range).is_some_and(|lock| lock.excludes(txn, mode))
+            || self
+                .rows
+                .range(Key::new(table, id, b"")..)
+                .take_while(|(key, _)| (key.table, key.id) == range)
+                .any(|(_, lock)| lock.excludes(txn, mode))
+    }
+}
+
+/// Stands for requests of the node itself, which hold no locks.
+const NOBODY: TxnId = TxnId { node: NodeId::MAX, epoch: 0, number: 0 };
+
+impl LockTable {
+    /// Whether anything is locked.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire) > 0
+    }
+
+    /// Locks all of these, or nothing if one of them is excluded. With every role held.
+    pub fn take(&self, txn: TxnId, keys: &[Key], ranges: &[(Table, u64)], mode: Mode) -> bool {
+        let mut state = self.state.lock();
+        let excluded = keys.iter().any(|key| state.row_excludes(txn, key, mode))
+            || ranges.iter().any(|range| state.range_excludes(txn, *range, mode));
+        if excluded {
+            return false;
+        }
+        for key in keys {
+            state.rows.entry(key.clone()).or_default().take(txn, mode);
+        }
+        for range in ranges {
+            state.ranges.entry(*range).or_default().take(txn, mode);
+        }
+        self.any.store(state.rows.len() + state.ranges.len(), Ordering::Release);
+        true
+    }
+
+    /// Gives up everything that a transaction has locked. With every role held.
+    pub fn release(&self, txn: TxnId) {
+        let mut state = self.state.lock();
+        state.rows.retain(|_, lock| !lock.give(txn));
+        state.ranges.retain(|_, lock| !lock.give(txn));
+        self.any.store(state.rows.len() + state.ranges.len(), Ordering::Release);
+    }
+
+    /// Whether a lock keeps requests of the node from a row.
+    pub fn bars(&self, key: &Key, mode: Mode) -> bool {
+        self.any() && self.state.lock().row_excludes(NOBODY, key, mode)
+    }
+
+    /// Whether a lock keeps requests of the node from reading a range.
+    pub fn bars_range(&self, range: (Table, u64)) -> bool {
+        self.any() && self.state.lock().range_excludes(NOBODY, range, Mode::Shared)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn txn(number: u64) -> TxnId {
+        TxnId { node: 1, epoch: 1, number }
+    }
+
+    #[test]
+    fn readers_share_and_writers_exclude() {
+        let locks = LockTable::default();
+        let (a, b) = (Key::new(Table::Entry, 1, b"a"), Key::new(Table::Entry, 1, b"b"));
+        assert!(locks.take(txn(1), std::slice::from_ref(&a), &[], Mode::Shared));
+        assert!(locks.take(txn(2), std::slice::from_ref(&a), &[], Mode::Shared));
+        assert!(!locks.take(txn(3), &[b.clone(), a.clone()], &[], Mode::Exclusive));
+        assert!(!locks.bars(&b, Mode::Exclusive), "nothing of a lock that was refused stays");
+        assert!(!locks.bars(&a, Mode::Shared) && locks.bars(&a, Mode::Exclusive));
+        locks.release(txn(1));
+        assert!(locks.take(txn(2), std::slice::from_ref(&a), &[], Mode::Exclusive), "its own reading is no obstacle");
+        assert!(locks.bars(&a, Mode::Shared));
+        locks.release(txn(2));
+        assert!(!locks.any());
+    }
+
+    #[test]
+    fn ranges_and_rows_in_them_exclude_each_other() {
+        let locks = LockTable::default();
+        let row = Key::new(Table::Entry, 7, b"x");
+        assert!(locks.take(txn(1), &[], &[(Table::Entry, 7)], Mode::Shared));
+        assert!(!locks.take(txn(2), std::slice::from_ref(&row), &[], Mode::Exclusive));
+        assert!(locks.take(txn(2), &[Key::new(Table::Entry, 8, b"x")], &[], Mode::Exclusive));
+        assert!(locks.bars(&row, Mode::Exclusive) && !locks.bars_range((Table::Entry, 7)));
+        assert!(locks.bars_range((Table::Entry, 8)));
+        locks.release(txn(1));
+        assert!(locks.take(txn(3), std::slice::from_ref(&row), &[], Mode::Exclusive));
+        assert!(!locks.take(txn(4), &[], &[(Table::Entry, 7)], Mode::Shared));
+    }
+}

@@ -1,0 +1,360 @@
+//! A member: one of several metadata nodes that share a volume, as a state machine without threads, sockets or clock.
+//!
+//! A client may send a request to any member. It goes to the member that *leads* it, a function of the request alone
+//! ([`Cluster::leader`]), so a retry comes to the one that knows whether it was executed. There the node tries to serve it
+//! alone, in its batches. What it lacks for that decides how it goes on:
+//!
+//! - **a dentry of the path** ([`fetch`]): its owner is asked, the answer kept in the namespace replica, the request run again;
+//! - **a row that is lent**: it is parked until locks are given up;
+//! - **rows of other members**: it becomes a *transaction* ([`lead`]). Its rows are borrowed, those of the leader itself too;
+//!   lenders ([`lend`]) lock them. The operation, a pure function of rows, runs on what was lent and says what it lacks, until it ends.
+//!   Then every lender confirms that his locks held all the while and puts on record what is to change there; the leader decides
+//!   with one batch, which holds its own changes, the answer for retries, and the decision ([`commit`]).
+//!
+//! **Why this is linearizable.** When the last row was lent every row is locked, and whatever the operation saw of the replica is
+//! true at the moment it runs: that moment is between the two halves of two-phase locking. A lender who has lost a loan (crash,
+//! time) does not confirm it. A change of a directory (chmod, rename, removal) has its dentry forgotten by all members
+//! before it is decided; while it is under way its row is locked, so nobody fetches it again, and answers to fetches that were sent
+//! before are thrown away. A member forgets with every role held: no batch runs (quiescence).
+//!
+//! **No deadlock.** Who meets a lock gives up everything and begins again after a random time. Requests of a member hold
+//! nothing while they wait.
+//!
+//! **Exactly once.** Every answer to a numbered request, an error too, is recorded in the batch that decides it: copies
+//! of a request may come by way of several members, late, when the client has long gone on.
+//!
+//! **Crashes.** Loans are forgotten by a lender that restarts, what it agreed to is on record and locked again; it asks the
+//! leader. A leader that restarts knows its decisions; what it does not know was not decided and changes nothing.
+
+mod commit;
+mod fetch;
+mod lead;
+mod lend;
+mod message;
+mod records;
+mod work;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use kestrel_types::clock::{Clock, MILLISECOND, Nanos, SECOND};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::Position;
+use kestrel_types::key::{Key, Table};
+use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::request::{Reply, Request};
+use kestrel_types::wire::ClientId;
+use parking_lot::Mutex;
+
+pub use message::{Envelope, Fetched, LoanId, Message, Vote};
+
+use crate::cluster::Cluster;
+use crate::engine::{BatchKind, Engine, Mutation};
+use crate::ids::{counter_row, decode_counter, system_key};
+use crate::locks::TxnId;
+use crate::node::{Done, Durability, Node, NodeConfig, RootAttr};
+use crate::pipeline::engine_error;
+use crate::txn::Origin;
+use crate::worker::{Ear, Elsewhere};
+use commit::Decision;
+use fetch::Fetching;
+use lend::Loan;
+use work::{Back, Forwarding, Work};
+
+/// What has no answer for so long is sent again.
+const RESEND: Nanos = 200 * MILLISECOND;
+
+/// How long a request may wait for other members before it fails with `ETIMEDOUT`, nothing having changed.
+pub const DEADLINE: Nanos = 20 * SECOND;
+
+/// How long a member remembers a request that it has sent on. Whoever asked has given up long before.
+const FORWARDED_MAX: Nanos = 60 * SECOND;
+
+/// Settings of a member.
+#[derive(Debug, Clone)]
+pub struct MemberConfig {
+    /// Its number.
+    pub me: NodeId,
+    /// Who owns what.
+    pub placement: Placement,
+    /// Settings of its node. All members have equally many workers, and mode `commit`.
+    pub node: NodeConfig,
+    /// Seed of the random times after which it tries again.
+    pub seed: u64,
+}
+
+/// What a member does when something is durable.
+enum Todo {
+    Send(NodeId, Message),
+    Finish(TxnId),
+    Answer(u64, Reply),
+}
+
+/// What the node said.
+enum Heard {
+    Reply(Reply),
+    Elsewhere(Elsewhere),
+}
+
+#[derive(Default)]
+struct Inbox(Mutex<VecDeque<(u64, Heard)>>);
+
+impl Ear for Inbox {
+    fn hear(&self, number: usize, reply: Reply) {
+        self.0.lock().push_back((number as u64, Heard::Reply(reply)));
+    }
+
+    fn elsewhere(&self, number: usize, why: Elsewhere) {
+        self.0.lock().push_back((number as u64, Heard::Elsewhere(why)));
+    }
+}
+
+/// See the module's header.
+pub struct Member {
+    node: Arc<Node>,
+    me: NodeId,
+    /// Counts its starts.
+    epoch: u64,
+    now: Nanos,
+    random: u64,
+    numbers: u64,
+    inbox: Arc<Inbox>,
+    outbox: Vec<(NodeId, Envelope)>,
+    /// Messages to itself.
+    own: VecDeque<Message>,
+    /// What waits for the log.
+    waiting: Vec<(Position, Todo)>,
+    /// Requests that it leads, by ticket.
+    works: BTreeMap<u64, Work>,
+    /// Numbered ones among them.
+    running: BTreeMap<(ClientId, u64), u64>,
+    /// Requests that others lead.
+    forwards: BTreeMap<u64, Forwarding>,
+    fetches: BTreeMap<u64, Fetching>,
+    /// Transactions that it leads and has not decided: their tickets.
+    leads: BTreeMap<TxnId, u64>,
+    /// Transactions that it decided and some lenders may not know.
+    decisions: BTreeMap<TxnId, Decision>,
+    /// What it has lent.
+    loans: BTreeMap<TxnId, Loan>,
+    /// Locks were given up: those who wait for that may go on.
+    unlocked: bool,
+}
+
+impl Member {
+    /// Writes what a member of a new volume begins with.
+    ///
+    /// # Errors
+    /// As [`Node::format`] and [`Cluster::new`].
+    pub fn format(
+        engine: &dyn Engine,
+        root: RootAttr,
+        now: Nanos,
+        me: NodeId,
+        placement: Placement,
+    ) -> FsResult<()> {
+        Node::format_one_of(engine, root, now, &Cluster::new(me, placement)?)
+    }
+
+    /// Starts a member: what it had agreed to is locked again before anybody is served. `now` is a monotonic time, `clock`
+    /// the volume's.
+    ///
+    /// # Errors
+    /// `EINVAL` for settings that make no sense; `EIO` for damaged records; the engine's.
+    pub fn open(
+        engine: Arc<dyn Engine>,
+        clock: Arc<dyn Clock>,
+        config: MemberConfig,
+        now: Nanos,
+    ) -> FsResult<Self> {
+        if config.node.durability != Durability::Commit || config.node.serves {
+            return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit and serves no sessions"));
+        }
+        let cluster = Cluster::new(config.me, config.placement)?;
+        let epoch = next_epoch(&*engine)?;
+        let records = records::read(&*engine)?;
+        let node = Node::open_one_of(engine, clock, config.node, cluster)?;
+        let mut member = Self {
+            node,
+            me: config.me,
+            epoch,
+            now,
+            random: config.seed ^ epoch.rotate_left(32) ^ u64::from(config.me),
+            // Others may still answer what an earlier start asked.
+            numbers: epoch << 32,
+            inbox: Arc::default(),
+            outbox: Vec::new(),
+            own: VecDeque::new(),
+            waiting: Vec::new(),
+            works: BTreeMap::new(),
+            running: BTreeMap::new(),
+            forwards: BTreeMap::new(),
+            fetches: BTreeMap::new(),
+            leads: BTreeMap::new(),
+            decisions: BTreeMap::new(),
+            loans: BTreeMap::new(),
+            unlocked: false,
+        };
+        member.restore(records);
+        Ok(member)
+    }
+
+    /// Takes a request. `done` hears the reply, if there is one: a member that crashes, or loses others for good, gives none.
+    pub fn submit(&mut self, request: Request, origin: Option<Origin>, done: Done, now: Nanos) {
+        self.now = now;
+        self.admit(request, origin, Back::Here(done));
+        self.pump();
+    }
+
+    /// Takes a message of another member.
+    pub fn receive(&mut self, envelope: Envelope, now: Nanos) {
+        self.now = now;
+        self.node.observe(envelope.stamp);
+        self.handle(envelope.from, envelope.message);
+        self.pump();
+    }
+
+    /// Time has passed, or the log has been synced.
+    pub fn tick(&mut self, now: Nanos) {
+        self.now = now;
+        self.tick_works();
+        self.tick_fetches();
+        self.tick_loans();
+        self.tick_decisions();
+        self.pump();
+    }
+
+    /// What it says to others since this was asked last.
+    pub fn take_outbox(&mut self) -> Vec<(NodeId, Envelope)> {
+        std::mem::take(&mut self.outbox)
+    }
+
+    /// The node.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know.
+    pub fn is_idle(&self) -> bool {
+        self.works.is_empty() && self.loans.is_empty() && self.decisions.is_empty() && self.waiting.is_empty()
+    }
+
+    fn handle(&mut self, from: NodeId, message: Message) {
+        match message {
+            Message::Forward { number, request, origin } => {
+                self.admit(request, origin, Back::To(from, number));
+            }
+            Message::Forwarded(number, reply) => self.forwarded(number, reply),
+            Message::Fetch(number, want) => self.look_up(from, number, &want),
+            Message::Fetched(number, found) => self.fetched(number, found),
+            Message::Borrow { txn, round, mode, rows } => self.lend(from, txn, round, mode, &rows),
+            Message::Lent { txn, round, loan, rows, spans } => {
+                self.lent(from, txn, round, loan, rows, spans);
+            }
+            Message::Refused(txn, round) => self.refused(from, txn, round),
+            Message::Invalidate(txn, dirs) => self.invalidate(from, txn, &dirs),
+            Message::Invalidated(txn) => self.invalidated(from, txn),
+            Message::Prepare { txn, loan, mutations } => self.prepare(from, txn, loan, mutations),
+            Message::Voted(txn, vote) => self.voted(from, txn, vote),
+            Message::Decide(txn, commit) => self.decide(from, txn, commit),
+            Message::Decided(txn) => self.decided(from, txn),
+            Message::Ask(txn) => self.asked(from, txn),
+            Message::Alive(txn) => self.alive(txn),
+        }
+    }
+
+    /// Does what can be done without anybody else.
+    fn pump(&mut self) {
+        loop {
+            if let Some(message) = self.own.pop_front() {
+                self.handle(self.me, message);
+                continue;
+            }
+            let heard = self.inbox.0.lock().pop_front();
+            if let Some((ticket, heard)) = heard {
+                match heard {
+                    Heard::Reply(reply) => self.answer(ticket, reply),
+                    Heard::Elsewhere(why) => self.elsewhere(ticket, why),
+                }
+                continue;
+            }
+            let durable = self.node.engine().durable();
+            if let Some(at) = self.waiting.iter().position(|(position, _)| *position <= durable) {
+                match self.waiting.remove(at).1 {
+                    Todo::Send(to, message) => self.send(to, message),
+                    Todo::Finish(txn) => self.finish(txn),
+                    Todo::Answer(ticket, reply) => self.answer(ticket, reply),
+                }
+                continue;
+            }
+            if std::mem::take(&mut self.unlocked) {
+                self.resume_parked();
+                continue;
+            }
+            return;
+        }
+    }
+
+    fn send(&mut self, to: NodeId, message: Message) {
+        if to == self.me {
+            self.own.push_back(message);
+        } else {
+            let envelope = Envelope { from: self.me, stamp: self.node.stamp(), message };
+            self.outbox.push((to, envelope));
+        }
+    }
+
+    /// Does something once a position is durable.
+    fn when_durable(&mut self, position: Position, todo: Todo) {
+        // Somebody waits: that is what has the log synced.
+        self.node.engine().on_durable(position, Box::new(|_| ()));
+        self.waiting.push((position, todo));
+    }
+
+    fn cluster(&self) -> &Cluster {
+        self.node.core().cluster.as_ref().expect("a member's node was opened as one of several")
+    }
+
+    fn commit(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
+        let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
+        self.node.note_commit(position);
+        Ok(position)
+    }
+
+    /// A number that none of its starts has used.
+    fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    /// A random time of up to `most` (xorshift*, Vigna 2016; all that counts is that members do not agree).
+    fn random_time(&mut self, most: Nanos) -> Nanos {
+        self.random |= 1;
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        let bits = self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 1;
+        bits.cast_signed() % most.max(1)
+    }
+}
+
+/// Counts a start, durably.
+fn next_epoch(engine: &dyn Engine) -> FsResult<u64> {
+    let mut epoch = Ok(0);
+    let read = engine.get_many(&[system_key("epoch")], &mut |_, row| {
+        epoch = row.value.map_or(Ok(0), decode_counter);
+    });
+    read.map_err(engine_error)?;
+    let epoch = epoch
+        .map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record \"epoch\": {why}")))?
+        + 1;
+    engine.commit(BatchKind::Freeing, vec![counter_row("epoch", epoch)]).map_err(engine_error)?;
+    engine.sync().map_err(engine_error)?;
+    Ok(epoch)
+}
+
+/// A row that goes.
+fn without(key: Key) -> Mutation {
+    debug_assert_eq!(key.table, Table::Txn);
+    Mutation { key, value: None }
+}

@@ -1,0 +1,213 @@
+//! The end of a transaction, at its leader: two-phase commit, and before it the invalidation of directories that change.
+//!
+//! One batch decides: the leader's own changes, the answer for retries, and a record of the lenders who have changes to
+//! make. When it is durable the reply leaves and the lenders are told, again and again until each has said that it is done; then
+//! the record goes. What is not on record was not decided.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kestrel_types::clock::Nanos;
+use kestrel_types::placement::NodeId;
+
+use super::lead::Phase;
+use super::lend::encode_decision;
+use super::message::{Message, Vote};
+use super::records::decision_key;
+use super::work::Stage;
+use super::{Member, RESEND, Todo, without};
+use crate::engine::{BatchKind, Mutation};
+use crate::locks::TxnId;
+use crate::node::Ended;
+use crate::txn;
+
+/// A decision that some lenders may not know.
+pub(super) struct Decision {
+    lenders: BTreeSet<NodeId>,
+    sent: Nanos,
+}
+
+impl Decision {
+    pub fn to(lenders: Vec<NodeId>, sent: Nanos) -> Self {
+        Self { lenders: lenders.into_iter().collect(), sent }
+    }
+}
+
+impl Member {
+    /// The operation needs no more rows.
+    pub(super) fn end(&mut self, ticket: u64, ended: Box<Ended>) {
+        if ended.dirs.is_empty() {
+            return self.settle(ticket, ended);
+        }
+        let now = self.now;
+        let nodes: BTreeSet<NodeId> = self.cluster().nodes().collect();
+        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
+            return;
+        };
+        let (txn, dirs) = (lead.txn, ended.dirs.clone());
+        lead.sent = now;
+        lead.phase = Phase::Invalidating(nodes.clone(), ended);
+        for node in nodes {
+            self.send(node, Message::Invalidate(txn, dirs.clone()));
+        }
+    }
+
+    pub(super) fn invalidated(&mut self, from: NodeId, txn: TxnId) {
+        let Some((ticket, lead)) = self.led(txn) else { return };
+        let Phase::Invalidating(nodes, _) = &mut lead.phase else { return };
+        nodes.remove(&from);
+        if !nodes.is_empty() {
+            return;
+        }
+        if let Phase::Invalidating(_, ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing) {
+            self.settle(ticket, ended);
+        }
+    }
+
+    /// Asks all lenders but this member whether they agree.
+    fn settle(&mut self, ticket: u64, mut ended: Box<Ended>) {
+        let mut changes: BTreeMap<NodeId, Vec<Mutation>> = BTreeMap::new();
+        let (me, now, cluster) = (self.me, self.now, self.cluster());
+        for mutation in std::mem::take(&mut ended.mutations) {
+            let key = &mutation.key;
+            let owner = cluster.owner(key.table, key.id, &key.suffix);
+            changes.entry(owner).or_default().push(mutation);
+        }
+        ended.mutations = changes.remove(&me).unwrap_or_default();
+        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
+            return;
+        };
+        let txn = lead.txn;
+        let lenders = lead.lenders.iter().filter(|(node, _)| **node != me);
+        let lenders: Vec<_> = lenders.filter_map(|(node, lender)| Some((*node, lender.loan?))).collect();
+        debug_assert!(changes.keys().all(|node| lenders.iter().any(|(lender, _)| lender == node)));
+        let nodes: BTreeSet<NodeId> = lenders.iter().map(|(node, _)| *node).collect();
+        lead.sent = now;
+        lead.phase = Phase::Preparing(nodes, changes.clone(), ended);
+        for (node, loan) in &lenders {
+            let mutations = changes.remove(node).unwrap_or_default();
+            self.send(*node, Message::Prepare { txn, loan: *loan, mutations });
+        }
+        if lenders.is_empty() {
+            self.commit_txn(ticket);
+        }
+    }
+
+    pub(super) fn voted(&mut self, from: NodeId, txn: TxnId, vote: Vote) {
+        let Some((ticket, lead)) = self.led(txn) else { return };
+        let Phase::Preparing(nodes, ..) = &mut lead.phase else { return };
+        if !nodes.contains(&from) {
+            return;
+        }
+        match vote {
+            Vote::Yes => {
+                nodes.remove(&from);
+                if nodes.is_empty() {
+                    self.commit_txn(ticket);
+                }
+            }
+            Vote::No => {
+                self.give_up(ticket);
+                self.rest(ticket, true);
+            }
+            Vote::Failed(why) => {
+                self.give_up(ticket);
+                self.conclude(ticket, Err(why.into()));
+            }
+        }
+    }
+
+    /// All lenders agree: decides.
+    fn commit_txn(&mut self, ticket: u64) {
+        let Some(work) = self.works.get_mut(&ticket) else { return };
+        let origin = work.origin;
+        let Stage::Leading(lead) = &mut work.stage else { return };
+        let Phase::Preparing(_, changes, mut ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing)
+        else {
+            return;
+        };
+        let (txn, own) = (lead.txn, lead.lenders.get(&self.me).and_then(|lender| lender.loan));
+        debug_assert!(own.is_none_or(|own| self.still_lends(txn, own)), "its own loans it does not give up");
+        let lenders: Vec<NodeId> = changes.into_keys().collect();
+        let mut batch = std::mem::take(&mut ended.mutations);
+        batch.extend(origin.map(|origin| txn::answer_row(origin, &ended.reply)));
+        if !lenders.is_empty() {
+            batch.push(Mutation { key: decision_key(txn), value: Some(encode_decision(&lenders)) });
+        }
+        let quiet = self.node.quiesce();
+        let position = if batch.is_empty() { Ok(0) } else { self.commit(BatchKind::Growing, batch) };
+        let position = match position {
+            Ok(position) => position,
+            Err(why) => {
+                drop(quiet);
+                self.give_up(ticket);
+                return self.conclude(ticket, Err(why.into()));
+            }
+        };
+        for (ino, moved) in ended.moved.drain(..) {
+            let core = self.node.core();
+            core.moved.set(ino, moved, &core.opens);
+        }
+        drop(quiet);
+        if let Some((_, lead)) = self.led(txn) {
+            lead.phase = Phase::Decided(lenders, ended);
+        }
+        // Whoever sees its changes here waits for the log as well.
+        self.decide(self.me, txn, false);
+        self.when_durable(position, Todo::Finish(txn));
+    }
+
+    /// The decision is durable.
+    pub(super) fn finish(&mut self, txn: TxnId) {
+        let Some((ticket, lead)) = self.led(txn) else { return };
+        let Phase::Decided(lenders, ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing) else {
+            return;
+        };
+        self.leads.remove(&txn);
+        for node in &lenders {
+            self.send(*node, Message::Decide(txn, true));
+        }
+        if !lenders.is_empty() {
+            self.decisions.insert(txn, Decision::to(lenders, self.now));
+        }
+        self.answer(ticket, ended.reply);
+    }
+
+    /// A lender has made its changes.
+    pub(super) fn decided(&mut self, from: NodeId, txn: TxnId) {
+        let Some(decision) = self.decisions.get_mut(&txn) else { return };
+        decision.lenders.remove(&from);
+        if decision.lenders.is_empty() {
+            self.decisions.remove(&txn);
+            // If that fails, or is lost, the lenders are told once more after the next start.
+            if let Err(why) = self.commit(BatchKind::Freeing, vec![without(decision_key(txn))]) {
+                log::warn!("the record of a transaction that has ended: {why}");
+            }
+        }
+    }
+
+    /// A lender asks what became of a transaction.
+    pub(super) fn asked(&mut self, from: NodeId, txn: TxnId) {
+        let answer = if self.decisions.contains_key(&txn) {
+            Message::Decide(txn, true)
+        } else if self.leads.contains_key(&txn) {
+            Message::Alive(txn)
+        } else {
+            Message::Decide(txn, false)
+        };
+        self.send(from, answer);
+    }
+
+    pub(super) fn tick_decisions(&mut self) {
+        let now = self.now;
+        let mut again = Vec::new();
+        for (txn, decision) in &mut self.decisions {
+            if decision.sent + RESEND <= now {
+                decision.sent = now;
+                again.extend(decision.lenders.iter().map(|node| (*node, Message::Decide(*txn, true))));
+            }
+        }
+        for (node, message) in again {
+            self.send(node, message);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What members of a cluster say to each other. Values; whoever carries them may lose, repeat and reorder them.
+
+use kestrel_types::error::FsError;
+use kestrel_types::ids::InodeId;
+use kestrel_types::key::Key;
+use kestrel_types::placement::NodeId;
+use kestrel_types::request::{Reply, Request};
+
+use crate::engine::Mutation;
+use crate::locks::{Mode, TxnId};
+use crate::rows::{Missing, Span};
+use crate::txn::Origin;
+use crate::view::Want;
+
+/// A message on its way, and the newest timestamp of its sender.
+#[derive(Debug, Clone)]
+pub struct Envelope {
+    /// Who sends it.
+    pub from: NodeId,
+    /// Newest timestamp of the sender: those of the receiver will be above it.
+    pub stamp: u64,
+    /// What it says.
+    pub message: Message,
+}
+
+/// Rows locked for a transaction: which start of the lender, and which of its loans. A loan that was given up and begun again is
+/// another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LoanId {
+    /// Start of the lender.
+    pub epoch: u64,
+    /// Counts its loans since.
+    pub number: u64,
+}
+
+/// What became of a question for a dentry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fetched {
+    /// A directory.
+    Dir {
+        /// Number.
+        ino: InodeId,
+        /// Permission bits.
+        mode: u16,
+        /// Owner.
+        uid: u32,
+        /// Group.
+        gid: u32,
+    },
+    /// Where a directory with this number is: its owner knows more.
+    At(InodeId, Box<[u8]>),
+    /// It is no directory, or nothing.
+    None,
+    /// It is being changed: ask again.
+    Busy,
+}
+
+/// Whether a lender agrees to a transaction's end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Vote {
+    /// What it lent is still locked, and what is to be changed there is on record.
+    Yes,
+    /// The loan does not exist any more: begin again.
+    No,
+    /// It cannot.
+    Failed(FsError),
+}
+
+/// See the module's header.
+#[derive(Debug, Clone)]
+pub enum Message {
+    /// A request for the member that leads it. Numbered by the sender.
+    Forward {
+        /// The sender's number.
+        number: u64,
+        /// The request.
+        request: Request,
+        /// Where it comes from, if it is numbered.
+        origin: Option<Origin>,
+    },
+    /// Its reply.
+    Forwarded(u64, Reply),
+    /// Asks for a dentry. Numbered by the sender.
+    Fetch(u64, Want),
+    /// Answers.
+    Fetched(u64, Fetched),
+    /// Asks for rows, locked.
+    Borrow {
+        /// For what.
+        txn: TxnId,
+        /// Counts what the transaction asks of all its lenders.
+        round: u32,
+        /// How to lock.
+        mode: Mode,
+        /// Which rows.
+        rows: Missing,
+    },
+    /// The rows.
+    Lent {
+        /// For what.
+        txn: TxnId,
+        /// As asked.
+        round: u32,
+        /// The loan that they belong to.
+        loan: LoanId,
+        /// Single rows.
+        rows: Vec<(Key, Option<Box<[u8]>>)>,
+        /// Ranges.
+        spans: Vec<(Span, Vec<SpanRow>)>,
+    },
+    /// Others have locked some of the rows.
+    Refused(TxnId, u32),
+    /// A directory changes: forget its dentry.
+    Invalidate(TxnId, Vec<InodeId>),
+    /// Nothing that runs or will run sees the old dentries.
+    Invalidated(TxnId),
+    /// The transaction is about to end. Whoever lent rows that do not change gives up his locks and is done; the others put the
+    /// changes on record.
+    Prepare {
+        /// Which.
+        txn: TxnId,
+        /// The loan it relies on.
+        loan: LoanId,
+        /// Changes of the lender's rows.
+        mutations: Vec<Mutation>,
+    },
+    /// Answers.
+    Voted(TxnId, Vote),
+    /// How it ended: with its changes, or without any.
+    Decide(TxnId, bool),
+    /// The changes are made and durable.
+    Decided(TxnId),
+    /// What became of it? Answered by Decide or Alive.
+    Ask(TxnId),
+    /// It goes on.
+    Alive(TxnId),
+}
+
+/// Suffix and value of a row.
+pub type SpanRow = (Box<[u8]>, Box<[u8]>);

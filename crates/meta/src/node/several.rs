@@ -1,0 +1,208 @@
+//! A node as one of several that share a volume: what its [`crate::member`] needs of it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kestrel_types::clock::{Clock, Nanos};
+use kestrel_types::error::FsResult;
+use kestrel_types::ids::InodeId;
+use kestrel_types::request::{Op, Reply, Request};
+
+use super::dispatch::Held;
+use super::{Node, NodeConfig, RootAttr};
+use crate::cluster::Cluster;
+use crate::engine::{Engine, Mutation};
+use crate::ops;
+use crate::ops::readdir;
+use crate::pipeline::engine_error;
+use crate::rows::{Lent, Missing};
+use crate::session::Moved;
+use crate::txn::Origin;
+use crate::view::{Core, Route, Run, Stop, View, Want};
+use crate::ids::Block;
+use crate::worker::{Ear, Role, Sink};
+
+use std::collections::BTreeSet;
+
+/// What a run of a transaction on the rows it has been lent came to.
+pub enum Ran {
+    /// It needs more.
+    Lacks(Missing),
+    /// It needs a dentry in the replica.
+    Dentry(Want),
+    /// It has ended.
+    Ended(Box<Ended>),
+}
+
+/// A transaction that needs no more rows: its answer and what there is to commit.
+pub struct Ended {
+    /// The answer.
+    pub reply: Reply,
+    /// What it changes, on whichever nodes.
+    pub mutations: Vec<Mutation>,
+    /// Directories that it changes or removes.
+    pub dirs: Vec<InodeId>,
+    /// Files that it moves.
+    pub moved: Vec<(InodeId, Moved)>,
+}
+
+impl Node {
+    /// As [`Node::format`], for one node of a cluster: of the root's rows it gets those that it owns.
+    ///
+    /// # Errors
+    /// As [`Node::format`].
+    pub fn format_one_of(
+        engine: &dyn Engine,
+        root: RootAttr,
+        now: Nanos,
+        cluster: &Cluster,
+    ) -> FsResult<()> {
+        Self::format_rows(engine, root, now, &|key| {
+            cluster.owner(key.table, key.id, &key.suffix) == cluster.me
+        })
+    }
+
+    /// As [`Node::open`], for one node of a cluster.
+    ///
+    /// # Errors
+    /// As [`Node::open`].
+    pub fn open_one_of(
+        engine: Arc<dyn Engine>,
+        clock: Arc<dyn Clock>,
+        config: NodeConfig,
+        cluster: Cluster,
+    ) -> FsResult<Arc<Self>> {
+        Self::open_as(engine, clock, config, Some(cluster))
+    }
+
+    /// Whether it is one of several.
+    pub(super) fn shares_volume(&self) -> bool {
+        self.core.cluster.is_some()
+    }
+
+    /// What all workers share.
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Holds every role: no batch runs meanwhile.
+    pub(crate) fn quiesce(&self) -> Held<'_> {
+        self.hold_all()
+    }
+
+    /// Has a request served by this node alone, or says to `ear` why it cannot be.
+    pub(crate) fn submit_alone(
+        &self,
+        request: Request,
+        origin: Option<Origin>,
+        ear: Arc<dyn Ear>,
+        number: usize,
+    ) {
+        let pending = self.enqueue(request, origin, Sink::Ear(ear, number), Instant::now());
+        self.drive(pending);
+    }
+
+    /// Something that no inode number was made of.
+    pub(crate) fn counter(&self) -> FsResult<u64> {
+        self.inodes.take(&*self.engine, 1).map_err(engine_error)
+    }
+
+    /// The newest timestamp it has issued or observed.
+    pub(crate) fn stamp(&self) -> u64 {
+        self.stamps.last()
+    }
+
+    /// Another node has issued this timestamp.
+    pub(crate) fn observe(&self, stamp: u64) {
+        self.stamps.observe(stamp);
+    }
+
+    /// A batch was committed beside the lanes.
+    pub(crate) fn note_commit(&self, position: u64) {
+        self.committed_at(position);
+    }
+
+    /// Runs an operation on the rows that were lent for it. Nothing is committed. `no_dirs`: what has been found to be no
+    /// directory, so that it is looked at as a row. `counter`: what the number of a new inode is made of.
+    pub(crate) fn transact(
+        &self,
+        request: &Request,
+        lent: &Lent,
+        no_dirs: &BTreeSet<Want>,
+        counter: u64,
+    ) -> FsResult<Ran> {
+        let mut held = self.hold_all();
+        let stamp = self.stamps.tick(&*self.engine, self.clock.now()).map_err(engine_error)?;
+        let Role { rows, effects, walks, .. } = held.exclusive();
+        rows.clear();
+        let ran = loop {
+            effects.clear();
+            let ids = &mut Block::of_one(counter);
+            let mut view = View {
+                rows,
+                core: &self.core,
+                effects,
+                ids,
+                walks,
+                worker: self.core.workers,
+                now: self.clock.now(),
+                stamp,
+                dry: false,
+                route: &Route::AsAsked,
+                wait: 0,
+                depends: false,
+                no_dirs: Some(no_dirs),
+            };
+            let result = run(&mut view, request, lent);
+            let reply = match result {
+                Ok(Listing::Lacks(missing)) => break Ran::Lacks(missing),
+                Ok(Listing::Answer(answer)) => Ok(answer),
+                Err(Stop::Need) => {
+                    rows.rollback();
+                    let missing = rows.supply(lent);
+                    if missing == Missing::default() {
+                        continue;
+                    }
+                    break Ran::Lacks(missing);
+                }
+                Err(Stop::Dentry(want)) => break Ran::Dentry(want),
+                Err(stop) => Err(stop.without_rows()),
+            };
+            if reply.is_err() {
+                rows.rollback();
+            } else {
+                rows.keep();
+            }
+            let changes = reply.is_ok();
+            break Ran::Ended(Box::new(Ended {
+                reply,
+                mutations: if changes { rows.mutations() } else { Vec::new() },
+                dirs: if changes { effects.dirs_changed.iter().copied().collect() } else { Vec::new() },
+                moved: if changes { std::mem::take(&mut effects.moved) } else { Vec::new() },
+            }));
+        };
+        rows.rollback();
+        rows.clear();
+        effects.clear();
+        Ok(ran)
+    }
+}
+
+enum Listing {
+    Answer(kestrel_types::request::Answer),
+    Lacks(Missing),
+}
+
+/// Runs the operation; a listing, which has no lane of its own, too.
+fn run(view: &mut View<'_>, request: &Request, lent: &Lent) -> Run<Listing> {
+    let Op::ReadDir { dir, after, limit, check } = &request.op else {
+        return ops::execute(view, request).map(Listing::Answer);
+    };
+    let dir = view.dir(*dir)?;
+    readdir::check(&request.creds, &dir, *check)?;
+    let span = readdir::span(dir.ino, after.as_ref(), *limit);
+    match lent.spans.get(&span) {
+        Some(rows) => Ok(Listing::Answer(readdir::merged(dir, rows, *limit)?)),
+        None => Ok(Listing::Lacks(Missing { keys: Vec::new(), spans: vec![span] })),
+    }
+}

@@ -1,0 +1,171 @@
+//! Rows of a volume that several nodes share: those that are not to be had here, and those that were lent from elsewhere.
+
+use std::collections::BTreeMap;
+
+use kestrel_types::key::{Key, Table};
+use rustc_hash::FxHashMap;
+
+use super::scan::Scanned;
+use super::{CellId, Rows, Value};
+use crate::cluster::Cluster;
+use crate::locks::Mode;
+use crate::view::{Run, Stop};
+
+/// Why a row is not to be had by a request of the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bar {
+    /// It is another node's.
+    Away,
+    /// It is lent to a transaction.
+    Locked,
+}
+
+impl Bar {
+    fn stop(self) -> Stop {
+        match self {
+            Bar::Away => Stop::Away,
+            Bar::Locked => Stop::Locked,
+        }
+    }
+}
+
+/// Rows of `(table, id)` in the order of their suffixes, from after one on, so many at most.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Span {
+    /// Table.
+    pub table: Table,
+    /// Id.
+    pub id: u64,
+    /// Suffix to begin after.
+    pub after: Option<Box<[u8]>>,
+    /// Most rows.
+    pub rows_max: u32,
+}
+
+/// What a transaction over several nodes has been lent so far. Whatever it lacks it asks for and is run again.
+#[derive(Debug, Default)]
+pub struct Lent {
+    /// Rows that were asked for, there or not.
+    pub rows: FxHashMap<Key, Option<Box<[u8]>>>,
+    /// Ranges that were asked for: suffixes and values of what is there.
+    pub spans: BTreeMap<Span, BTreeMap<Box<[u8]>, Box<[u8]>>>,
+}
+
+/// What a transaction lacks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Single rows.
+    pub keys: Vec<Key>,
+    /// Ranges.
+    pub spans: Vec<Span>,
+}
+
+impl Rows {
+    /// Bars what is wanted and not to be had here.
+    pub(super) fn bar(&mut self, cluster: &Cluster) {
+        let why = |key: &Key| {
+            if cluster.owner(key.table, key.id, &key.suffix) != cluster.me {
+                return Some(Bar::Away);
+            }
+            cluster.locks.bars(key, Mode::Shared).then_some(Bar::Locked)
+        };
+        let (cells, suffixes) = (&mut self.cells, &self.suffixes);
+        self.wanted.retain(|number| {
+            let cell = &mut cells[*number as usize];
+            let suffix = &suffixes[cell.suffix as usize..][..usize::from(cell.suffix_len)];
+            let bar = why(&Key::new(cell.table, cell.id, suffix));
+            if let Some(bar) = bar {
+                cell.value = Value::Barred(bar);
+            }
+            bar.is_none()
+        });
+        let barred = &mut self.barred;
+        self.wanted_scans.retain(|(table, id, _)| {
+            // What is scanned has its home at its id.
+            let bar = if cluster.home_of(*id) != cluster.me {
+                Some(Bar::Away)
+            } else {
+                cluster.locks.bars_range((*table, *id)).then_some(Bar::Locked)
+            };
+            if let Some(bar) = bar {
+                barred.insert((*table, *id), bar);
+            }
+            bar.is_none()
+        });
+    }
+
+    /// What becomes of an operation that needs a cell that has not been fetched.
+    #[cold]
+    pub fn why_not_here(&self, cell: CellId) -> Stop {
+        match &self.cells[cell as usize].value {
+            Value::Barred(bar) => bar.stop(),
+            _ => Stop::Need,
+        }
+    }
+
+    /// Whether a range is not to be had here.
+    pub(super) fn is_barred(&self, table: Table, id: u64) -> bool {
+        !self.barred.is_empty() && self.barred.contains_key(&(table, id))
+    }
+
+    /// Stops if a range is not to be had here.
+    pub fn is_group_here(&self, table: Table, id: u64) -> Run<()> {
+        self.barred.get(&(table, id)).map_or(Ok(()), |bar| Err(bar.stop()))
+    }
+
+    /// Whether the operation that just ran has changed rows that a request of this node must not change, and what becomes of it
+    /// then.
+    #[cold]
+    pub fn trespass(&self, cluster: &Cluster) -> Option<Stop> {
+        self.journal.iter().find_map(|undo| {
+            let cell = &self.cells[undo.cell as usize];
+            let suffix = self.suffix_of(cell);
+            if cluster.owner(cell.table, cell.id, suffix) != cluster.me {
+                return Some(Stop::Away);
+            }
+            let locked = cluster.locks.bars(&Key::new(cell.table, cell.id, suffix), Mode::Exclusive);
+            locked.then_some(Stop::Locked)
+        })
+    }
+
+    /// Gives what was wanted from what was lent; what is still missing.
+    pub fn supply(&mut self, lent: &Lent) -> Missing {
+        let mut missing = Missing::default();
+        for (table, id, first) in std::mem::take(&mut self.wanted_scans) {
+            let span = Span { table, id, after: None, rows_max: u32::MAX };
+            let Some(rows) = lent.spans.get(&span) else {
+                missing.spans.push(span);
+                continue;
+            };
+            let mut found: Vec<Scanned> = Vec::new();
+            for (suffix, value) in rows {
+                let (start, len) = self.keep_value(value);
+                found.push((suffix.to_vec(), start, len, 0));
+            }
+            self.take_scan(table, id, first, &found, None, 0);
+        }
+        for number in std::mem::take(&mut self.wanted) {
+            let cell = &self.cells[number as usize];
+            let key = Key::new(cell.table, cell.id, self.suffix_of(cell));
+            match lent.rows.get(&key) {
+                None => {
+                    missing.keys.push(key);
+                    self.wanted.push(number);
+                }
+                Some(value) => {
+                    let value = value.as_ref().map(|value| self.keep_value(value));
+                    let cell = &mut self.cells[number as usize];
+                    cell.stored = value.is_some();
+                    cell.value = value.map_or(Value::Absent, |(start, len)| Value::Raw(start, len));
+                }
+            }
+        }
+        missing
+    }
+
+    fn keep_value(&mut self, value: &[u8]) -> (u32, u32) {
+        let start = self.values.len() as u32;
+        self.values.extend_from_slice(value);
+        (start, value.len() as u32)
+    }
+}
