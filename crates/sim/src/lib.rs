@@ -17,6 +17,7 @@ pub mod history;
 pub mod host;
 pub mod linear;
 pub mod network;
+pub mod several;
 pub mod workload;
 pub mod world;
 

@@ -4,9 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use kestrel_sim::several::Several;
 use kestrel_sim::world::{Failure, Plan, Tally, World};
 
-const USAGE: &str = "usage: kestrel-sim [--seed N | --seeds FROM..TO | --seconds S] [--from N] [--calls N] [--trace] [--keep-going]
+const USAGE: &str = "usage: kestrel-sim [--nodes N] [--seed N | --seeds FROM..TO | --seconds S] [--from N] [--calls N] [--trace] [--keep-going]
 example: kestrel-sim --seeds 1..1000";
 
 struct Options {
@@ -14,13 +15,15 @@ struct Options {
     to: u64,
     seconds: Option<u64>,
     calls: usize,
+    /// Nodes that share the volume; none: one that serves sessions.
+    nodes: Option<u32>,
     trace: bool,
     keep_going: bool,
 }
 
 fn options() -> Option<Options> {
     let mut options =
-        Options { from: 1, to: 200, seconds: None, calls: 300, trace: false, keep_going: false };
+        Options { from: 1, to: 200, seconds: None, calls: 300, nodes: None, trace: false, keep_going: false };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
@@ -39,6 +42,9 @@ fn options() -> Option<Options> {
                 options.to = u64::MAX;
             }
             "--calls" => options.calls = arguments.next()?.parse().ok()?,
+            "--nodes" => {
+                options.nodes = Some(arguments.next()?.parse().ok().filter(|nodes| (1..=64).contains(nodes))?);
+            }
             "--trace" => options.trace = true,
             "--keep-going" => options.keep_going = true,
             _ => return None,
@@ -48,8 +54,12 @@ fn options() -> Option<Options> {
 }
 
 /// Runs a seed; a panic is a failure.
-fn run(plan: Plan) -> Result<Tally, Failure> {
-    catch_unwind(AssertUnwindSafe(|| World::new(plan).run())).unwrap_or_else(|panic| {
+fn run(plan: Plan, nodes: Option<u32>) -> Result<Tally, Failure> {
+    let run = || match nodes {
+        None => World::new(plan).run(),
+        Some(nodes) => Several::new(plan, nodes).run(),
+    };
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let why =
             panic.downcast_ref::<String>().cloned().or(panic.downcast_ref::<&str>().map(|s| (*s).into()));
         Err(Failure(format!("panic: {}", why.unwrap_or_default())))
@@ -70,7 +80,7 @@ fn main() -> ExitCode {
             break;
         }
         seeds += 1;
-        match run(Plan { seed, calls: options.calls, trace: options.trace }) {
+        match run(Plan { seed, calls: options.calls, trace: options.trace }, options.nodes) {
             Ok(tally) => {
                 sum.calls += tally.calls;
                 sum.unheard += tally.unheard;
@@ -84,7 +94,8 @@ fn main() -> ExitCode {
                 failed += 1;
                 println!("seed {seed} FAILED: {why}");
                 println!(
-                    "replay: cargo run --release -p kestrel-sim -- --seed {seed} --calls {} --trace",
+                    "replay: cargo run --release -p kestrel-sim -- {}--seed {seed} --calls {} --trace",
+                    options.nodes.map_or_else(String::new, |nodes| format!("--nodes {nodes} ")),
                     options.calls
                 );
                 if !options.keep_going {

@@ -208,3 +208,19 @@ pub fn wish(client: &mut Client) -> Wish {
     };
     Wish::Op(Request { creds: creds(client), op })
 }
+
+/// Draws what a client of several nodes asks next. They do not open files yet, so none is created opened, and nothing is
+/// written.
+pub fn wish_of_several(client: &mut Client) -> Request {
+    loop {
+        let Wish::Op(Request { creds, op }) = wish(client) else { continue };
+        let op = match op {
+            Op::Create { place, mode, .. } => Op::MkNod { place, kind: Kind::File, mode, rdev: 0 },
+            Op::OpenAt(place, _) => Op::Lookup(place),
+            Op::Open(inode, _) => Op::GetAttr(inode),
+            Op::AllocObjects(_) | Op::TmpFile { .. } | Op::Release(_) | Op::Commit(_) => continue,
+            op => op,
+        };
+        return Request { creds, op };
+    }
+}

@@ -166,9 +166,9 @@ impl Member {
     pub(super) fn decide(&mut self, from: NodeId, txn: TxnId, commit: bool) {
         let done = Message::Decided(txn);
         let Some(loan) = self.loans.get(&txn) else {
-            // It is done, or was never begun.
+            // It is done, or was never begun. What was done may still wait for the log.
             if commit {
-                self.send(from, done);
+                self.when_durable(self.node.last_commit(), Todo::Send(from, done));
             }
             return;
         };

@@ -1,6 +1,7 @@
 //! A node as one of several that share a volume: what its [`crate::member`] needs of it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use kestrel_types::clock::{Clock, Nanos};
@@ -75,6 +76,16 @@ impl Node {
         Self::open_as(engine, clock, config, Some(cluster))
     }
 
+    /// What it knows of the other nodes, if it is one of several.
+    pub fn cluster(&self) -> Option<&Cluster> {
+        self.core.cluster.as_deref()
+    }
+
+    /// Where the namespace replica believes a directory to be: the one above it, and its name.
+    pub fn known_dir(&self, dir: InodeId) -> Option<(InodeId, Box<[u8]>)> {
+        self.core.replica.place(dir)
+    }
+
     /// Whether it is one of several.
     pub(super) fn shares_volume(&self) -> bool {
         self.core.cluster.is_some()
@@ -120,6 +131,11 @@ impl Node {
     /// A batch was committed beside the lanes.
     pub(crate) fn note_commit(&self, position: u64) {
         self.committed_at(position);
+    }
+
+    /// Position of the newest batch, of the lanes or beside them.
+    pub(crate) fn last_commit(&self) -> u64 {
+        self.committed.load(Ordering::Relaxed)
     }
 
     /// Runs an operation on the rows that were lent for it. Nothing is committed. `no_dirs`: what has been found to be no

@@ -155,6 +155,7 @@ pub fn check(engine: &dyn Engine, may_be_orphan: &dyn Fn(u64) -> bool) -> Found 
     }
     for ((id, suffix), row) in table(engine, Table::Txn) {
         match TxnKey::decode(id, &suffix).expect("a key of table txn") {
+            TxnKey::Prepared(txn) | TxnKey::Decided(txn) => panic!("{txn:?} has not ended"),
             TxnKey::Session(client) => assert_eq!(decode_session(client, &row).unwrap().client, client),
             TxnKey::Answer(client, slot) => {
                 let (seq, reply) = decode_answer(&row).unwrap();

@@ -1,0 +1,297 @@
+//! One run of several metadata nodes that share a volume: members, clients that ask any of them, a network that loses, repeats and
+//! reorders, and the faults that befall them.
+//!
+//! As in [`crate::world`] everything happens in events on one virtual clock, and a seed determines a run. A client has one
+//! call under way; if it hears nothing it sends the call again, to whichever member. What clients asked and heard must have
+//! an order in which the model answers the same, and when the faults have stopped everything must come to rest with a sound
+//! volume ([`finish`]).
+
+mod call;
+mod faults;
+mod finish;
+mod host;
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
+
+use kestrel_meta::member::Envelope;
+use kestrel_meta::txn::Origin;
+use kestrel_types::clock::{ManualClock, Nanos, SECOND};
+use kestrel_types::name::Name;
+use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement, Rule};
+use kestrel_types::request::{Reply, Request};
+
+use crate::dice::Dice;
+use crate::history::History;
+use crate::network::MS;
+use crate::world::{Failure, Plan, Tally};
+use call::Caller;
+use host::Host;
+
+/// How long clients ask at most, in virtual time.
+const TIME_MAX: Nanos = 200 * SECOND;
+
+/// What happens, and where.
+enum Event {
+    /// A message reaches a member.
+    Message(NodeId, Envelope),
+    /// A call reaches a member: of this client, the number of the call.
+    Call(NodeId, usize, u64, Request, Option<Origin>),
+    /// A reply reaches a client.
+    Reply(usize, u64, Reply),
+    /// A client looks for something to ask.
+    Think(usize),
+    /// A client has waited long enough for the answer to this call.
+    Impatient(usize, u64),
+    /// A member's timers, in this start of it.
+    Tick(NodeId, u64),
+    /// A member's disk has done its work.
+    Synced(NodeId, u64),
+    Start(NodeId),
+    Fault,
+    Mend,
+}
+
+struct Planned {
+    at: Nanos,
+    number: u64,
+    event: Event,
+}
+
+impl PartialEq for Planned {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Planned {}
+
+impl PartialOrd for Planned {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Planned {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+/// See the module's header.
+pub struct Several {
+    plan: Plan,
+    now: Nanos,
+    clock: Arc<ManualClock>,
+    events: BinaryHeap<Reverse<Planned>>,
+    numbers: u64,
+    dice: Dice,
+    hosts: BTreeMap<NodeId, Host>,
+    clients: Vec<Caller>,
+    clients_begun: u64,
+    history: History,
+    troubled: bool,
+    /// Directions that are cut, until when.
+    cuts: BTreeMap<(NodeId, NodeId), Nanos>,
+    /// Percent of the messages that are lost, and repeated.
+    loss: u64,
+    /// Typical delay of a message.
+    delay: Nanos,
+    /// Typical time of a sync.
+    disk: Nanos,
+    tally: Tally,
+    failure: Option<Failure>,
+}
+
+/// A table for so many nodes, with exceptions to some of the names of the workload.
+fn placement(nodes: u32, dice: &mut Dice) -> Placement {
+    let members = (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
+    let map = ClusterMap::even(members).expect("a few members");
+    let mut exceptions = ExceptionTable::default();
+    for name in [&b"a"[..], b"b", b"c", b"d"] {
+        // Hashes of so few names may all lie on one node.
+        let rule = match dice.below(10) {
+            0..=6 => Rule::Override(dice.below(1 << 14) as u16),
+            7 => Rule::PathWalk,
+            _ => continue,
+        };
+        exceptions.set(Name::new(name).expect("a name"), Some(rule)).expect("a few exceptions");
+    }
+    Placement { version: 1, map, exceptions }
+}
+
+impl Several {
+    /// The world of a seed, before anything has happened.
+    pub fn new(plan: Plan, nodes: u32) -> Self {
+        let mut dice = Dice::new(plan.seed ^ u64::from(nodes) << 56);
+        let clock = Arc::new(ManualClock::new(1_000_000 * SECOND));
+        let placement = placement(nodes, &mut dice);
+        let workers = 1 + dice.below(3) as usize;
+        let seed = dice.bits();
+        let host = |id| (id, Host::new(id, placement.clone(), clock.clone(), workers, seed));
+        let hosts = (1..=nodes).map(host).collect();
+        let mut world = Self {
+            plan,
+            now: 0,
+            clock: clock.clone(),
+            events: BinaryHeap::new(),
+            numbers: 0,
+            hosts,
+            clients: Vec::new(),
+            clients_begun: 0,
+            history: History::default(),
+            troubled: true,
+            cuts: BTreeMap::new(),
+            loss: if dice.chance(50) { dice.below(10) } else { 0 },
+            delay: MS / 10 * dice.between(1, 60),
+            disk: MS / 10 * dice.between(1, 50),
+            tally: Tally::default(),
+            failure: None,
+            dice,
+        };
+        for node in 1..=nodes {
+            world.start(node);
+        }
+        for place in 0..2 + world.dice.below(3) as usize {
+            let client = world.new_client();
+            world.clients.push(client);
+            world.plan_in(MS * place as i64, Event::Think(place));
+        }
+        let first = world.dice.between(MS, 2 * SECOND);
+        world.plan_in(first, Event::Fault);
+        world
+    }
+
+    fn say(&self, what: impl FnOnce() -> String) {
+        if self.plan.trace {
+            println!("{:>12.3} ms  {}", self.now as f64 / MS as f64, what());
+        }
+    }
+
+    fn fail(&mut self, why: impl Into<String>) {
+        let why = why.into();
+        self.say(|| format!("FAILURE: {why}"));
+        self.failure.get_or_insert(Failure(why));
+    }
+
+    fn plan_at(&mut self, at: Nanos, event: Event) {
+        self.numbers += 1;
+        self.events.push(Reverse(Planned { at: at.max(self.now), number: self.numbers, event }));
+    }
+
+    fn plan_in(&mut self, after: Nanos, event: Event) {
+        self.plan_at(self.now.saturating_add(after), event);
+    }
+
+    /// How long a message is under way; each has its own time, so they overtake each other.
+    fn delay(&mut self) -> Nanos {
+        let slow = if self.dice.chance(2) { 50 } else { 1 };
+        self.dice.between(self.delay / 10, self.delay * 2) * slow
+    }
+
+    /// Lets everything happen until `until`, or until `done` says so.
+    fn run_until(&mut self, until: Nanos, done: impl Fn(&Self) -> bool) {
+        while self.failure.is_none() && !done(self) {
+            match self.events.peek() {
+                Some(Reverse(next)) if next.at <= until => {}
+                _ => break,
+            }
+            let Some(Reverse(Planned { at, event, .. })) = self.events.pop() else { break };
+            self.clock.advance(at - self.now);
+            self.now = at;
+            self.happen(event);
+        }
+    }
+
+    /// Runs to the end and says what it was.
+    pub fn run(mut self) -> Result<Tally, Failure> {
+        let mend = self.dice.between(10, 40) * SECOND;
+        self.plan_at(mend, Event::Mend);
+        self.run_until(TIME_MAX, |world| !world.troubled && world.history.records.len() >= world.plan.calls);
+        self.finish();
+        match self.failure.take() {
+            Some(failure) => Err(failure),
+            None => Ok(self.tally),
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        let node = match &event {
+            Event::Message(node, _) | Event::Call(node, ..) | Event::Tick(node, _) => Some(*node),
+            _ => None,
+        };
+        if let Some(until) = node.and_then(|node| self.hosts[&node].stopped(self.now)) {
+            return self.plan_at(until, event);
+        }
+        let now = self.now;
+        match event {
+            Event::Message(node, envelope) => {
+                self.host(node).receive(envelope, now);
+                self.after(node);
+            }
+            Event::Call(node, client, number, request, origin) => {
+                self.host(node).submit(client, number, request, origin, now);
+                self.after(node);
+            }
+            Event::Reply(client, number, reply) => self.reply(client, number, reply),
+            Event::Think(client) => self.think(client),
+            Event::Impatient(client, number) => self.impatient(client, number),
+            Event::Tick(node, start) => {
+                if self.hosts[&node].is_up(start) {
+                    self.host(node).tick(now);
+                    self.after(node);
+                    let after = self.dice.between(20 * MS, 60 * MS);
+                    self.plan_in(after, Event::Tick(node, start));
+                }
+            }
+            Event::Synced(node, start) => {
+                if self.hosts[&node].is_up(start) {
+                    self.host(node).sync(now);
+                    self.after(node);
+                }
+            }
+            Event::Start(node) => self.start(node),
+            Event::Fault => self.trouble(),
+            Event::Mend => self.mend(),
+        }
+    }
+
+    fn host(&mut self, node: NodeId) -> &mut Host {
+        self.hosts.get_mut(&node).expect("one of the nodes")
+    }
+
+    /// What a member has said goes on its way; what it has written waits for the disk.
+    fn after(&mut self, node: NodeId) {
+        for (to, envelope) in self.host(node).take_outbox() {
+            self.say(|| format!("{node} → {to}: {:?}", envelope.message));
+            self.carry(node, to, |world, after| world.plan_in(after, Event::Message(to, envelope.clone())));
+        }
+        for (client, number, reply) in self.host(node).take_replies() {
+            self.carry(node, 0, |world, after| {
+                world.plan_in(after, Event::Reply(client, number, reply.clone()));
+            });
+        }
+        let host = &mut self.hosts.get_mut(&node).expect("one of the nodes");
+        if let Some(start) = host.wants_sync() {
+            let slow = if self.dice.chance(2) { 500 } else { 1 };
+            let after = self.dice.between(self.disk / 2, self.disk * 2) * slow;
+            self.plan_in(after, Event::Synced(node, start));
+        }
+    }
+
+    /// Carries a message between two members; 0 stands for clients.
+    fn carry(&mut self, from: NodeId, to: NodeId, put: impl Fn(&mut Self, Nanos)) {
+        if self.cuts.get(&(from, to)).is_some_and(|until| *until > self.now) {
+            return;
+        }
+        if self.troubled && self.dice.chance(self.loss) {
+            return;
+        }
+        let twice = self.troubled && self.dice.chance(self.loss);
+        for _ in 0..=u8::from(twice) {
+            let after = self.delay();
+            put(self, after);
+        }
+    }
+}

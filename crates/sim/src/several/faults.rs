@@ -1,0 +1,113 @@
+//! What goes wrong.
+
+use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::placement::NodeId;
+
+use super::{Event, Several};
+use crate::network::MS;
+
+impl Several {
+    /// Something goes wrong.
+    pub(super) fn trouble(&mut self) {
+        if !self.troubled {
+            return;
+        }
+        let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
+        let node = *self.dice.pick(&nodes).expect("there are nodes");
+        match self.dice.below(12) {
+            0..=4 => self.crash(node),
+            5..=8 => self.cut(node),
+            9 => self.stop(node),
+            // Two things at once.
+            10 => {
+                self.cut(node);
+                let other = *self.dice.pick(&nodes).expect("there are nodes");
+                self.crash(other);
+            }
+            _ => self.jump_clock(),
+        }
+        let longest = if self.dice.chance(30) { 300 * MS } else { 4 * SECOND };
+        let after = self.dice.between(MS, longest);
+        self.plan_in(after, Event::Fault);
+    }
+
+    fn crash(&mut self, node: NodeId) {
+        if self.hosts[&node].member().is_none() {
+            return;
+        }
+        let power = self.dice.chance(70);
+        let dice = &mut self.dice;
+        let keep = power.then(|| if dice.chance(50) { 0 } else { dice.below(101) });
+        self.tally.crashes += 1;
+        self.say(|| match keep {
+            None => format!("node {node}: crashes"),
+            Some(keep) => format!("node {node}: crashes, {keep} % of what was not synced stays"),
+        });
+        self.host(node).kill(keep);
+        let longest = if self.dice.chance(20) { 8 * SECOND } else { SECOND };
+        let after = self.dice.between(MS, longest);
+        self.plan_in(after, Event::Start(node));
+    }
+
+    /// Cuts a node off from some or all, one way or both.
+    fn cut(&mut self, node: NodeId) {
+        let until = self.now + self.span();
+        let ways = self.dice.below(3);
+        let mut others: Vec<NodeId> = self.hosts.keys().copied().filter(|other| *other != node).collect();
+        others.push(0);
+        if self.dice.chance(50) {
+            let one = *self.dice.pick(&others).expect("there are others");
+            others = vec![one];
+        }
+        self.say(|| format!("network: {node} and {others:?} cut ({ways}) until {} ms", until / MS));
+        for other in others {
+            if ways != 0 {
+                self.cuts.insert((node, other), until);
+            }
+            if ways != 1 {
+                self.cuts.insert((other, node), until);
+            }
+        }
+    }
+
+    /// How long something lasts: short, or longer than most patience.
+    fn span(&mut self) -> Nanos {
+        let longest = if self.dice.chance(50) { SECOND } else { 9 * SECOND };
+        self.dice.between(MS, longest)
+    }
+
+    fn stop(&mut self, node: NodeId) {
+        let until = self.now + self.span();
+        self.say(|| format!("node {node}: stops until {} ms", until / MS));
+        self.host(node).stopped_until = until;
+    }
+
+    fn jump_clock(&mut self) {
+        let by = self.dice.between(-20, 20) * SECOND;
+        self.say(|| format!("the wall clocks jump by {} s", by / SECOND));
+        self.clock.advance(by);
+    }
+
+    pub(super) fn start(&mut self, node: NodeId) {
+        if self.hosts[&node].member().is_some() {
+            return;
+        }
+        let now = self.now;
+        let start = self.host(node).start(now);
+        self.say(|| format!("node {node}: starts"));
+        self.after(node);
+        self.plan_in(MS, Event::Tick(node, start));
+    }
+
+    /// The faults are over: everything runs and is connected.
+    pub(super) fn mend(&mut self) {
+        self.say(|| "the faults are over".into());
+        self.troubled = false;
+        self.cuts.clear();
+        let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
+        for node in nodes {
+            self.host(node).stopped_until = 0;
+            self.start(node);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The end of a run: everything has to come to rest, and what is left has to be right.
+
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use kestrel_meta::cluster::Cluster;
+use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_meta::engine::{BatchKind, Engine, Mutation};
+use kestrel_meta::ids::counter_row;
+use kestrel_meta::txn::TxnKey;
+use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::Kind;
+use kestrel_types::key::Table;
+use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
+
+use super::Several;
+use crate::check;
+use crate::history::Record;
+use crate::linear::{self, Verdict};
+
+/// How long everything may take to come to rest once nothing goes wrong any more.
+const REST_MAX: Nanos = 120 * SECOND;
+
+impl Several {
+    pub(super) fn finish(&mut self) {
+        self.come_to_rest();
+        self.look_around();
+        self.check_rows();
+        // Who is told that nothing has changed in time need not be believed to have asked.
+        let timed_out = |record: &Record| {
+            let reply = record.heard.as_ref().map(|(_, reply)| reply);
+            matches!(reply, Some(Err(Outcome::Failed(why))) if why.errno == libc::ETIMEDOUT)
+        };
+        self.history.records.retain(|record| !timed_out(record));
+        self.tally.calls = self.history.records.len();
+        self.tally.unheard = self.history.records.iter().filter(|record| record.heard.is_none()).count();
+        self.tally.time = self.now;
+        if self.failure.is_some() {
+            return;
+        }
+        self.tally.undecided = match linear::check(&self.history.records) {
+            Verdict::Linearizable => false,
+            Verdict::Undecided => true,
+            Verdict::Violated(why) => return self.fail(format!("not linearizable: {why}")),
+        };
+    }
+
+    fn is_at_rest(&self) -> bool {
+        self.clients.iter().all(|caller| !caller.waits())
+            && self.hosts.values().all(|host| {
+                host.engine().appended() == host.engine().durable()
+                    && host.member().is_some_and(|member| {
+                        member.is_idle()
+                    })
+            })
+    }
+
+    fn come_to_rest(&mut self) {
+        // No new calls.
+        self.plan.calls = 0;
+        let until = self.now + REST_MAX;
+        self.run_until(until, Self::is_at_rest);
+        if self.failure.is_none() && !self.is_at_rest() {
+            let waiting: Vec<usize> =
+                (0..self.clients.len()).filter(|place| self.clients[*place].waits()).collect();
+            let busy: Vec<_> = self
+                .hosts
+                .iter()
+                .filter(|(_, host)| host.member().is_none_or(|member| !member.is_idle()))
+                .map(|(node, _)| *node)
+                .collect();
+            let why = format!(
+                "no rest {} s after the faults ended: clients {waiting:?} wait, nodes {busy:?} are busy",
+                REST_MAX / SECOND
+            );
+            self.fail(why);
+        }
+    }
+
+    /// Looks at the whole tree, as a client that nothing happens to.
+    fn look_around(&mut self) {
+        let mut dirs = vec![ROOT];
+        while let Some(dir) = dirs.pop() {
+            if self.failure.is_some() {
+                return;
+            }
+            let list = Op::ReadDir { dir, after: None, limit: 4096, check: true };
+            let Some(Ok(Answer::Entries { entries, .. })) = self.observe(list) else {
+                return self.fail(format!("directory {dir} cannot be listed at the end"));
+            };
+            for entry in entries {
+                self.observe(Op::Lookup(Place::new(dir, entry.name.clone())));
+                self.observe(Op::ListXattr(InodeRef { ino: entry.ino, seen: Some((dir, entry.name)) }));
+                if entry.kind == Kind::Dir {
+                    self.observe(Op::GetAttr(InodeRef::by_id(entry.ino)));
+                    dirs.push(entry.ino);
+                }
+            }
+        }
+    }
+
+    /// The first client asks, and hears.
+    fn observe(&mut self, op: Op) -> Option<Reply> {
+        let record = self.history.records.len();
+        self.call(0, Request { creds: Creds::root(), op });
+        let until = self.now + REST_MAX;
+        self.run_until(until, |world| !world.clients[0].waits());
+        let reply = self.history.records[record].heard.as_ref().map(|(_, reply)| reply.clone());
+        if reply.is_none() {
+            self.fail("a call after the end of all faults has no answer");
+        }
+        reply
+    }
+
+    /// The invariants of the volume, over the raw rows of all nodes: each row at its owner, no transaction or lock left, and
+    /// together a volume that is sound.
+    fn check_rows(&mut self) {
+        if self.failure.is_some() {
+            return;
+        }
+        let until = self.now + REST_MAX;
+        self.run_until(until, Self::is_at_rest);
+        let volume = MemoryEngine::new(SyncWhen::Asked);
+        let mut rows = vec![counter_row("clock", u64::MAX), counter_row("inodes", u64::MAX)];
+        let mut wrong = Vec::new();
+        for (node, host) in &self.hosts {
+            let Some(cluster) = host.member().and_then(|member| member.node().cluster()) else { continue };
+            if cluster.locks.any() {
+                wrong.push(format!("node {node} has locks that nobody holds"));
+            }
+            for table in Table::ALL.into_iter().filter(|table| *table != Table::System) {
+                let visited = host.engine().scan_table(table, None, &mut |key, value| {
+                    wrong.extend(misplaced(*node, cluster, key.table, key.id, key.suffix));
+                    if table != Table::Txn {
+                        rows.push(Mutation { key: key.to_owned(), value: Some(value.into()) });
+                    }
+                    ControlFlow::Continue(())
+                });
+                visited.expect("no fault was injected");
+            }
+        }
+        if let Some(why) = wrong.into_iter().next() {
+            return self.fail(why);
+        }
+        volume.commit(BatchKind::Growing, rows).expect("no fault was injected");
+        let none: &dyn Fn(InodeId) -> bool = &|_| false;
+        let checked = catch_unwind(AssertUnwindSafe(|| check::check(&volume as &dyn Engine, none)));
+        if let Err(panic) = checked {
+            let why = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| {
+                panic.downcast_ref::<&str>().map_or_else(String::new, |text| (*text).to_owned())
+            });
+            self.fail(format!("the volume is damaged: {why}"));
+        }
+        self.check_replicas(&volume);
+    }
+
+    /// What replicas hold is what the rows say.
+    fn check_replicas(&mut self, volume: &MemoryEngine) {
+        let mut wrong = None;
+        for (node, host) in &self.hosts {
+            let Some(member) = host.member() else { continue };
+            let visited = volume.scan_table(Table::DirId, None, &mut |key, row| {
+                let known = member.node().known_dir(key.id);
+                let (parent, name) = kestrel_meta::view::decode_dir_id(row).expect("checked before");
+                if let Some((at, known_name)) = known
+                    && key.id != ROOT
+                    && (at, &*known_name) != (parent, name)
+                {
+                    wrong = Some(format!("node {node} believes directory {} in {at}, it is in {parent}", key.id));
+                }
+                ControlFlow::Continue(())
+            });
+            visited.expect("no fault was injected");
+        }
+        if let Some(why) = wrong {
+            self.fail(why);
+        }
+    }
+}
+
+/// What is wrong about a row where it is.
+fn misplaced(node: u32, cluster: &Cluster, table: Table, id: u64, suffix: &[u8]) -> Option<String> {
+    if table == Table::Txn {
+        return match TxnKey::decode(id, suffix) {
+            Some(TxnKey::Answer(..)) => None,
+            other => Some(format!("left in table txn of node {node}: {other:?}")),
+        };
+    }
+    let owner = cluster.owner(table, id, suffix);
+    (owner != node).then(|| format!("node {node} has a row of table {table:?}, {id}, that is node {owner}'s"))
+}

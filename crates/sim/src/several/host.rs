@@ -1,0 +1,161 @@
+//! A member's machine: disk and process.
+
+use std::sync::Arc;
+
+use kestrel_meta::engine::Engine;
+use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_meta::member::{Envelope, Member, MemberConfig};
+use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
+use kestrel_meta::txn::Origin;
+use kestrel_types::clock::{ManualClock, Nanos, SECOND};
+use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::request::{Reply, Request};
+use parking_lot::Mutex;
+
+/// Replies to clients' calls.
+type Replied = Arc<Mutex<Vec<(usize, u64, Reply)>>>;
+
+/// See the module's header.
+pub struct Host {
+    engine: Option<Arc<MemoryEngine>>,
+    clock: Arc<ManualClock>,
+    config: MemberConfig,
+    member: Option<Member>,
+    /// Counts starts: timers of an earlier one do nothing.
+    start: u64,
+    sync_planned: bool,
+    /// Its process is stopped until then.
+    pub stopped_until: Nanos,
+    replies: Replied,
+}
+
+impl Host {
+    /// A machine with its part of an empty volume; nothing runs.
+    pub fn new(me: NodeId, placement: Placement, clock: Arc<ManualClock>, workers: usize, seed: u64) -> Self {
+        let engine = MemoryEngine::new(SyncWhen::Told);
+        let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
+        Member::format(&engine, root, SECOND, me, placement.clone()).expect("an empty engine");
+        let node = NodeConfig {
+            workers,
+            durability: Durability::Commit,
+            grace: 2 * SECOND,
+            serves: false,
+            replies: Replies::Inline,
+            batch_max: 64,
+            // So little that dentries are evicted.
+            replica_bytes: 1,
+        };
+        Self {
+            engine: Some(Arc::new(engine)),
+            clock,
+            config: MemberConfig { me, placement, node, seed },
+            member: None,
+            start: 0,
+            sync_planned: false,
+            stopped_until: 0,
+            replies: Replied::default(),
+        }
+    }
+
+    /// Starts the process; the number of the start.
+    pub fn start(&mut self, now: Nanos) -> u64 {
+        self.start += 1;
+        let member = Member::open(self.engine().clone(), self.clock.clone(), self.config.clone(), now);
+        self.member = Some(member.expect("a sound volume"));
+        self.start
+    }
+
+    /// The process is gone at once. If the power is, so is what was not synced, or the end of it: `keep` says how much of it
+    /// stays, in percent.
+    pub fn kill(&mut self, keep: Option<u64>) {
+        self.member = None;
+        self.start += 1;
+        self.sync_planned = false;
+        self.stopped_until = 0;
+        let engine = self.engine.take().expect("taken only here");
+        let mut engine = Arc::into_inner(engine).expect("nothing of the process is left");
+        match keep {
+            Some(keep) => {
+                let unsynced = engine.appended() - engine.durable();
+                engine.crash_to(engine.durable() + unsynced * keep / 100);
+            }
+            None => engine.sync().expect("no fault was injected"),
+        }
+        self.engine = Some(Arc::new(engine));
+        self.replies.lock().clear();
+    }
+
+    /// The disk.
+    pub fn engine(&self) -> &Arc<MemoryEngine> {
+        self.engine.as_ref().expect("taken only within a crash")
+    }
+
+    /// The process, if it runs.
+    pub fn member(&self) -> Option<&Member> {
+        self.member.as_ref()
+    }
+
+    /// Whether the process runs, since this start.
+    pub fn is_up(&self, start: u64) -> bool {
+        self.member.is_some() && self.start == start
+    }
+
+    /// Until when the process is stopped, if it is.
+    pub fn stopped(&self, now: Nanos) -> Option<Nanos> {
+        (self.stopped_until > now).then_some(self.stopped_until)
+    }
+
+    /// A message arrives.
+    pub fn receive(&mut self, envelope: Envelope, now: Nanos) {
+        if let Some(member) = &mut self.member {
+            member.receive(envelope, now);
+        }
+    }
+
+    /// A client's call arrives.
+    pub fn submit(
+        &mut self,
+        client: usize,
+        number: u64,
+        request: Request,
+        origin: Option<Origin>,
+        now: Nanos,
+    ) {
+        let Some(member) = &mut self.member else { return };
+        let replies = self.replies.clone();
+        let done = move |reply| replies.lock().push((client, number, reply));
+        member.submit(request, origin, Box::new(done), now);
+    }
+
+    /// Time has passed.
+    pub fn tick(&mut self, now: Nanos) {
+        if let Some(member) = &mut self.member {
+            member.tick(now);
+        }
+    }
+
+    /// The disk has done its work.
+    pub fn sync(&mut self, now: Nanos) {
+        self.sync_planned = false;
+        self.engine().sync().expect("no fault was injected");
+        self.tick(now);
+    }
+
+    /// The start in which something waits to be synced and nobody has planned it.
+    pub fn wants_sync(&mut self) -> Option<u64> {
+        let dirty = self.member.is_some() && self.engine().appended() > self.engine().durable();
+        let wants = dirty && !self.sync_planned;
+        self.sync_planned |= wants;
+        wants.then_some(self.start)
+    }
+
+    /// What the member has said to others.
+    pub fn take_outbox(&mut self) -> Vec<(NodeId, Envelope)> {
+        self.member.as_mut().map_or_else(Vec::new, Member::take_outbox)
+    }
+
+    /// What it has answered clients.
+    pub fn take_replies(&mut self) -> Vec<(usize, u64, Reply)> {
+        std::mem::take(&mut *self.replies.lock())
+    }
+}
