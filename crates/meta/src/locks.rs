@@ -159,7 +159,10 @@ mod tests {
         assert!(!locks.bars(&b, Mode::Exclusive), "nothing of a lock that was refused stays");
         assert!(!locks.bars(&a, Mode::Shared) && locks.bars(&a, Mode::Exclusive));
         locks.release(txn(1));
-        assert!(locks.take(txn(2), std::slice::from_ref(&a), &[], Mode::Exclusive), "its own reading is no obstacle");
+        assert!(
+            locks.take(txn(2), std::slice::from_ref(&a), &[], Mode::Exclusive),
+            "its own reading is no obstacle"
+        );
         assert!(locks.bars(&a, Mode::Shared));
         locks.release(txn(2));
         assert!(!locks.any());

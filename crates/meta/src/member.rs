@@ -168,7 +168,10 @@ impl Member {
         now: Nanos,
     ) -> FsResult<Self> {
         if config.node.durability != Durability::Commit || config.node.serves {
-            return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit and serves no sessions"));
+            return Err(FsError::new(
+                libc::EINVAL,
+                "member: its node is of mode commit and serves no sessions",
+            ));
         }
         let cluster = Cluster::new(config.me, config.placement)?;
         let epoch = next_epoch(&*engine)?;

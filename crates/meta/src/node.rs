@@ -38,9 +38,9 @@ use crate::worker::{Job, Sink, Worker};
 use courier::Courier;
 
 pub use crate::txn::{Origin, SessionRecord};
-pub use several::{Ended, Ran};
 pub use crate::worker::{Done, Ear};
 pub use courier::Replies;
+pub use several::{Ended, Ran};
 
 /// Most workers of a node: lanes are bits of a word.
 pub const WORKERS_MAX: usize = 64;
@@ -162,7 +162,9 @@ impl Node {
                 self.submit_without_lane(request, sink);
                 return 0;
             }
-            Lane::Worker(worker) if !origin.is_some_and(|origin| origin.retry) || self.shares_volume() => worker,
+            Lane::Worker(worker) if !origin.is_some_and(|origin| origin.retry) || self.shares_volume() => {
+                worker
+            }
             Lane::Worker(_) | Lane::Exclusive => self.core.workers,
         };
         self.lanes[lane].push(Job { origin, ..Job::since(request, sink, now) });

@@ -111,9 +111,7 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
         | Op::ListXattr(inode)
         | Op::RemoveXattr(inode, _) => by_inode(inode),
         Op::Commit(commit) => by_inode(&commit.inode),
-        Op::Parent(ino) | Op::Release(ino) | Op::TmpFile { dir: ino, .. } => {
-            at(core.home_of_inode(*ino))
-        }
+        Op::Parent(ino) | Op::Release(ino) | Op::TmpFile { dir: ino, .. } => at(core.home_of_inode(*ino)),
         Op::RmDir(..) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => Lane::Exclusive,
         Op::ReadDir { .. }
         | Op::Chunks { .. }

@@ -23,7 +23,7 @@ use crate::cluster::Cluster;
 use crate::engine::{Engine, EngineError, Mutation};
 use lent::Bar;
 
-pub use lent::{Lent, Missing, Span};
+pub use lent::{Lent, Missing, Span, SpanRows};
 
 /// Index of a cell within its batch.
 pub type CellId = u32;

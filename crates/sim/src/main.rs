@@ -43,7 +43,8 @@ fn options() -> Option<Options> {
             }
             "--calls" => options.calls = arguments.next()?.parse().ok()?,
             "--nodes" => {
-                options.nodes = Some(arguments.next()?.parse().ok().filter(|nodes| (1..=64).contains(nodes))?);
+                options.nodes =
+                    Some(arguments.next()?.parse().ok().filter(|nodes| (1..=64).contains(nodes))?);
             }
             "--trace" => options.trace = true,
             "--keep-going" => options.keep_going = true,

@@ -100,6 +100,8 @@ pub struct Several {
     delay: Nanos,
     /// Typical time of a sync.
     disk: Nanos,
+    /// Clients move directories more than anything else.
+    moves: bool,
     tally: Tally,
     failure: Option<Failure>,
 }
@@ -146,6 +148,7 @@ impl Several {
             loss: if dice.chance(50) { dice.below(10) } else { 0 },
             delay: MS / 10 * dice.between(1, 60),
             disk: MS / 10 * dice.between(1, 50),
+            moves: dice.chance(25),
             tally: Tally::default(),
             failure: None,
             dice,

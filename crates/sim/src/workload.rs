@@ -209,9 +209,25 @@ pub fn wish(client: &mut Client) -> Wish {
     Wish::Op(Request { creds: creds(client), op })
 }
 
+/// A directory moves into another one, or out of it: of two such moves at a time each may be fine, and both together a cycle.
+fn move_dir(client: &mut Client) -> Op {
+    let (outer, inner, other) = (name(client), name(client), name(client));
+    let mut deep = Place::new(1, inner);
+    deep.dirs.push(&other);
+    let high = Place::new(1, outer);
+    match client.dice.below(8) {
+        0 | 1 => Op::MkDir(high, 0o777),
+        2..=5 => Op::Rename(high, deep, RenameFlags::default()),
+        _ => Op::Rename(deep, high, RenameFlags::default()),
+    }
+}
+
 /// Draws what a client of several nodes asks next. They do not open files yet, so none is created opened, and nothing is
-/// written.
-pub fn wish_of_several(client: &mut Client) -> Request {
+/// written. With `moves` directories move all the time.
+pub fn wish_of_several(client: &mut Client, moves: bool) -> Request {
+    if moves && client.dice.chance(50) {
+        return Request { creds: Creds::root(), op: move_dir(client) };
+    }
     loop {
         let Wish::Op(Request { creds, op }) = wish(client) else { continue };
         let op = match op {

@@ -137,8 +137,11 @@ impl Member {
         }
         for span in missing.spans {
             // Names of a directory are everywhere.
-            let owners: Vec<NodeId> =
-                if span.table == Table::Entry { cluster.nodes().collect() } else { vec![cluster.home_of(span.id)] };
+            let owners: Vec<NodeId> = if span.table == Table::Entry {
+                cluster.nodes().collect()
+            } else {
+                vec![cluster.home_of(span.id)]
+            };
             for owner in owners {
                 parts.entry(owner).or_default().spans.push(span.clone());
             }

@@ -45,10 +45,7 @@ pub(super) enum Stage {
     /// It waits for a dentry.
     Fetching,
     /// It is tried again then: as a transaction, or alone.
-    Resting {
-        until: Nanos,
-        leads: bool,
-    },
+    Resting { until: Nanos, leads: bool },
     /// It is a transaction.
     Leading(Lead),
     /// It has ended; the reply waits for the log.
@@ -160,7 +157,7 @@ impl Member {
         work.tries += 1;
         // They may be directories by then.
         work.no_dirs.clear();
-        let most = (2 * MILLISECOND << work.tries.min(8)).min(PAUSE_MAX);
+        let most = ((2 * MILLISECOND) << work.tries.min(8)).min(PAUSE_MAX);
         let until = self.now + MILLISECOND + self.random_time(most);
         if let Some(work) = self.works.get_mut(&ticket) {
             work.stage = Stage::Resting { until, leads };

@@ -13,6 +13,7 @@ use super::dispatch::Held;
 use super::{Node, NodeConfig, RootAttr};
 use crate::cluster::Cluster;
 use crate::engine::{Engine, Mutation};
+use crate::ids::Block;
 use crate::ops;
 use crate::ops::readdir;
 use crate::pipeline::engine_error;
@@ -20,7 +21,6 @@ use crate::rows::{Lent, Missing};
 use crate::session::Moved;
 use crate::txn::Origin;
 use crate::view::{Core, Route, Run, Stop, View, Want};
-use crate::ids::Block;
 use crate::worker::{Ear, Role, Sink};
 
 use std::collections::BTreeSet;
@@ -52,12 +52,7 @@ impl Node {
     ///
     /// # Errors
     /// As [`Node::format`].
-    pub fn format_one_of(
-        engine: &dyn Engine,
-        root: RootAttr,
-        now: Nanos,
-        cluster: &Cluster,
-    ) -> FsResult<()> {
+    pub fn format_one_of(engine: &dyn Engine, root: RootAttr, now: Nanos, cluster: &Cluster) -> FsResult<()> {
         Self::format_rows(engine, root, now, &|key| {
             cluster.owner(key.table, key.id, &key.suffix) == cluster.me
         })

@@ -4,7 +4,6 @@
 //! all the time appears exactly once, others at most once (`telldir`/`seekdir` build on this in the client). Reads the engine
 //! without a worker's role, a page may be large; each entry is as some batch left it.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use kestrel_types::codec::DecodeError;
@@ -18,7 +17,7 @@ use kestrel_types::request::{Answer, Creds, DirEntry, READDIR_ENTRIES_MAX};
 use crate::engine::Engine;
 use crate::perm::{self, Dentry, READ};
 use crate::pipeline::engine_error;
-use crate::rows::Span;
+use crate::rows::{Span, SpanRows};
 use crate::view::{Run, Stop};
 
 /// Reads a page; and the position to wait for before it may be shown in mode `commit`.
@@ -68,7 +67,7 @@ pub fn span(dir: InodeId, after: Option<&Name>, limit: usize) -> Span {
 }
 
 /// The page, from what all nodes said.
-pub fn merged(dir: Dentry, rows: &BTreeMap<Box<[u8]>, Box<[u8]>>, limit: usize) -> Run<Answer> {
+pub fn merged(dir: Dentry, rows: &SpanRows, limit: usize) -> Run<Answer> {
     let limit = limit.clamp(1, READDIR_ENTRIES_MAX);
     let entries: Result<Vec<_>, _> = rows.iter().take(limit).map(|(name, row)| entry(name, row)).collect();
     let entries = entries.map_err(|why| Stop::Fail(damaged(dir.ino, &why)))?;

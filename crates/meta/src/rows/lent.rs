@@ -42,13 +42,16 @@ pub struct Span {
     pub rows_max: u32,
 }
 
+/// Suffixes and values of the rows of a range.
+pub type SpanRows = BTreeMap<Box<[u8]>, Box<[u8]>>;
+
 /// What a transaction over several nodes has been lent so far. Whatever it lacks it asks for and is run again.
 #[derive(Debug, Default)]
 pub struct Lent {
     /// Rows that were asked for, there or not.
     pub rows: FxHashMap<Key, Option<Box<[u8]>>>,
     /// Ranges that were asked for: suffixes and values of what is there.
-    pub spans: BTreeMap<Span, BTreeMap<Box<[u8]>, Box<[u8]>>>,
+    pub spans: BTreeMap<Span, SpanRows>,
 }
 
 /// What a transaction lacks.

@@ -40,7 +40,7 @@ impl Several {
         if self.clients[place].waits() || self.history.records.len() >= self.plan.calls {
             return;
         }
-        let request = workload::wish_of_several(&mut self.clients[place].client);
+        let request = workload::wish_of_several(&mut self.clients[place].client, self.moves);
         self.call(place, request);
     }
 

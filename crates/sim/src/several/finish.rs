@@ -51,9 +51,7 @@ impl Several {
         self.clients.iter().all(|caller| !caller.waits())
             && self.hosts.values().all(|host| {
                 host.engine().appended() == host.engine().durable()
-                    && host.member().is_some_and(|member| {
-                        member.is_idle()
-                    })
+                    && host.member().is_some_and(|member| member.is_idle())
             })
     }
 
@@ -168,7 +166,8 @@ impl Several {
                     && key.id != ROOT
                     && (at, &*known_name) != (parent, name)
                 {
-                    wrong = Some(format!("node {node} believes directory {} in {at}, it is in {parent}", key.id));
+                    wrong =
+                        Some(format!("node {node} believes directory {} in {at}, it is in {parent}", key.id));
                 }
                 ControlFlow::Continue(())
             });
