@@ -8,7 +8,7 @@ help:
 	@echo "make demo-s3 the same with the files in an S3 store (versitygw): requests, hit rates, throughput, gc, fsck"
 	@echo "make demo-cluster  one server, two mounts: ingest through one, kill -9 and restart the server, verify through the other"
 	@echo "make test    install what is missing, build, run every test"
-	@echo "make sim     simulate a node and its clients under faults, SEEDS=FROM..TO"
+	@echo "make sim     simulate a node and its clients, or NODES=N nodes, under faults, SEEDS=FROM..TO"
 	@echo "make proptest property tests with random seeds, PROPTEST_SEEDS=N of them"
 	@echo "make bench   mount / local file system / null FUSE side by side: target/bench/results.json, plot.svg"
 	@echo "make bench-s3 stores with 0, 5, 20, 50 ms latency: target/bench/s3.json, s3.svg"
@@ -64,10 +64,10 @@ bench-shortcut: build
 	cargo build --release --locked -p kestrel-net --examples
 	bench/shortcut.py
 
-# Deterministic simulation: make sim SEEDS=1..10000
+# Deterministic simulation: make sim SEEDS=1..10000; of several nodes: make sim NODES=3
 SEEDS ?= 1..1000
 sim:
-	cargo run --locked --release -p kestrel-sim -- --seeds $(SEEDS)
+	cargo run --locked --release -p kestrel-sim -- $(if $(NODES),--nodes $(NODES)) --seeds $(SEEDS)
 
 # Property tests with seeds other than CI's: make proptest PROPTEST_SEEDS=20
 PROPTEST_SEEDS ?= 5

@@ -31,6 +31,7 @@ suites=(
     "rust 1800 cargo test --workspace --locked --quiet --no-fail-fast"
     "fuzz 900 fuzz/run.sh"
     "sim 1200 cargo run --locked --quiet --release -p kestrel-sim -- --seconds ${SIM_SECONDS:-60}"
+    "sim-nodes 1200 cargo run --locked --quiet --release -p kestrel-sim -- --nodes 3 --seconds ${SIM_SECONDS:-60}"
     "semantics 300 tests/posix/semantics.sh"
     "pjdfstest 300 tests/posix/pjdfstest.sh"
     "fsx 900 tests/posix/fsx.sh"

@@ -52,7 +52,7 @@ use crate::cluster::Cluster;
 use crate::engine::{BatchKind, Engine, Mutation};
 use crate::ids::{counter_row, decode_counter, system_key};
 use crate::locks::TxnId;
-use crate::node::{Done, Durability, Node, NodeConfig, RootAttr};
+use crate::node::{Done, Durability, Node, NodeConfig, Replies, RootAttr};
 use crate::pipeline::engine_error;
 use crate::txn::Origin;
 use crate::worker::{Ear, Elsewhere};
@@ -77,7 +77,8 @@ pub struct MemberConfig {
     pub me: NodeId,
     /// Who owns what.
     pub placement: Placement,
-    /// Settings of its node. All members have equally many workers, and mode `commit`.
+    /// Settings of its node. All members have equally many workers, mode `commit`, and replies in line: there is no other
+    /// thread that a member would hear of.
     pub node: NodeConfig,
     /// Seed of the random times after which it tries again.
     pub seed: u64,
@@ -167,11 +168,10 @@ impl Member {
         config: MemberConfig,
         now: Nanos,
     ) -> FsResult<Self> {
-        if config.node.durability != Durability::Commit || config.node.serves {
-            return Err(FsError::new(
-                libc::EINVAL,
-                "member: its node is of mode commit and serves no sessions",
-            ));
+        let NodeConfig { durability, serves, replies, .. } = config.node;
+        if durability != Durability::Commit || serves || replies != Replies::Inline {
+            let why = "member: its node is of mode commit, serves no sessions, and replies in line";
+            return Err(FsError::new(libc::EINVAL, why));
         }
         let cluster = Cluster::new(config.me, config.placement)?;
         let epoch = next_epoch(&*engine)?;

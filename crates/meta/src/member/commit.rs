@@ -143,10 +143,6 @@ impl Member {
                 return self.conclude(ticket, Err(why.into()));
             }
         };
-        for (ino, moved) in ended.moved.drain(..) {
-            let core = self.node.core();
-            core.moved.set(ino, moved, &core.opens);
-        }
         drop(quiet);
         if let Some((_, lead)) = self.led(txn) {
             lead.phase = Phase::Decided(lenders, ended);

@@ -18,7 +18,6 @@ use crate::ops;
 use crate::ops::readdir;
 use crate::pipeline::engine_error;
 use crate::rows::{Lent, Missing};
-use crate::session::Moved;
 use crate::txn::Origin;
 use crate::view::{Core, Route, Run, Stop, View, Want};
 use crate::worker::{Ear, Role, Sink};
@@ -43,8 +42,6 @@ pub struct Ended {
     pub mutations: Vec<Mutation>,
     /// Directories that it changes or removes.
     pub dirs: Vec<InodeId>,
-    /// Files that it moves.
-    pub moved: Vec<(InodeId, Moved)>,
 }
 
 impl Node {
@@ -189,7 +186,6 @@ impl Node {
                 reply,
                 mutations: if changes { rows.mutations() } else { Vec::new() },
                 dirs: if changes { effects.dirs_changed.iter().copied().collect() } else { Vec::new() },
-                moved: if changes { std::mem::take(&mut effects.moved) } else { Vec::new() },
             }));
         };
         rows.rollback();

@@ -42,6 +42,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) 
         return Err(fail(libc::EMLINK, "a file has at most 65000 names"));
     }
     let old_share = view.bytes_share(&found.at);
+    view.want_moved(found.inode.ino)?;
     view.begin()?;
 
     let Found { mut inode, at } = found;

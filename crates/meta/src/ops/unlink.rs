@@ -57,6 +57,7 @@ impl Detach {
         if linked || may_be_open {
             view.need_exclusive()?;
         }
+        view.want_moved(found.inode.ino)?;
         let last = !linked || found.inode.nlink <= 1;
         let removal = if last && !may_be_open {
             Some(Removal::prepare(view, &found.inode, found.at.home())?)

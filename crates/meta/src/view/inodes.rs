@@ -179,7 +179,7 @@ impl View<'_> {
     }
 
     fn find_by_number(&mut self, ino: InodeId, using: Use) -> Run<Found> {
-        if let Some((parent, name)) = self.moved(ino)
+        if let Some((parent, name)) = self.moved(ino)?
             && let Some(found) = self.find_at(ino, parent, &name, using)?
         {
             return Ok(found);

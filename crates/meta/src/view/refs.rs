@@ -6,7 +6,7 @@ use kestrel_types::key::Table;
 use kestrel_types::name::InodeRef;
 use kestrel_types::stat::ObjStat;
 
-use super::{At, Found, Run, View, damaged, encode_dir_id, fail};
+use super::{At, Found, Run, View, damaged, decode_dir_id, encode_dir_id, fail};
 use crate::effects::OpenUndo;
 use crate::rows::{CellId, Value, number_of, share_suffix};
 use crate::session::{Moved, NewPlace, OpenState};
@@ -51,8 +51,27 @@ impl View<'_> {
         Some(moved.clone())
     }
 
-    /// Where a renamed file went.
-    pub(super) fn moved(&mut self, ino: InodeId) -> Option<NewPlace> {
+    /// Where a renamed file went. Of several nodes only the row can tell, at the home of the file.
+    pub(super) fn moved(&mut self, ino: InodeId) -> Run<Option<NewPlace>> {
+        if self.core.cluster.is_none() {
+            return Ok(self.moved_to(ino));
+        }
+        let cell = self.rows.cell(Table::Moved, ino, b"");
+        let Some(bytes) = self.bytes(cell)? else { return Ok(None) };
+        let (parent, name) = decode_dir_id(bytes).map_err(|why| damaged("moved", &why))?;
+        Ok(Some((parent, name.into())))
+    }
+
+    /// Asks for what [`View::move_away`] needs. Before [`View::begin`].
+    pub fn want_moved(&mut self, ino: InodeId) -> Run<()> {
+        if self.core.cluster.is_some() {
+            let cell = self.rows.cell(Table::Moved, ino, b"");
+            self.fetched(cell)?;
+        }
+        Ok(())
+    }
+
+    fn moved_to(&mut self, ino: InodeId) -> Option<NewPlace> {
         match self.moved_here(ino) {
             Some(Moved::To { place, .. }) => Some(place),
             Some(Moved::Away) => None,
@@ -72,8 +91,12 @@ impl View<'_> {
     }
 
     /// A file has another place now. Clients that saw it elsewhere still find it, those that have it open across a network
-    /// also after a restart of the node. With every role held.
+    /// also after a restart of the node; of several nodes all do until it is gone. With every role held.
     pub fn move_to(&mut self, ino: InodeId, parent: InodeId, name: &[u8]) {
+        if self.core.cluster.is_some() {
+            let cell = self.rows.cell(Table::Moved, ino, b"");
+            return self.put(cell, Value::Bytes(encode_dir_id(parent, name)));
+        }
         let may_be_open = || self.core.reclaiming.lasts() || self.open_state(ino).count > 0;
         let row = self.core.serves && may_be_open();
         if row {
@@ -88,6 +111,13 @@ impl View<'_> {
 
     /// No place leads to a file's record any more. If somebody has it open, with every role held.
     pub fn move_away(&mut self, ino: InodeId) {
+        if self.core.cluster.is_some() {
+            let cell = self.rows.cell(Table::Moved, ino, b"");
+            if self.rows.exists(cell) {
+                self.put(cell, Value::Absent);
+            }
+            return;
+        }
         self.delete_moved_row(ino);
         self.effects.moved.push((ino, Moved::Away));
     }
@@ -95,7 +125,7 @@ impl View<'_> {
     /// Nobody has a file open any more, so a restart need not know where it went. At the inode's own worker.
     pub fn settle(&mut self, ino: InodeId) {
         if self.has_moved_row(ino)
-            && let Some(place) = self.moved(ino)
+            && let Some(place) = self.moved_to(ino)
         {
             self.delete_moved_row(ino);
             self.effects.moved.push((ino, Moved::To { place, row: false }));

@@ -1,0 +1,305 @@
+//! Several members in one process, messages carried by hand. (What happens under faults the simulator judges.)
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_meta::member::{DEADLINE, Envelope, Member, MemberConfig, Message, Vote};
+use kestrel_meta::node::{Durability, Node, NodeConfig, Replies, RootAttr};
+use kestrel_meta::txn::Origin;
+use kestrel_model::code as errno;
+use kestrel_types::clock::{ManualClock, Nanos, SECOND};
+use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement, Rule};
+use kestrel_types::request::{Answer, Creds, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr};
+use kestrel_types::wire::ClientId;
+use parking_lot::Mutex;
+
+const ROOT_ATTR: RootAttr = RootAttr { mode: 0o777, uid: 0, gid: 0 };
+
+/// Names `a1`, `b2` … belong to the node of their digit.
+fn placement(nodes: u32) -> Placement {
+    let members = (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
+    let map = ClusterMap::even(members).unwrap();
+    let mut exceptions = ExceptionTable::default();
+    for letter in 'a'..='f' {
+        for node in 1..=nodes {
+            let slot = (0..1 << 14).find(|slot| map.owner(*slot).id == node).unwrap();
+            let name = Name::new(format!("{letter}{node}").as_bytes()).unwrap();
+            exceptions.set(name, Some(Rule::Override(slot))).unwrap();
+        }
+    }
+    Placement { version: 1, map, exceptions }
+}
+
+fn settings() -> NodeConfig {
+    let (durability, replies) = (Durability::Commit, Replies::Inline);
+    NodeConfig { workers: 2, durability, replies, ..NodeConfig::default() }
+}
+
+struct Cluster {
+    engines: BTreeMap<NodeId, Arc<MemoryEngine>>,
+    members: BTreeMap<NodeId, Member>,
+    clock: Arc<ManualClock>,
+    placement: Placement,
+    under_way: VecDeque<(NodeId, Envelope)>,
+    now: Nanos,
+}
+
+impl Cluster {
+    fn new(nodes: u32) -> Self {
+        let mut cluster = Self {
+            engines: BTreeMap::new(),
+            members: BTreeMap::new(),
+            clock: Arc::new(ManualClock::new(1000 * SECOND)),
+            placement: placement(nodes),
+            under_way: VecDeque::new(),
+            now: 0,
+        };
+        for id in 1..=nodes {
+            let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
+            Member::format(&*engine, ROOT_ATTR, SECOND, id, cluster.placement.clone()).unwrap();
+            cluster.engines.insert(id, engine);
+            cluster.restart(id);
+        }
+        cluster
+    }
+
+    fn restart(&mut self, id: NodeId) {
+        self.members.remove(&id);
+        let config = MemberConfig { me: id, placement: self.placement.clone(), node: settings(), seed: 7 };
+        let member = Member::open(self.engines[&id].clone(), self.clock.clone(), config, self.now).unwrap();
+        self.members.insert(id, member);
+    }
+
+    fn collect(&mut self) {
+        for member in self.members.values_mut() {
+            self.under_way.extend(member.take_outbox());
+        }
+    }
+
+    /// Carries messages until `stop` holds one back, which it returns, or none is under way.
+    fn carry(&mut self, stop: impl Fn(NodeId, &Message) -> bool) -> Option<(NodeId, Envelope)> {
+        loop {
+            self.collect();
+            let (to, envelope) = self.under_way.pop_front()?;
+            if stop(to, &envelope.message) {
+                return Some((to, envelope));
+            }
+            self.members.get_mut(&to).unwrap().receive(envelope, self.now);
+        }
+    }
+
+    fn submit(&mut self, at: NodeId, request: Request, origin: Option<Origin>) -> Arc<Mutex<Option<Reply>>> {
+        let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
+        let filled = slot.clone();
+        let done = Box::new(move |reply| *filled.lock() = Some(reply));
+        self.members.get_mut(&at).unwrap().submit(request, origin, done, self.now);
+        slot
+    }
+
+    fn ask_from(&mut self, at: NodeId, op: Op, origin: Option<Origin>) -> Reply {
+        let slot = self.submit(at, Request { creds: Creds::root(), op }, origin);
+        for _ in 0..10_000 {
+            self.carry(|_, _| false);
+            if let Some(reply) = slot.lock().take() {
+                return reply;
+            }
+            self.tick(SECOND / 100);
+        }
+        panic!("no answer");
+    }
+
+    fn ask(&mut self, at: NodeId, op: Op) -> Reply {
+        self.ask_from(at, op, None)
+    }
+
+    fn tick(&mut self, by: Nanos) {
+        self.now += by;
+        for member in self.members.values_mut() {
+            member.tick(self.now);
+        }
+    }
+
+    fn inode(&mut self, at: NodeId, op: Op) -> Inode {
+        match self.ask(at, op) {
+            Ok(Answer::Inode(inode) | Answer::Entry { inode, .. }) => *inode,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn names(&mut self, at: NodeId, dir: u64, limit: usize) -> Vec<String> {
+        let (mut names, mut after) = (Vec::new(), None);
+        loop {
+            let list = Op::ReadDir { dir, after, limit, check: true };
+            let Ok(Answer::Entries { entries, end, .. }) = self.ask(at, list) else { panic!("no listing") };
+            names.extend(entries.iter().map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()));
+            after = entries.last().map(|entry| entry.name.clone());
+            if end {
+                return names;
+            }
+        }
+    }
+}
+
+fn at(path: &str) -> Place {
+    Place::from_path(1, path.as_bytes()).unwrap()
+}
+
+fn mknod(path: &str) -> Op {
+    Op::MkNod { place: at(path), kind: Kind::File, mode: 0o644, rdev: 0 }
+}
+
+#[test]
+fn any_member_serves_operations_over_all_of_them() {
+    let mut cluster = Cluster::new(3);
+    let dir = cluster.inode(2, Op::MkDir(at("a1"), 0o755));
+    for (member, path) in [(1, "a1/b1"), (2, "a1/b2"), (3, "a1/b3"), (1, "a1/c3")] {
+        cluster.inode(member, mknod(path));
+    }
+    assert_eq!(cluster.names(3, dir.ino, 2), ["b1", "b2", "b3", "c3"]);
+    assert_eq!(errno(&cluster.ask(3, Op::RmDir(at("a1"), None))), libc::ENOTEMPTY);
+    // Over two nodes, then onto a name of the third.
+    let moved = cluster.inode(1, Op::Lookup(at("a1/b1"))).ino;
+    for (from, to) in [("a1/b1", "d2"), ("d2", "a1/b3")] {
+        assert_eq!(errno(&cluster.ask(3, Op::Rename(at(from), at(to), RenameFlags::default()))), 0);
+    }
+    assert_eq!(cluster.inode(2, Op::Lookup(at("a1/b3"))).ino, moved);
+    let linked = cluster.inode(2, Op::Link(InodeRef { ino: moved, seen: None }, at("e3")));
+    // It was found by its number alone, which leads to where it was moved last.
+    assert_eq!((linked.ino, linked.nlink), (moved, 2));
+    assert_eq!(cluster.inode(1, Op::Lookup(at("a1/b3"))).nlink, 2);
+    // A directory moves below another one, but not below itself.
+    cluster.inode(1, Op::MkDir(at("a1/f2"), 0o700));
+    assert_eq!(cluster.inode(2, Op::GetAttr(InodeRef::by_id(dir.ino))).nlink, 3);
+    let into_itself = Op::Rename(at("a1"), at("a1/f2/a3"), RenameFlags::default());
+    assert_eq!(errno(&cluster.ask(2, into_itself)), libc::EINVAL);
+    assert_eq!(errno(&cluster.ask(2, Op::Rename(at("a1/f2"), at("f3"), RenameFlags::default()))), 0);
+    assert_eq!(cluster.inode(2, Op::GetAttr(InodeRef::by_id(dir.ino))).nlink, 2);
+    for path in ["a1/b2", "a1/b3", "a1/c3", "e3"] {
+        assert_eq!(errno(&cluster.ask(1, Op::Unlink(at(path)))), 0, "{path}");
+    }
+    assert_eq!(errno(&cluster.ask(3, Op::RmDir(at("a1"), None))), 0);
+    assert_eq!(cluster.names(1, 1, 100), ["f3"]);
+    cluster.tick(SECOND);
+    cluster.carry(|_, _| false);
+    assert!(cluster.members.values().all(Member::is_idle));
+}
+
+#[test]
+fn a_directory_that_is_closed_is_closed_at_every_member_at_once() {
+    let mut cluster = Cluster::new(3);
+    let dir = cluster.inode(1, Op::MkDir(at("a1"), 0o755));
+    cluster.inode(2, mknod("a1/b2"));
+    cluster.inode(3, mknod("a1/b3"));
+    let user = Creds { uid: 5, gid: 5, groups: Some([].into()) };
+    let look = |cluster: &mut Cluster, name: &str| {
+        let request = Request { creds: user.clone(), op: Op::Lookup(at(name)) };
+        let slot = cluster.submit(1, request, None);
+        cluster.carry(|_, _| false);
+        errno(&slot.lock().take().unwrap())
+    };
+    assert_eq!((look(&mut cluster, "a1/b2"), look(&mut cluster, "a1/b3")), (0, 0));
+    let closed = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+    cluster.inode(2, Op::SetAttr(InodeRef::by_id(dir.ino), closed));
+    assert_eq!((look(&mut cluster, "a1/b2"), look(&mut cluster, "a1/b3")), (libc::EACCES, libc::EACCES));
+}
+
+#[test]
+fn copies_of_a_request_are_executed_once_whichever_way_they_come() {
+    let mut cluster = Cluster::new(3);
+    let client = ClientId([9; 16]);
+    let origin = |seq| Some(Origin { client, seq, retry: false });
+    assert_eq!(errno(&cluster.ask_from(1, mknod("a2"), origin(1))), 0);
+    assert_eq!(errno(&cluster.ask_from(3, Op::MkDir(at("a2"), 0o755), origin(2))), libc::EEXIST);
+    let rename = Op::Rename(at("a2"), at("b3"), RenameFlags::default());
+    assert_eq!(errno(&cluster.ask_from(3, rename.clone(), origin(3))), 0);
+    for id in 1..=3 {
+        cluster.restart(id);
+    }
+    // Late copies: what failed fails though it would not any more.
+    assert_eq!(errno(&cluster.ask_from(2, mknod("a2"), origin(1))), 0);
+    assert_eq!(errno(&cluster.ask_from(2, Op::MkDir(at("a2"), 0o755), origin(2))), libc::EEXIST);
+    assert_eq!(errno(&cluster.ask_from(1, rename, origin(3))), 0);
+    assert_eq!(cluster.names(1, 1, 100), ["b3"]);
+}
+
+#[test]
+fn a_loan_that_was_lost_and_begun_again_does_not_count() {
+    let mut cluster = Cluster::new(2);
+    cluster.inode(1, mknod("a1"));
+    let rename = Op::Rename(at("a1"), at("b2"), RenameFlags::default());
+    let slot = cluster.submit(1, Request { creds: Creds::root(), op: rename }, None);
+    let (_, borrow) = cluster.carry(|to, message| to == 2 && matches!(message, Message::Borrow { .. })).unwrap();
+    cluster.members.get_mut(&2).unwrap().receive(borrow.clone(), 0);
+    let (_, prepare) = cluster.carry(|_, message| matches!(message, Message::Prepare { .. })).unwrap();
+    // The lender forgets, somebody makes a file of the name, and a copy of the old question comes.
+    cluster.restart(2);
+    cluster.inode(2, mknod("b2"));
+    let lender = cluster.members.get_mut(&2).unwrap();
+    lender.receive(borrow, 0);
+    lender.receive(prepare, 0);
+    let votes: Vec<_> = lender.take_outbox().into_iter().map(|(_, envelope)| envelope.message).collect();
+    assert!(votes.iter().any(|vote| matches!(vote, Message::Voted(_, Vote::No))), "{votes:?}");
+    for _ in 0..1000 {
+        cluster.carry(|_, _| false);
+        cluster.tick(SECOND / 10);
+    }
+    assert_eq!(errno(&slot.lock().take().unwrap()), 0, "it was done in the end");
+    assert_eq!(cluster.names(1, 1, 100), ["b2"]);
+}
+
+#[test]
+fn a_request_that_needs_a_member_that_is_gone_fails_in_time() {
+    let mut cluster = Cluster::new(2);
+    cluster.inode(1, mknod("a1"));
+    let rename = Op::Rename(at("a1"), at("b2"), RenameFlags::default());
+    let slot = cluster.submit(1, Request { creds: Creds::root(), op: rename }, None);
+    let mut now = 0;
+    while slot.lock().is_none() && now <= DEADLINE + SECOND {
+        now += SECOND / 10;
+        let member = cluster.members.get_mut(&1).unwrap();
+        member.tick(now);
+        member.take_outbox();
+    }
+    assert_eq!(errno(&slot.lock().take().unwrap()), libc::ETIMEDOUT);
+    cluster.now = now;
+    assert_eq!(cluster.names(1, 1, 100), ["a1"], "and nothing has changed");
+}
+
+#[test]
+fn what_several_members_do_not_serve_they_say() {
+    let mut cluster = Cluster::new(2);
+    let flags = OpenFlags { read: true, ..OpenFlags::default() };
+    let create = Op::Create { place: at("a1"), mode: 0o644, flags, exclusive: false };
+    for op in [create, Op::OpenAt(at("a1"), flags), Op::Usage, Op::AllocObjects(1)] {
+        assert_eq!(errno(&cluster.ask(2, op)), libc::ENOTSUP);
+    }
+    assert_eq!(errno(&cluster.ask(2, Op::Sync)), 0);
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let clock = Arc::new(ManualClock::new(SECOND));
+    let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
+    assert_eq!(Member::format(&*engine, ROOT_ATTR, 0, 9, placement(2)).unwrap_err().errno, libc::EINVAL);
+    let member = |id| MapMember { id, address: "node".into() };
+    let map = ClusterMap::even(vec![member(1), member(1024)]).unwrap();
+    let high = Placement { version: 1, map, exceptions: ExceptionTable::default() };
+    assert_eq!(Member::format(&*engine, ROOT_ATTR, 0, 1, high).unwrap_err().errno, libc::EINVAL);
+    Member::format(&*engine, ROOT_ATTR, 0, 1, placement(2)).unwrap();
+    let fsync = NodeConfig { durability: Durability::Fsync, ..settings() };
+    let threaded = NodeConfig { replies: Replies::Thread, ..settings() };
+    for node in [fsync, threaded, NodeConfig { serves: true, ..settings() }] {
+        let config = MemberConfig { me: 1, placement: placement(2), node, seed: 1 };
+        let opened = Member::open(engine.clone(), clock.clone(), config, 0);
+        assert_eq!(opened.err().map(|why| why.errno), Some(libc::EINVAL));
+    }
+    // Alone it is a node like any other: it has all rows.
+    let alone = Arc::new(MemoryEngine::new(SyncWhen::Asked));
+    Member::format(&*alone, ROOT_ATTR, 0, 1, placement(1)).unwrap();
+    assert!(Node::open(alone, clock, settings()).is_ok());
+}
