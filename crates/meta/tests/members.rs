@@ -136,7 +136,9 @@ impl Cluster {
         loop {
             let list = Op::ReadDir { dir, after, limit, check: true };
             let Ok(Answer::Entries { entries, end, .. }) = self.ask(at, list) else { panic!("no listing") };
-            names.extend(entries.iter().map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()));
+            names.extend(
+                entries.iter().map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()),
+            );
             after = entries.last().map(|entry| entry.name.clone());
             if end {
                 return names;
@@ -233,7 +235,8 @@ fn a_loan_that_was_lost_and_begun_again_does_not_count() {
     cluster.inode(1, mknod("a1"));
     let rename = Op::Rename(at("a1"), at("b2"), RenameFlags::default());
     let slot = cluster.submit(1, Request { creds: Creds::root(), op: rename }, None);
-    let (_, borrow) = cluster.carry(|to, message| to == 2 && matches!(message, Message::Borrow { .. })).unwrap();
+    let (_, borrow) =
+        cluster.carry(|to, message| to == 2 && matches!(message, Message::Borrow { .. })).unwrap();
     cluster.members.get_mut(&2).unwrap().receive(borrow.clone(), 0);
     let (_, prepare) = cluster.carry(|_, message| matches!(message, Message::Prepare { .. })).unwrap();
     // The lender forgets, somebody makes a file of the name, and a copy of the old question comes.
