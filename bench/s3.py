@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Volumes on an object store, measured: versitygw behind kestrel-s3proxy, which adds latency and counts requests.
 
-    bench/s3.py [--out target/bench] [--scratch DIR] [--latency 0,5,20,50] [--files 10000] [--large 4G] [--gc-files 1000000]
-                [--quick] [--only small,large,first-byte,gc]
+    bench/s3.py [--out target/bench] [--scratch DIR] [--latency 0,5,20,50] [--files 10000] [--large 4G] [--link 125]
+                [--gc-files 1000000] [--quick] [--only small,large,first-byte,gc]
 
 Limits measured in the same run: the local file system under the same load, the store itself with one PUT per file
 (`kestrel objbench`), the store's own bandwidth. Prints figures and the bars of issue 3, writes s3.json and s3.svg. Everything
@@ -72,8 +72,11 @@ class Store:
     def url(self, prefix):
         return f"s3://bench/{prefix}?endpoint={self.endpoint}&region=us-east-1&path-style=true"
 
-    def latency(self, ms):
-        run(f"{JUDGES}/kestrel-s3proxy", "rules", "--control", self.control, "--set", f"latency:ms={ms}" if ms else "")
+    def latency(self, ms, link=0):
+        """Puts the store so far away, behind a link of so many MB/s each way (0: as fast as this machine)."""
+        rules = [f"latency:ms={ms}"] if ms else []
+        rules += [f"bandwidth:up={link}000000,down={link}000000"] if link else []
+        run(f"{JUDGES}/kestrel-s3proxy", "rules", "--control", self.control, "--set", " ".join(rules))
 
     def counts(self):
         """What was counted since the last call."""
@@ -236,12 +239,14 @@ def stream(path, size, write):
 
 
 def large(options, store, scratch, report):
-    """One large file against the store's own bandwidth."""
+    """One large file against the store's own bandwidth: of a store that is limited by the processors it shares with everybody
+    else here, and of one behind a link that is slower than they are."""
     size = size_of(options.large)
-    for ms in options.latency:
-        at = f"{ms} ms"
-        volume = Volume(store, scratch, f"large-{ms}")
-        store.latency(ms)
+    stores = [(ms, 0) for ms in options.latency] + ([(20, options.link)] if options.link else [])
+    for ms, link in stores:
+        at, name = f"{ms} ms" + (f", a link of {link} MB/s" if link else ""), f"large-{ms}-{link}"
+        volume = Volume(store, scratch, name)
+        store.latency(ms, link)
         own = objbench(store, 4 * MIB, 32)
         volume.mount()
         begin = volume.cpu_seconds()
@@ -264,7 +269,7 @@ def large(options, store, scratch, report):
         report.tell(f"{at}: memory at most after reading {options.large}", volume.memory_mib_max(), "MiB")
         volume.umount()
         store.latency(0)
-        shutil.rmtree(f"{store.dir}/bench/large-{ms}", ignore_errors=True)
+        shutil.rmtree(f"{store.dir}/bench/{name}", ignore_errors=True)
 
 
 def first_byte(options, store, scratch, report):
@@ -341,6 +346,7 @@ def main():
     parser.add_argument("--latency", default="0,5,20,50", help="of the store, milliseconds")
     parser.add_argument("--files", type=int, default=10_000)
     parser.add_argument("--large", default="4G")
+    parser.add_argument("--link", type=int, default=125, help="MB/s of the link to a store that is not limited by this machine; 0: none")
     parser.add_argument("--gc-files", type=int, default=1_000_000)
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all")
     parser.add_argument("--only", default=",".join(PARTS))
@@ -369,7 +375,7 @@ def main():
         "command": "bench/s3.py",
         "cpus": os.cpu_count(),
         "kernel": os.uname().release,
-        "options": {name: getattr(options, name) for name in ("latency", "files", "large", "gc_files", "only")},
+        "options": {name: getattr(options, name) for name in ("latency", "files", "large", "link", "gc_files", "only")},
         "figures": report.figures,
         "bars": report.bars,
     }

@@ -15,6 +15,7 @@
 mod clients;
 mod data;
 mod inodes;
+mod name;
 mod objects;
 mod shares;
 mod side;

@@ -26,6 +26,7 @@ use crate::faults::{DiskFaults, DiskOp};
 use crate::figures::Figures;
 use crate::options::CacheOptions;
 use crate::page;
+use crate::promise::Promises;
 use crate::sys;
 use crate::workers::Workers;
 
@@ -79,6 +80,8 @@ pub(crate) struct Disk {
     root: RwLock<Arc<File>>,
     pub reads: Workers,
     pub writes: Workers,
+    /// Who is told of reads without waiting for them.
+    pub promises: Arc<Promises>,
     /// Bytes that wait to be written: its share of the bound, so that one that wedges leaves the others theirs.
     pub waiting: Budget,
     reading: Service,
@@ -133,6 +136,7 @@ impl Disk {
             root: RwLock::new(Arc::new(root)),
             reads: Workers::new(format!("kestrel-cache-r{index}"), READ_THREADS, READS_WAITING_MAX),
             writes: Workers::new(format!("kestrel-cache-w{index}"), WRITE_THREADS, WRITES_WAITING_MAX),
+            promises: Arc::default(),
             waiting: Budget::new(options.fill_queue_bytes / options.dirs.len() as u64),
             reading: service(options.disk_deadline / 2),
             writing: service(SLOW_WRITE),
@@ -320,8 +324,9 @@ impl Disk {
         }
     }
 
-    /// Ends its keeper.
+    /// Ends its keeper and who watches over its promises.
     pub fn close(&self) {
+        self.promises.close();
         self.wishes.lock().closed = true;
         self.wished.notify_all();
     }

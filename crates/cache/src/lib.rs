@@ -33,6 +33,7 @@ mod object;
 pub mod options;
 pub mod page;
 mod pages;
+mod promise;
 mod read;
 mod slots;
 pub mod span;

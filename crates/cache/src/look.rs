@@ -1,9 +1,12 @@
 //! Looking for pages on a cache disk, on the disk's threads: whoever wants them waits for a bounded time.
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Instant;
+
+use kestrel_data::store::Then;
 
 use crate::core::Core;
 use crate::disk::{Disk, Side};
@@ -41,21 +44,51 @@ impl Core {
     /// Has the kernel bring pages that are known to be on the disk into its page cache, from where [`Core::read_warm`] then reads them
     /// to where they are wanted. Whether they came; none if they are not known to be there.
     pub fn bring(&self, object: &Object, disk: &Arc<Disk>, pages: &Range<u32>) -> Option<bool> {
-        let state = object.state.lock();
-        let file = state.file.clone().filter(|_| state.on_disk.contains_all(pages.clone()));
-        drop(state);
-        let file = file.filter(|_| disk.is_in_service(Side::Read))?;
-        let (of, bytes) = (Arc::clone(disk), page::slot_at(pages.start)..page::slot_at(pages.end));
-        let job = move || {
-            let begun = Instant::now();
-            let brought = of.before(DiskOp::Read).and_then(|()| sys::bring(&file, bytes));
-            of.note(Side::Read, begun, &brought);
-            brought.is_ok()
-        };
-        Some(disk.reads.call(self.options.disk_deadline, job).unwrap_or_else(|| {
+        let file = known_file(object, disk, pages)?;
+        let bytes = page::slot_at(pages.start)..page::slot_at(pages.end);
+        let (sender, told) = mpsc::sync_channel(1);
+        // Nobody else receives.
+        let then = Box::new(move |is_here| sender.send(is_here).unwrap_or(()));
+        if self.promise(disk, file, bytes, then).is_err() {
             disk.note_unanswered(Side::Read);
-            false
-        }))
+            return Some(false);
+        }
+        Some(told.recv().unwrap_or(false))
+    }
+
+    /// Like [`Core::bring`], for `len` bytes from `offset` on and who verifies them himself; instead of waiting, has `then` told
+    /// whether they came.
+    ///
+    /// # Errors
+    /// `then`, if they are not known to be there or too many reads wait for the disk.
+    pub fn bring_then(
+        &self,
+        object: &Object,
+        disk: &Arc<Disk>,
+        (offset, len): (u64, u64),
+        then: Then,
+    ) -> Result<(), Then> {
+        match known_file(object, disk, &page::pages(offset, len)) {
+            Some(file) => self.promise(disk, file, page::place_of(offset, len), then),
+            None => Err(then),
+        }
+    }
+
+    fn promise(&self, disk: &Arc<Disk>, file: Arc<File>, bytes: Range<u64>, then: Then) -> Result<(), Then> {
+        let promise = disk.promises.make(Instant::now() + self.options.disk_deadline, then);
+        let (of, given) = (Arc::clone(disk), Arc::clone(&promise));
+        let job = move || {
+            if given.is_open() {
+                let begun = Instant::now();
+                let brought = of.before(DiskOp::Read).and_then(|()| sys::bring(&file, bytes));
+                of.note(Side::Read, begun, &brought);
+                given.keep(brought.is_ok());
+            }
+        };
+        if disk.reads.submit(Box::new(job)) {
+            return Ok(());
+        }
+        promise.take().map_or(Ok(()), Err)
     }
 
     /// Like [`Core::look`], on this thread.
@@ -126,4 +159,12 @@ impl Core {
             }
         }
     }
+}
+
+/// The open cache file of an object that is known to hold `pages`, if its disk may be read from.
+fn known_file(object: &Object, disk: &Disk, pages: &Range<u32>) -> Option<Arc<File>> {
+    let state = object.state.lock();
+    let file = state.file.clone().filter(|_| state.on_disk.contains_all(pages.clone()));
+    drop(state);
+    file.filter(|_| disk.is_in_service(Side::Read))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kestrel_data::store::NearCache;
+use kestrel_data::store::{NearCache, Then};
 use kestrel_data::{Error, Result};
 use kestrel_types::ids::ObjectId;
 
@@ -63,6 +63,16 @@ impl NearCache for CachedStore {
 
     fn evict(&self, object: ObjectId) -> u64 {
         self.core.evict(object)
+    }
+
+    fn bring(&self, object: ObjectId, offset: u64, len: u64, then: Then) -> std::result::Result<(), Then> {
+        match (Core::is_cacheable(offset, len), self.core.disk_for(object)) {
+            (true, Some(disk)) => {
+                let object = self.core.table.get(object);
+                self.core.bring_then(&object, disk, (offset, len), then)
+            }
+            _ => Err(then),
+        }
     }
 }
 

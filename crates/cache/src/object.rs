@@ -55,6 +55,8 @@ pub(crate) struct ObjectState {
     disk: usize,
     /// The cache file, if it is open.
     pub file: Option<Arc<File>>,
+    /// A page of that file matched its trailer, which names volume, object and page: the file is this object's.
+    pub is_file_proven: bool,
     is_in_ring: bool,
     /// Pages that seem to be in the cache file.
     pub on_disk: PageSet,
@@ -97,7 +99,7 @@ impl ObjectState {
 
     /// The cache file is gone.
     pub fn forget_file(&mut self) {
-        self.file = None;
+        (self.file, self.is_file_proven) = (None, false);
         self.on_disk.clear();
         self.looked = None;
     }
@@ -109,7 +111,7 @@ impl ObjectState {
             (self.born, self.touched, self.is_inherited) = (modified, modified, true);
             self.is_reused = found.mode() & REUSED_BIT != 0;
         }
-        self.file = Some(file);
+        (self.file, self.is_file_proven) = (Some(file), false);
     }
 
     /// Takes over a cache file that was made just now.
@@ -117,7 +119,7 @@ impl ObjectState {
         (self.born, self.touched, self.is_inherited, self.is_reused) = (now, now, false, false);
         self.looked = Some(now);
         self.on_disk.clear();
-        self.file = Some(file);
+        (self.file, self.is_file_proven) = (Some(file), false);
     }
 
     /// Notes that `pages` were written to the cache file, which was empty before if it `was_empty`. Several threads may write one

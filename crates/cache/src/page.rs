@@ -113,6 +113,12 @@ pub fn slot_at(page: u32) -> u64 {
     u64::from(page) * SLOT_BYTES
 }
 
+/// Bytes of the cache file from the first to the last of these bytes of the object; `len` at least 1.
+pub fn place_of(offset: u64, len: u64) -> std::ops::Range<u64> {
+    let place = |at: u64| at + at / PAGE_BYTES * TRAILER_BYTES as u64;
+    place(offset)..place(offset + len - 1) + 1
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,6 +162,8 @@ mod tests {
         let hex: String = OWNER.trailer(2, b"hello").iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "4b4350010000000500000000107edc50");
         assert_eq!((slot_at(1), slot_at(2), page_at(3)), (32_784, 65_568, 98_304));
+        assert_eq!((place_of(0, 32_768), place_of(32_767, 2)), (0..32_768, 32_767..32_785));
+        assert_eq!((place_of(32_768, 1), place_of(65_546, 32_768)), (32_784..32_785, 65_578..98_362));
         assert_eq!((pages(0, 1), pages(32_767, 2), pages(65_536, 32_768)), (0..1, 0..2, 2..3));
     }
 }

@@ -55,6 +55,33 @@ pub(crate) fn read_cached(
     ENDS.with_borrow_mut(|ends| read_with(file, owner, offset, len, parts, ends))
 }
 
+/// Like [`read_cached`] for a file that is known to be the object's and a caller who verifies what he reads: only what is wanted is
+/// read, and no checksum of a page is computed. What is not there may come as zeros.
+pub(crate) fn read_cached_unchecked(
+    file: &File,
+    offset: u64,
+    len: u64,
+    parts: &mut [IoSliceMut<'_>],
+) -> io::Result<bool> {
+    let (pages, end) = (page::pages(offset, len), offset + len);
+    let mut trailers = vec![[0; TRAILER_BYTES]; pages.len() - 1];
+    let mut buffers: Vec<IoSliceMut<'_>> = Vec::with_capacity(2 * pages.len() + 8);
+    let mut cuts = Cuts { parts: parts.iter_mut(), rest: &mut [] };
+    let mut at = offset;
+    for trailer in trailers.iter_mut().map(Some).chain([None]) {
+        let until = (at / PAGE_BYTES * PAGE_BYTES + PAGE_BYTES).min(end);
+        cuts.take((until - at) as usize, &mut buffers);
+        buffers.extend(trailer.map(|trailer| IoSliceMut::new(trailer)));
+        at = until;
+    }
+    if buffers.len() > sys::BUFFERS_MAX {
+        return Ok(false);
+    }
+    let bytes = page::place_of(offset, len);
+    let read = sys::read_cached_at(file, &mut buffers, bytes.start)?;
+    Ok(read == Some((bytes.end - bytes.start) as usize))
+}
+
 fn read_with(
     file: &File,
     owner: &Owner,

@@ -19,7 +19,7 @@ use crate::flight::Fetched;
 use crate::object::Table;
 use crate::options::{CacheOptions, DIRS_MAX, FREE_SPACE_RATIO_MAX};
 use crate::page;
-use crate::read::AtEnd;
+use crate::read::{AtEnd, Check};
 use crate::span::SpanPolicy;
 use crate::sys;
 use crate::whole::WholeCopies;
@@ -199,7 +199,7 @@ impl BlockStore for CachedStore {
         let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
         if Core::is_cacheable(offset, len)
             && let Some(disk) = self.core.disk_for(object)
-            && self.core.read_warm(&self.core.table.get(object), disk, offset, len, parts)
+            && self.core.read_warm(&self.core.table.get(object), disk, offset, len, parts, Check::Caller)
         {
             return Ok(Some(()));
         }

@@ -1,6 +1,5 @@
 //! System calls that std does not offer.
 
-use std::cell::RefCell;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -173,26 +172,19 @@ pub(crate) fn read_cached_at(
     }
 }
 
-/// Waits until a part of a file is in the page cache, as far as the file has it.
+/// Waits until a part of a file is in the page cache, as far as the file has it and the kernel follows the request to read it
+/// ahead: it does unless it is short of memory.
 pub(crate) fn bring(file: &File, bytes: Range<u64>) -> io::Result<()> {
-    /// Bytes of a call: few, so that a processor's cache holds them.
+    /// Bytes of the part for each that is waited for: what is asked for at once comes with few requests of the disk.
     const STEP: usize = 128 << 10;
-    thread_local! {
-        static NOWHERE: RefCell<Vec<u8>> = RefCell::new(vec![0; STEP]);
-    }
-    // All of it is asked for at once; the reads wait for it.
     will_need(file, bytes.clone());
-    NOWHERE.with_borrow_mut(|nowhere| {
-        let mut at = bytes.start;
-        while at < bytes.end {
-            let len = (bytes.end - at).min(STEP as u64) as usize;
-            match read_at(file, &mut [IoSliceMut::new(&mut nowhere[..len])], at)? {
-                0 => break,
-                read => at += read as u64,
-            }
+    let last = bytes.end.saturating_sub(1);
+    for at in bytes.step_by(STEP).chain([last]) {
+        if read_at(file, &mut [IoSliceMut::new(&mut [0])], at)? == 0 {
+            break;
         }
-        Ok(())
-    })
+    }
+    Ok(())
 }
 
 fn read_flags(file: &File, parts: &mut [IoSliceMut<'_>], offset: u64, flags: i32) -> io::Result<usize> {

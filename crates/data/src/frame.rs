@@ -11,15 +11,16 @@ use bytes::Bytes;
 use kestrel_types::ids::ObjectId;
 use kestrel_types::range::{FRAME_BYTES, FRAME_CHECK_BYTES, RANGE_BYTES_MAX, Range};
 
+use crate::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::object::placed_check;
 use crate::payload::Payload;
 use crate::reader::cache::Keeps;
 use crate::store::BlockStore;
 
-mod held;
+mod piece;
 
-pub use held::{FrameBytes, Piece};
+pub use piece::Piece;
 
 const FRAME: usize = FRAME_BYTES as usize;
 const CHECK: usize = FRAME_CHECK_BYTES as usize;
@@ -146,15 +147,15 @@ pub(crate) struct FrameId {
 /// Keeps verified frames. What is given to it, it may forget at any time.
 pub(crate) trait FrameStore {
     /// The frame if it is here. It counts as read.
-    fn find(&self, id: FrameId) -> Option<Arc<FrameBytes>>;
+    fn find(&self, id: FrameId) -> Option<Arc<Buffer>>;
     /// Whether the frame is here.
     fn holds(&self, id: FrameId) -> bool;
     /// Which frames it takes: whoever reads whole ones has to look if they may be here, and to bring those that are wanted.
     fn keeps(&self) -> Keeps;
     /// Memory for a frame of `len` bytes, to be filled; it may hold what other frames were.
-    fn blank(&self, len: usize) -> FrameBytes;
+    fn blank(&self, len: usize) -> Buffer;
     /// Takes a verified frame, and says whether it was read or may be read soon.
-    fn insert(&self, id: FrameId, bytes: Arc<FrameBytes>, what: Brought);
+    fn insert(&self, id: FrameId, bytes: Arc<Buffer>, what: Brought);
 }
 
 /// Why a frame was brought.
@@ -260,7 +261,7 @@ pub(crate) fn find_pieces(cache: &dyn FrameStore, range: Range, skip: u32, len: 
 }
 
 /// Cuts the window `skip .. skip + len` out of a range's frames from number `first` on.
-fn cut(frames: Vec<Arc<FrameBytes>>, first: u32, skip: u32, len: u32) -> Vec<Piece> {
+fn cut(frames: Vec<Arc<Buffer>>, first: u32, skip: u32, len: u32) -> Vec<Piece> {
     let (from, until) = (skip as usize, skip as usize + len as usize);
     let place = |(frame, bytes)| {
         let at: usize = (first as usize + frame) * FRAME;
@@ -276,8 +277,8 @@ fn load_run(
     layout: &Layout,
     run: std::ops::Range<usize>,
     what: Brought,
-) -> Result<Vec<Arc<FrameBytes>>> {
-    let mut frames: Vec<FrameBytes> = run.clone().map(|frame| cache.blank(layout.frame_len(frame))).collect();
+) -> Result<Vec<Arc<Buffer>>> {
+    let mut frames: Vec<Buffer> = run.clone().map(|frame| cache.blank(layout.frame_len(frame))).collect();
     let mut checks = vec![[0; CHECK]; frames.len()];
     let mut parts = Vec::with_capacity(2 * frames.len());
     for (frame, check) in frames.iter_mut().zip(&mut checks) {
@@ -410,8 +411,8 @@ fn read_run_unscrubbed(
 ) -> Result<bool> {
     let object = layout.range.object;
     // Only the first and the last frame of a window can be partial.
-    let blank = |len| cache.map_or_else(|| FrameBytes::new(len), |cache| cache.blank(len));
-    let mut partial: Vec<FrameBytes> = run
+    let blank = |len| cache.map_or_else(|| Buffer::from(vec![0; len]), |cache| cache.blank(len));
+    let mut partial: Vec<Buffer> = run
         .iter()
         .filter(|wanted| wanted.out.len() != layout.frame_len(wanted.frame))
         .map(|wanted| blank(layout.frame_len(wanted.frame)))

@@ -18,7 +18,7 @@ use crate::budget::Budget;
 use crate::error::{Error, Result};
 use crate::frame::{self, Done, Piece, Wait};
 use crate::scan;
-use crate::store::BlockStore;
+use crate::store::{BlockStore, Then};
 
 pub mod cache;
 mod flights;
@@ -180,6 +180,22 @@ impl Reader {
                 Ok(false)
             }
             Err(error) => Err(error),
+        }
+    }
+
+    /// Has bytes `skip .. skip + len` of the range brought near by the store's cache, for [`Reader::try_read`];
+    /// [`crate::store::NearCache::bring`].
+    ///
+    /// # Errors
+    /// `then`, not told: there is no such cache, or it cannot tell that it holds them.
+    pub fn bring(&self, range: Range, skip: u32, len: u32, then: Then) -> std::result::Result<(), Then> {
+        let is_valid = len > 0 && frame::check_window(&range, skip, len as usize).is_ok();
+        match self.store.near().filter(|_| is_valid) {
+            Some(near) => {
+                let (at, stored) = frame::stored_window(&range, skip, len);
+                near.bring(range.object, at, stored, then)
+            }
+            None => Err(then),
         }
     }
 

@@ -75,7 +75,8 @@ pub trait BlockStore: Send + Sync {
         Ok(len)
     }
 
-    /// Like [`BlockStore::read`] if that needs no waiting; `None` if it would block, `parts` being then unspecified.
+    /// Like [`BlockStore::read`] if that needs no waiting; `None` if it would block, `parts` being then unspecified. Whoever reads
+    /// verifies what he gets: a cache on the way may leave that to him.
     fn try_read_nowait(
         &self,
         _object: ObjectId,
@@ -148,6 +149,9 @@ pub trait BlockStore: Send + Sync {
     fn usage(&self) -> Result<Usage>;
 }
 
+/// Somebody who is told once, by whatever thread, whether what he asked for is here.
+pub type Then = Box<dyn FnOnce(bool) + Send>;
+
 /// A persistent cache in front of a store, as `kestrel warmup` sees it. Offsets and lengths are bytes of objects, as in
 /// [`BlockStore::read`].
 pub trait NearCache: Send + Sync {
@@ -163,6 +167,16 @@ pub trait NearCache: Send + Sync {
 
     /// Drops what is cached of an object; bytes freed.
     fn evict(&self, object: ObjectId) -> u64;
+
+    /// Has bytes brought into memory from where [`BlockStore::try_read_nowait`] reads them, and `then` told when they are there, within
+    /// a bounded time, by a thread that may wait for the cache; told false, he has to read in another way. Like a hit of the kernel's
+    /// page cache this is a promise about a moment: they may be gone again.
+    ///
+    /// # Errors
+    /// `then`, not told: the cache does not know at once that it holds them, or has too much to do.
+    fn bring(&self, _object: ObjectId, _offset: u64, _len: u64, then: Then) -> std::result::Result<(), Then> {
+        Err(then)
+    }
 
     /// Whether what it holds is read as cheaply as from memory: as it is, with nothing to be decoded.
     fn is_plain(&self) -> bool {

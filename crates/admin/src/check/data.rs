@@ -14,7 +14,7 @@ use kestrel_types::ids::ObjectId;
 use kestrel_types::key::Key;
 use kestrel_types::range::Range;
 
-use super::objects::file_of;
+use super::name::name_files_of;
 use super::{Check, CheckError, ReadData};
 use crate::finding::{Finding, FindingKind};
 use crate::references::{Reference, Seen, for_each};
@@ -52,9 +52,10 @@ pub fn check(
     })?;
     work.verify();
     check.totals.verified_bytes = work.bytes;
-    for (range, row, why) in work.bad {
+    let rows: Vec<&Key> = work.bad.iter().map(|(_, row, _)| row).collect();
+    for (file, (range, _, why)) in name_files_of(engine, &rows)?.into_iter().zip(&work.bad) {
         let detail = format!("object {} from byte {}: {why}", range.object, range.offset);
-        check.found(Finding::new(FindingKind::DataCorrupt, file_of(engine, &row), detail));
+        check.found(Finding::new(FindingKind::DataCorrupt, file, detail));
     }
     work.silent.map_or(Ok(()), |why| Err(why.into()))
 }

@@ -12,6 +12,7 @@ use kestrel_types::ids::ObjectId;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::stat::ObjStat;
 
+use super::name::name_files_of;
 use super::{Check, CheckError};
 use crate::finding::{Act, Finding, FindingKind, Stage};
 use crate::idset::IdSet;
@@ -308,7 +309,7 @@ fn name_files(check: &mut Check<'_>, bad: &BTreeMap<ObjectId, Option<u64>>) -> R
         return Ok(());
     }
     let engine = check.engine;
-    let mut found: Vec<Finding> = Vec::new();
+    let mut found: Vec<(Key, FindingKind, String)> = Vec::new();
     let mut last = None;
     for_each(engine, &mut |seen| {
         let Seen::Reference(Reference { row, range, .. }) = seen else { return };
@@ -326,22 +327,11 @@ fn name_files(check: &mut Check<'_>, bad: &BTreeMap<ObjectId, Option<u64>>) -> R
             ),
             None => (FindingKind::ObjectMissing, format!("object {} is not in the store", range.object)),
         };
-        found.push(Finding::new(kind, file_of(engine, row), detail));
+        found.push((row.clone(), kind, detail));
     })?;
-    for finding in found {
-        check.found(finding);
+    let rows: Vec<&Key> = found.iter().map(|(row, ..)| row).collect();
+    for (file, (_, kind, detail)) in name_files_of(engine, &rows)?.into_iter().zip(&found) {
+        check.found(Finding::new(*kind, file, detail.clone()));
     }
     Ok(())
-}
-
-/// The file a reference belongs to, for people.
-pub fn file_of(engine: &dyn kestrel_meta::engine::Engine, row: &Key) -> String {
-    match row.table {
-        Table::Entry => super::path(engine, row.id, &row.suffix),
-        Table::Chunk => {
-            let number = <[u8; 8]>::try_from(&*row.suffix).map_or(0, u64::from_be_bytes);
-            format!("#{} chunk {number}", row.id)
-        }
-        _ => format!("#{}", row.id),
-    }
 }

@@ -22,8 +22,10 @@ const SWEEP_EVERY: Duration = Duration::from_secs(600);
 /// Bytes written to try a disk out.
 const TRIAL_BYTES: usize = 4096;
 
-/// Starts the keeper of a disk.
+/// Starts the keeper of a disk, and who watches over its promises.
 pub(crate) fn start(disk: &Arc<Disk>, table: &Arc<Table>) -> io::Result<()> {
+    let of = Arc::clone(disk);
+    disk.promises.start(format!("kestrel-cache-p{}", disk.index), move || of.note_unanswered(Side::Read))?;
     let (disk, table) = (Arc::clone(disk), Arc::downgrade(table));
     let name = format!("kestrel-cache-k{}", disk.index);
     // The room others have taken is not known yet.

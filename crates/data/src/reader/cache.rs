@@ -17,7 +17,8 @@ use kestrel_types::range::FRAME_BYTES;
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::frame::{Brought, FrameBytes, FrameId, FrameStore};
+use crate::buffer::{Buffer, Buffers};
+use crate::frame::{Brought, FrameId, FrameStore};
 use crate::store::NearCache;
 
 const SHARDS: usize = 16;
@@ -29,7 +30,7 @@ const FRESH_SHARE: usize = 4;
 const SPARE_SHARE: usize = 16;
 
 struct Slot {
-    bytes: Arc<FrameBytes>,
+    bytes: Arc<Buffer>,
     is_main: bool,
     used: bool,
     /// Read ahead, and by nobody since.
@@ -79,9 +80,8 @@ pub struct FrameCache {
     ahead: AtomicU64,
     /// Bytes read ahead that were evicted before anybody read them.
     wasted: AtomicU64,
-    /// Memory of frames pushed out, each of full size.
-    spare: Mutex<Vec<FrameBytes>>,
-    spare_max: usize,
+    /// Memory of frames pushed out.
+    buffers: Arc<Buffers>,
 }
 
 impl FrameCache {
@@ -93,8 +93,7 @@ impl FrameCache {
             keeps: if bytes_max > 0 { keeps } else { Keeps::Parts },
             ahead: AtomicU64::new(0),
             wasted: AtomicU64::new(0),
-            spare: Mutex::default(),
-            spare_max: bytes_max / SPARE_SHARE / FRAME_BYTES as usize,
+            buffers: Buffers::new(bytes_max / SPARE_SHARE),
         }
     }
 
@@ -118,19 +117,6 @@ impl FrameCache {
         self.wasted.load(Ordering::Relaxed)
     }
 
-    /// Takes memory back that nobody uses any more; what is too much is freed.
-    fn reclaim(&self, evicted: Vec<Slot>) {
-        let unused = evicted.into_iter().filter_map(|slot| Arc::into_inner(slot.bytes));
-        let mut full_size = unused.filter(FrameBytes::is_full_size).peekable();
-        if full_size.peek().is_some() {
-            let mut spare = self.spare.lock();
-            let room = self.spare_max.saturating_sub(spare.len());
-            spare.extend(full_size.by_ref().take(room));
-        }
-        // The rest is given back here, outside the locks.
-        full_size.for_each(drop);
-    }
-
     fn shard(&self, id: FrameId) -> &Mutex<Shard> {
         // Consecutive frames and objects spread over the shards (golden-ratio multiplication).
         let mixed = (id.object ^ u64::from(id.offset) << 20 ^ u64::from(id.frame) << 52)
@@ -140,7 +126,7 @@ impl FrameCache {
 }
 
 impl FrameStore for FrameCache {
-    fn find(&self, id: FrameId) -> Option<Arc<FrameBytes>> {
+    fn find(&self, id: FrameId) -> Option<Arc<Buffer>> {
         let mut shard = self.shard(id).lock();
         let slot = shard.slots.get_mut(&id)?;
         slot.used = true;
@@ -161,12 +147,11 @@ impl FrameStore for FrameCache {
         self.keeps
     }
 
-    fn blank(&self, len: usize) -> FrameBytes {
-        let spare = self.spare.lock().pop();
-        spare.and_then(|memory| memory.reused(len)).unwrap_or_else(|| FrameBytes::new(len))
+    fn blank(&self, len: usize) -> Buffer {
+        self.buffers.take(len)
     }
 
-    fn insert(&self, id: FrameId, bytes: Arc<FrameBytes>, what: Brought) {
+    fn insert(&self, id: FrameId, bytes: Arc<Buffer>, what: Brought) {
         let len = bytes.len();
         if len > self.shard_bytes_max {
             return;
@@ -182,7 +167,6 @@ impl FrameStore for FrameCache {
             self.ahead.fetch_sub(unread as u64, Ordering::Relaxed);
             self.wasted.fetch_add(unread as u64, Ordering::Relaxed);
         }
-        self.reclaim(evicted);
     }
 }
 
@@ -259,7 +243,7 @@ mod tests {
             assert_eq!(found[8..12], [id.object as u8; 4]);
             return true;
         }
-        cache.insert(id, Arc::new(FrameBytes::from(vec![id.object as u8; 4096])), Brought::Read);
+        cache.insert(id, Arc::new(Buffer::from(vec![id.object as u8; 4096])), Brought::Read);
         false
     }
 
@@ -314,7 +298,7 @@ mod tests {
         let cache = FrameCache::new(SHARDS * 4 * 4096, Keeps::Waited);
         for frame in 0..8 {
             for _ in 0..2 {
-                cache.insert(id(1, frame), Arc::new(FrameBytes::from(vec![1; 4096])), Brought::Ahead);
+                cache.insert(id(1, frame), Arc::new(Buffer::from(vec![1; 4096])), Brought::Ahead);
             }
         }
         assert_eq!(cache.ahead_bytes(), 8 * 4096);
@@ -330,14 +314,18 @@ mod tests {
     fn memory_of_what_was_pushed_out_is_used_again_unless_somebody_holds_it() {
         let full = FRAME_BYTES as usize;
         let cache = FrameCache::new(SHARDS * 2 * full, Keeps::Waited);
-        let bring = |frame| cache.insert(id(1, frame), Arc::new(cache.blank(full)), Brought::Read);
+        let bring = |frame| {
+            let mut memory = cache.blank(full);
+            memory.fill(7);
+            cache.insert(id(1, frame), Arc::new(memory), Brought::Read);
+        };
         bring(0);
         let held = cache.find(id(1, 0)).unwrap();
         (1..1000).for_each(bring);
         assert!(!cache.holds(id(1, 0)) && held.len() == full);
-        let spare = cache.spare.lock().len();
-        assert!((1..=cache.spare_max).contains(&spare), "{spare}");
-        assert!(cache.spare.lock().iter().all(|memory| memory.as_ptr() != held.as_ptr()));
+        let again: Vec<_> = (0..4).map(|_| cache.blank(full)).collect();
+        assert!(again.iter().any(|memory| memory[0] == 7), "what was pushed out");
+        assert!(again.iter().all(|memory| memory.as_ptr() != held.as_ptr()));
         assert_eq!(cache.blank(100).len(), 100);
         assert_eq!(cache.blank(full - 1).len(), full - 1);
     }
