@@ -125,7 +125,7 @@ pub struct Member {
     own: VecDeque<Message>,
     /// What waits for the log.
     waiting: Vec<(Position, Todo)>,
-    /// Requests that it leads, by ticket.
+    /// Requests that it leads, by ticket. Bounded by those who send them: each waits for what it has asked, or throttles itself.
     works: BTreeMap<u64, Work>,
     /// Numbered ones among them.
     running: BTreeMap<(ClientId, u64), u64>,

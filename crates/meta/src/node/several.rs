@@ -16,6 +16,7 @@ use crate::engine::{Engine, Mutation};
 use crate::ids::Block;
 use crate::ops;
 use crate::ops::readdir;
+use crate::perm::Dentry;
 use crate::pipeline::engine_error;
 use crate::rows::{Lent, Missing};
 use crate::txn::Origin;
@@ -73,9 +74,11 @@ impl Node {
         self.core.cluster.as_deref()
     }
 
-    /// Where the namespace replica believes a directory to be: the one above it, and its name.
-    pub fn known_dir(&self, dir: InodeId) -> Option<(InodeId, Box<[u8]>)> {
-        self.core.replica.place(dir)
+    /// What the namespace replica believes of a directory: its dentry and its name.
+    pub fn known_dir(&self, dir: InodeId) -> Option<(Dentry, Box<[u8]>)> {
+        let (dentry, _) = self.core.replica.get(dir)?;
+        let (_, name) = self.core.replica.place(dir)?;
+        Some((dentry, name))
     }
 
     /// Whether it is one of several.
