@@ -161,7 +161,7 @@ impl Several {
 
     /// What replicas hold is what the rows say, of every directory that anybody has seen.
     fn check_replicas(&mut self, volume: &MemoryEngine) {
-        let mut dirs: BTreeMap<InodeId, Option<(Dentry, Box<[u8]>)>> = BTreeMap::new();
+        let mut dirs: BTreeMap<InodeId, Option<Known>> = BTreeMap::new();
         for record in &self.history.records {
             if let Some((_, Ok(Answer::Entry { inode, .. } | Answer::Inode(inode)))) = &record.heard
                 && inode.kind == Kind::Dir
@@ -192,6 +192,9 @@ impl Several {
         }
     }
 }
+
+/// A directory's dentry and name.
+type Known = (Dentry, Box<[u8]>);
 
 /// What is wrong about a row where it is.
 fn misplaced(node: u32, cluster: &Cluster, table: Table, id: u64, suffix: &[u8]) -> Option<String> {
