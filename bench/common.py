@@ -1,5 +1,6 @@
 """What the benchmarks have in common: where the programs are, how they are run, served volumes, the end of a run."""
 
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ JUDGES = os.environ.get("KESTREL_JUDGES", f"{TARGET}/release")
 KESTREL = os.environ.get("KESTREL", f"{JUDGES}/kestrel")
 EXAMPLES = os.environ.get("KESTREL_EXAMPLES", f"{TARGET}/release/examples")
 TOOLS = os.environ.get("KESTREL_TOOLS", os.path.expanduser("~/.cache/kestrel-tools"))
+SWITCH = "/sys/module/fuse/parameters/enable_uring"
 
 
 def run(*command, **options):
@@ -21,6 +23,23 @@ def run(*command, **options):
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
+
+
+@contextlib.contextmanager
+def io_uring():
+    """Switches FUSE over io_uring on for as long; gives whether the kernel has it and this user may."""
+    if not os.access(SWITCH, os.W_OK):
+        yield False
+        return
+    with open(SWITCH, encoding="ascii") as file:
+        saved = file.read()
+    try:
+        with open(SWITCH, "w", encoding="ascii") as file:
+            file.write("Y")
+        yield True
+    finally:
+        with open(SWITCH, "w", encoding="ascii") as file:
+            file.write(saved)
 
 
 class Server:

@@ -24,7 +24,6 @@ Figures of one machine that everything shares, medians of the rounds, which are 
 """
 
 import argparse
-import contextlib
 import json
 import mmap
 import os
@@ -36,9 +35,8 @@ import tempfile
 import time
 
 import common
-from common import EXAMPLES, JUDGES, KESTREL, ROOT, run, take_away
+from common import EXAMPLES, JUDGES, KESTREL, ROOT, io_uring, run, take_away
 
-SWITCH = "/sys/module/fuse/parameters/enable_uring"
 DEPTHS = (1, 4, 8)
 # Requests of a cold call in shortcut mode, at any depth (mount.md §2).
 REQUESTS = {"open": 1, "stat": 1, "create": 1, "unlink": 2, "mkdir": 2, "rename": 3}
@@ -60,23 +58,6 @@ ALONE = {
 LATER = {"release"}
 # What the walking program gets besides its own memory: names in use cannot be given up, and the kernel charges in batches.
 SLACK = 8 << 20
-
-
-@contextlib.contextmanager
-def io_uring():
-    """Switches FUSE over io_uring on for as long; gives whether the kernel has it and this user may."""
-    if not os.access(SWITCH, os.W_OK):
-        yield False
-        return
-    with open(SWITCH, encoding="ascii") as file:
-        saved = file.read()
-    try:
-        with open(SWITCH, "w", encoding="ascii") as file:
-            file.write("Y")
-        yield True
-    finally:
-        with open(SWITCH, "w", encoding="ascii") as file:
-            file.write(saved)
 
 
 class Server(common.Server):
