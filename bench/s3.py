@@ -204,6 +204,8 @@ def read_small(options, store, scratch, report, volume, ms):
     report.tell(f"{at}: cold random read: CPU of the mount", cpu_per_gib(volume, begin, size), "s/GiB")
     run(KESTREL, "warmup", f"{volume.mnt}/d")
     epochs_from_disk(options, store, f"{scratch}/local", report, volume, cache, ms)
+    volume.mount(*cache, "--transport", "device")
+    smallfiles("read", f"{volume.mnt}/d", options.files, "--seed", 1)
     what = f"{at}: second epoch from the cache, memory"
     begin = volume.cpu_seconds()
     warm = smallfiles("read", f"{volume.mnt}/d", options.files, "--seed", 2)

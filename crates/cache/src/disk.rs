@@ -1,7 +1,8 @@
 //! One cache directory: its files, its threads, and whether it may be used.
 //!
 //! **What blocks.** Everything that may have to wait for the disk runs on the disk's own threads ([`crate::workers`]), and
-//! whoever wants the result waits for a bounded time. On a reader's thread there are only calls that do not wait: reads of
+//! whoever wants the result waits for a bounded time, or is told on that thread, or late on the one of [`crate::promise`]: what he
+//! does then must not wait. On a reader's thread there are only calls that do not wait: reads of
 //! the page cache (`RWF_NOWAIT`) and opening what the kernel has in its caches (`RESOLVE_CACHED`). So a disk that wedges
 //! costs the readers of the moment one deadline, and those after them nothing.
 

@@ -20,6 +20,10 @@ use crate::sys;
 /// Most pages that are read with one call: 4 MiB.
 const LOOK_PAGES_MAX: usize = (4 * 1024 * 1024 / PAGE_BYTES) as usize;
 
+/// Most reads that wait for a disk's threads on behalf of somebody who does not. More take their turn elsewhere, where nobody counts
+/// the time yet: a disk that is well must not look dead because many want something of it at once.
+const PROMISED_MAX: usize = 48;
+
 impl Core {
     /// Reads those of `wanted` (in order) that are on the disk. What is not there, or not as it should be, is not among
     /// what is returned; neither is anything of a disk that fails or does not answer in time.
@@ -68,6 +72,9 @@ impl Core {
         (offset, len): (u64, u64),
         then: Then,
     ) -> Result<(), Then> {
+        if disk.reads.waiting() >= PROMISED_MAX {
+            return Err(then);
+        }
         match known_file(object, disk, &page::pages(offset, len)) {
             Some(file) => self.promise(disk, file, page::place_of(offset, len), then),
             None => Err(then),
@@ -161,9 +168,10 @@ impl Core {
     }
 }
 
-/// The open cache file of an object that is known to hold `pages`, if its disk may be read from.
+/// The open cache file of an object on this disk that is known to hold `pages`, if the disk may be read from.
 fn known_file(object: &Object, disk: &Disk, pages: &Range<u32>) -> Option<Arc<File>> {
-    let state = object.state.lock();
+    let mut state = object.state.lock();
+    state.bind(disk.index);
     let file = state.file.clone().filter(|_| state.on_disk.contains_all(pages.clone()));
     drop(state);
     file.filter(|_| disk.is_in_service(Side::Read))

@@ -1,4 +1,4 @@
-//! The cache as `kestrel warmup` and `kestrel info` see it.
+//! The cache as `kestrel warmup`, `kestrel info` and readers that do not wait see it.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -196,9 +196,10 @@ impl Core {
                 file
             }
         };
-        let is_unchecked = check == Check::Caller && is_known && state.is_file_proven;
-        drop(state);
         let Some(file) = opened else { return false };
+        let is_this = state.file.as_ref().is_some_and(|known| Arc::ptr_eq(known, &file));
+        let is_unchecked = check == Check::Caller && is_known && is_this && state.is_file_proven;
+        drop(state);
         let read = disk.before(DiskOp::ReadCached).and_then(|()| {
             if is_unchecked {
                 return slots::read_cached_unchecked(&file, offset, len, parts);

@@ -79,6 +79,11 @@ impl Workers {
         true
     }
 
+    /// Jobs that wait for a thread.
+    pub fn waiting(&self) -> usize {
+        self.shared.state.lock().queue.len()
+    }
+
     /// Runs `work` on a thread and waits for its result, at most for `limit`. None: no result until then, whatever comes
     /// later is dropped.
     pub fn call<T: Send + 'static>(

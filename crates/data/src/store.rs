@@ -152,7 +152,7 @@ pub trait BlockStore: Send + Sync {
 /// Somebody who is told once, by whatever thread, whether what he asked for is here.
 pub type Then = Box<dyn FnOnce(bool) + Send>;
 
-/// A persistent cache in front of a store, as `kestrel warmup` sees it. Offsets and lengths are bytes of objects, as in
+/// A persistent cache in front of a store, as `kestrel warmup` and readers that do not wait see it. Offsets and lengths are bytes of objects, as in
 /// [`BlockStore::read`].
 pub trait NearCache: Send + Sync {
     /// Brings `len` bytes from `offset` on into the cache; returns once they are there. What is there already is not read

@@ -111,7 +111,8 @@ impl Fs {
             Box::new(move |bytes| match bytes {
                 Ok(bytes) => {
                     let again = fs.clone();
-                    fs.where_waiting_is_fine(move |turn| {
+                    // Whoever read may be one of a disk's threads, which are not for waiting until there is room.
+                    fs.on_pool(move |turn| {
                         let written = match turn {
                             Turn::Run => again.write_unless(
                                 &copy.to,

@@ -148,7 +148,8 @@ impl FrameStore for FrameCache {
     }
 
     fn blank(&self, len: usize) -> Buffer {
-        self.buffers.take(len)
+        // A small frame in a piece of the next larger size would take more than it is counted as.
+        if len < FRAME_BYTES as usize / 2 { Buffer::from(vec![0; len]) } else { self.buffers.take(len) }
     }
 
     fn insert(&self, id: FrameId, bytes: Arc<Buffer>, what: Brought) {

@@ -125,6 +125,7 @@ impl Member {
         else {
             return;
         };
+        let wait = ended.wait;
         let (txn, own) = (lead.txn, lead.lenders.get(&self.me).and_then(|lender| lender.loan));
         debug_assert!(own.is_none_or(|own| self.still_lends(txn, own)), "its own loans it does not give up");
         let lenders: Vec<NodeId> = changes.into_keys().collect();
@@ -149,7 +150,7 @@ impl Member {
         }
         // Whoever sees its changes here waits for the log as well.
         self.decide(self.me, txn, false);
-        self.when_durable(position, Todo::Finish(txn));
+        self.when_durable(position.max(wait), Todo::Finish(txn));
     }
 
     /// The decision is durable.

@@ -146,6 +146,12 @@ impl Member {
             self.give_back(txn);
             return self.send(from, vote);
         }
+        // The changes may bear a timestamp of the leader's that is above all on record here. What this node issues after a crash has to
+        // be above it: the ceiling goes to the log first.
+        if let Err(why) = self.node.raise_ceiling() {
+            self.give_back(txn);
+            return self.send(from, Message::Voted(txn, Vote::Failed(why)));
+        }
         let prepared = Prepared { loan: id, mutations };
         let row = Mutation { key: prepared_key(txn), value: Some(encode_prepared(&prepared)) };
         match self.commit(BatchKind::Growing, vec![row]) {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::FsResult;
-use kestrel_types::ids::InodeId;
+use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::request::{Op, Reply, Request};
 
 use super::dispatch::Held;
@@ -43,6 +43,8 @@ pub struct Ended {
     pub mutations: Vec<Mutation>,
     /// Directories that it changes or removes.
     pub dirs: Vec<InodeId>,
+    /// Nobody may hear the answer before this is durable: changes of directories that the paths rely on.
+    pub wait: Position,
 }
 
 impl Node {
@@ -123,6 +125,11 @@ impl Node {
         self.stamps.observe(stamp);
     }
 
+    /// Sees to it that the log has a ceiling above every timestamp issued or observed.
+    pub(crate) fn raise_ceiling(&self) -> FsResult<()> {
+        self.stamps.tick(&*self.engine, self.clock.now()).map(drop).map_err(engine_error)
+    }
+
     /// A batch was committed beside the lanes.
     pub(crate) fn note_commit(&self, position: u64) {
         self.committed_at(position);
@@ -165,6 +172,7 @@ impl Node {
                 no_dirs: Some(no_dirs),
             };
             let result = run(&mut view, request, lent);
+            let wait = view.wait;
             let reply = match result {
                 Ok(Listing::Lacks(missing)) => break Ran::Lacks(missing),
                 Ok(Listing::Answer(answer)) => Ok(answer),
@@ -189,6 +197,7 @@ impl Node {
                 reply,
                 mutations: if changes { rows.mutations() } else { Vec::new() },
                 dirs: if changes { effects.dirs_changed.iter().copied().collect() } else { Vec::new() },
+                wait,
             }));
         };
         rows.rollback();

@@ -164,6 +164,9 @@ impl Node {
                 "metadata: a batch has at least one request, and no grace period is negative",
             ));
         }
+        if cluster.is_none() && read(&*engine, system_key("epoch"))?.is_some() {
+            return Err(refused("metadata: this is one node's part of a volume that several nodes share"));
+        }
         let ceilings = ["clock", "inodes", "objects"].map(|name| counter(&*engine, name));
         let [stamps, inodes, objects] = ceilings;
         let recorded = counter(&*engine, "shares")?;
@@ -190,6 +193,8 @@ impl Node {
         let moved = MovedTable::default();
         for (ino, place) in moved_rows(&*engine)? {
             match place {
+                // Read as rows: clients of any node find the file by them until it goes.
+                _ if cluster.is_some() => {}
                 Some(place) if config.serves => moved.set(ino, Moved::To { place, row: true }, &opens),
                 _ => changes.push(Mutation { key: Key::new(Table::Moved, ino, b""), value: None }),
             }
