@@ -256,6 +256,27 @@ fn a_loan_that_was_lost_and_begun_again_does_not_count() {
 }
 
 #[test]
+fn a_renamed_file_is_found_by_number_after_every_member_was_started_again() {
+    let mut cluster = Cluster::new(3);
+    let file = cluster.inode(1, mknod("a1"));
+    let rename = Op::Rename(at("a1"), at("b2"), RenameFlags::default());
+    assert_eq!(errno(&cluster.ask(3, rename)), 0);
+    (1..=3).for_each(|id| cluster.restart(id));
+    let by_old_name = InodeRef { ino: file.ino, seen: Some((1, Name::new(b"a1").unwrap())) };
+    for reference in [InodeRef::by_id(file.ino), by_old_name] {
+        assert_eq!(cluster.inode(3, Op::GetAttr(reference)).ino, file.ino);
+    }
+    assert_eq!(cluster.inode(1, Op::Link(InodeRef::by_id(file.ino), at("c3"))).nlink, 2);
+}
+
+#[test]
+fn a_part_of_a_volume_is_not_served_alone() {
+    let cluster = Cluster::new(2);
+    let opened = Node::open(cluster.engines[&1].clone(), cluster.clock.clone(), settings());
+    assert_eq!(opened.err().map(|why| why.errno), Some(libc::EINVAL));
+}
+
+#[test]
 fn a_request_that_needs_a_member_that_is_gone_fails_in_time() {
     let mut cluster = Cluster::new(2);
     cluster.inode(1, mknod("a1"));
