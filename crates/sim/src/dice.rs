@@ -1,5 +1,9 @@
 //! Randomness of a run: everything from one seed.
 
+use kestrel_types::clock::{Nanos, SECOND};
+
+use crate::network::MS;
+
 /// SplitMix64 (Steele, Lea, Flood, 2014).
 #[derive(Debug, Clone)]
 pub struct Dice(u64);
@@ -34,6 +38,33 @@ impl Dice {
     /// One of several.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> Option<&'a T> {
         if of.is_empty() { None } else { of.get(self.below(of.len() as u64) as usize) }
+    }
+
+    /// How long a fault lasts: short, or longer than leases and most patience.
+    pub fn span(&mut self) -> Nanos {
+        self.up_to(50, SECOND, 9 * SECOND)
+    }
+
+    /// How long nothing goes wrong after a fault.
+    pub fn pause(&mut self) -> Nanos {
+        self.up_to(30, 300 * MS, 4 * SECOND)
+    }
+
+    /// How long a process that crashed stays away.
+    pub fn downtime(&mut self) -> Nanos {
+        self.up_to(20, 8 * SECOND, SECOND)
+    }
+
+    /// A time up to `one` in `percent` of 100 cases, up to `other` else.
+    fn up_to(&mut self, percent: u64, one: Nanos, other: Nanos) -> Nanos {
+        let longest = if self.chance(percent) { one } else { other };
+        self.between(MS, longest)
+    }
+
+    /// What a crash leaves of what was not synced, percent; none: only the process dies, and all of it stays.
+    pub fn crash(&mut self) -> Option<u64> {
+        let power = self.chance(70);
+        power.then(|| if self.chance(50) { 0 } else { self.below(101) })
     }
 
     /// Dice of their own for a part of the run.

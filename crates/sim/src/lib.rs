@@ -11,6 +11,7 @@
     reason = "a simulation that cannot go on has found something"
 )]
 
+mod agenda;
 pub mod client;
 pub mod dice;
 pub mod history;

@@ -11,17 +11,16 @@ mod faults;
 mod finish;
 mod host;
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeMap, BinaryHeap};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use kestrel_meta::member::Envelope;
 use kestrel_meta::txn::Origin;
-use kestrel_types::clock::{ManualClock, Nanos, SECOND};
+use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::name::Name;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement, Rule};
 use kestrel_types::request::{Reply, Request};
 
+use crate::agenda::{Agenda, Scene};
 use crate::dice::Dice;
 use crate::history::History;
 use crate::network::MS;
@@ -33,7 +32,7 @@ use host::Host;
 const TIME_MAX: Nanos = 200 * SECOND;
 
 /// What happens, and where.
-enum Event {
+pub(crate) enum Event {
     /// A message reaches a member.
     Message(NodeId, Envelope),
     /// A call reaches a member: of this client, the number of the call.
@@ -53,39 +52,10 @@ enum Event {
     Mend,
 }
 
-struct Planned {
-    at: Nanos,
-    number: u64,
-    event: Event,
-}
-
-impl PartialEq for Planned {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Planned {}
-
-impl PartialOrd for Planned {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Planned {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
-
 /// See the module's header.
 pub struct Several {
     plan: Plan,
-    now: Nanos,
-    clock: Arc<ManualClock>,
-    events: BinaryHeap<Reverse<Planned>>,
-    numbers: u64,
+    agenda: Agenda<Event>,
     dice: Dice,
     hosts: BTreeMap<NodeId, Host>,
     clients: Vec<Caller>,
@@ -103,7 +73,6 @@ pub struct Several {
     /// Clients move directories more than anything else.
     moves: bool,
     tally: Tally,
-    failure: Option<Failure>,
 }
 
 /// A table for so many nodes, with exceptions to some of the names of the workload.
@@ -123,100 +92,15 @@ fn placement(nodes: u32, dice: &mut Dice) -> Placement {
     Placement { version: 1, map, exceptions }
 }
 
-impl Several {
-    /// The world of a seed, before anything has happened.
-    pub fn new(plan: Plan, nodes: u32) -> Self {
-        let mut dice = Dice::new(plan.seed ^ u64::from(nodes) << 56);
-        let clock = Arc::new(ManualClock::new(1_000_000 * SECOND));
-        let placement = placement(nodes, &mut dice);
-        let workers = 1 + dice.below(3) as usize;
-        let seed = dice.bits();
-        let host = |id| (id, Host::new(id, placement.clone(), clock.clone(), workers, seed));
-        let hosts = (1..=nodes).map(host).collect();
-        let mut world = Self {
-            plan,
-            now: 0,
-            clock: clock.clone(),
-            events: BinaryHeap::new(),
-            numbers: 0,
-            hosts,
-            clients: Vec::new(),
-            clients_begun: 0,
-            history: History::default(),
-            troubled: true,
-            cuts: BTreeMap::new(),
-            loss: if dice.chance(50) { dice.below(10) } else { 0 },
-            delay: MS / 10 * dice.between(1, 60),
-            disk: MS / 10 * dice.between(1, 50),
-            moves: dice.chance(25),
-            tally: Tally::default(),
-            failure: None,
-            dice,
-        };
-        for node in 1..=nodes {
-            world.start(node);
-        }
-        for place in 0..2 + world.dice.below(3) as usize {
-            let client = world.new_client();
-            world.clients.push(client);
-            world.plan_in(MS * place as i64, Event::Think(place));
-        }
-        let first = world.dice.between(MS, 2 * SECOND);
-        world.plan_in(first, Event::Fault);
-        world
+impl Scene for Several {
+    type Event = Event;
+
+    fn agenda(&self) -> &Agenda<Event> {
+        &self.agenda
     }
 
-    fn say(&self, what: impl FnOnce() -> String) {
-        if self.plan.trace {
-            println!("{:>12.3} ms  {}", self.now as f64 / MS as f64, what());
-        }
-    }
-
-    fn fail(&mut self, why: impl Into<String>) {
-        let why = why.into();
-        self.say(|| format!("FAILURE: {why}"));
-        self.failure.get_or_insert(Failure(why));
-    }
-
-    fn plan_at(&mut self, at: Nanos, event: Event) {
-        self.numbers += 1;
-        self.events.push(Reverse(Planned { at: at.max(self.now), number: self.numbers, event }));
-    }
-
-    fn plan_in(&mut self, after: Nanos, event: Event) {
-        self.plan_at(self.now.saturating_add(after), event);
-    }
-
-    /// How long a message is under way; each has its own time, so they overtake each other.
-    fn delay(&mut self) -> Nanos {
-        let slow = if self.dice.chance(2) { 50 } else { 1 };
-        self.dice.between(self.delay / 10, self.delay * 2) * slow
-    }
-
-    /// Lets everything happen until `until`, or until `done` says so.
-    fn run_until(&mut self, until: Nanos, done: impl Fn(&Self) -> bool) {
-        while self.failure.is_none() && !done(self) {
-            match self.events.peek() {
-                Some(Reverse(next)) if next.at <= until => {}
-                _ => break,
-            }
-            let Some(Reverse(Planned { at, event, .. })) = self.events.pop() else { break };
-            self.clock.advance(at - self.now);
-            self.now = at;
-            self.happen(event);
-        }
-    }
-
-    /// Runs to the end and says what it was.
-    pub fn run(mut self) -> Result<Tally, Failure> {
-        let mend = self.dice.between(10, 40) * SECOND;
-        self.plan_at(mend, Event::Mend);
-        self.run_until(TIME_MAX, |world| !world.troubled && world.history.records.len() >= world.plan.calls);
-        self.finish();
-        match self.failure.take() {
-            Some(failure) => Err(failure),
-            None => Ok(self.tally),
-        }
+    fn agenda_mut(&mut self) -> &mut Agenda<Event> {
+        &mut self.agenda
     }
 
     fn happen(&mut self, event: Event) {
@@ -224,10 +108,10 @@ impl Several {
             Event::Message(node, _) | Event::Call(node, ..) | Event::Tick(node, _) => Some(*node),
             _ => None,
         };
-        if let Some(until) = node.and_then(|node| self.hosts[&node].stopped(self.now)) {
+        if let Some(until) = node.and_then(|node| self.hosts[&node].stopped(self.agenda.now)) {
             return self.plan_at(until, event);
         }
-        let now = self.now;
+        let now = self.agenda.now;
         match event {
             Event::Message(node, envelope) => {
                 self.host(node).receive(envelope, now);
@@ -259,6 +143,65 @@ impl Several {
             Event::Mend => self.mend(),
         }
     }
+}
+
+impl Several {
+    /// The world of a seed, before anything has happened.
+    pub fn new(plan: Plan, nodes: u32) -> Self {
+        let mut dice = Dice::new(plan.seed ^ u64::from(nodes) << 56);
+        let agenda = Agenda::new(plan.trace);
+        let clock = agenda.clock.clone();
+        let placement = placement(nodes, &mut dice);
+        let workers = 1 + dice.below(3) as usize;
+        let seed = dice.bits();
+        let host = |id| (id, Host::new(id, placement.clone(), clock.clone(), workers, seed));
+        let hosts = (1..=nodes).map(host).collect();
+        let mut world = Self {
+            plan,
+            agenda,
+            hosts,
+            clients: Vec::new(),
+            clients_begun: 0,
+            history: History::default(),
+            troubled: true,
+            cuts: BTreeMap::new(),
+            loss: if dice.chance(50) { dice.below(10) } else { 0 },
+            delay: MS / 10 * dice.between(1, 60),
+            disk: MS / 10 * dice.between(1, 50),
+            moves: dice.chance(25),
+            tally: Tally::default(),
+            dice,
+        };
+        for node in 1..=nodes {
+            world.start(node);
+        }
+        for place in 0..2 + world.dice.below(3) as usize {
+            let client = world.new_client();
+            world.clients.push(client);
+            world.plan_in(MS * place as i64, Event::Think(place));
+        }
+        let first = world.dice.between(MS, 2 * SECOND);
+        world.plan_in(first, Event::Fault);
+        world
+    }
+
+    /// How long a message is under way; each has its own time, so they overtake each other.
+    fn delay(&mut self) -> Nanos {
+        let slow = if self.dice.chance(2) { 50 } else { 1 };
+        self.dice.between(self.delay / 10, self.delay * 2) * slow
+    }
+
+    /// Runs to the end and says what it was.
+    pub fn run(mut self) -> Result<Tally, Failure> {
+        let mend = self.dice.between(10, 40) * SECOND;
+        self.plan_at(mend, Event::Mend);
+        self.run_until(TIME_MAX, |world| !world.troubled && world.history.records.len() >= world.plan.calls);
+        self.finish();
+        match self.agenda.failure.take() {
+            Some(failure) => Err(failure),
+            None => Ok(self.tally),
+        }
+    }
 
     fn host(&mut self, node: NodeId) -> &mut Host {
         self.hosts.get_mut(&node).expect("one of the nodes")
@@ -285,7 +228,7 @@ impl Several {
 
     /// Carries a message between two members; 0 stands for clients.
     fn carry(&mut self, from: NodeId, to: NodeId, put: impl Fn(&mut Self, Nanos)) {
-        if self.cuts.get(&(from, to)).is_some_and(|until| *until > self.now) {
+        if self.cuts.get(&(from, to)).is_some_and(|until| *until > self.agenda.now) {
             return;
         }
         if self.troubled && self.dice.chance(self.loss) {

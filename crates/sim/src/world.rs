@@ -9,18 +9,15 @@ mod faults;
 mod finish;
 mod locks;
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-use std::sync::Arc;
+use kestrel_types::clock::{Clock, Nanos, SECOND};
 
-use kestrel_types::clock::{Clock, ManualClock, Nanos, SECOND};
-
+use crate::agenda::{Agenda, Scene};
 use crate::client::Client;
 use crate::dice::Dice;
 use crate::history::History;
 use crate::host::{Host, Out};
 use crate::network::{MS, Network, Way};
-use event::{Event, Planned};
+use event::Event;
 
 /// How long a client waits for an answer: less than many faults last, or more than nearly all.
 const DEADLINES: [Nanos; 2] = [2 * SECOND, 20 * SECOND];
@@ -65,10 +62,7 @@ pub struct Tally {
 /// See the module's header.
 pub struct World {
     plan: Plan,
-    now: Nanos,
-    clock: Arc<ManualClock>,
-    events: BinaryHeap<Reverse<Planned>>,
-    numbers: u64,
+    agenda: Agenda<Event>,
     dice: Dice,
     network: Network,
     host: Host,
@@ -82,27 +76,107 @@ pub struct World {
     /// Faults still happen.
     troubled: bool,
     tally: Tally,
-    failure: Option<Failure>,
     /// Percent of the typical that syncs take.
     disk: Nanos,
     clients_begun: u64,
     deadline: Nanos,
 }
 
+impl Scene for World {
+    type Event = Event;
+
+    fn agenda(&self) -> &Agenda<Event> {
+        &self.agenda
+    }
+
+    fn agenda_mut(&mut self) -> &mut Agenda<Event> {
+        &mut self.agenda
+    }
+
+    fn happen(&mut self, event: Event) {
+        if self.is_postponed(&event) {
+            let until = match &event {
+                Event::ToClient(wire, _) | Event::ClientLoses(wire) => self
+                    .network
+                    .wires
+                    .get(wire)
+                    .map_or(self.agenda.now, |wire| self.clients[wire.client].stopped_until),
+                Event::ClientTick(place) | Event::Think(place) | Event::Connect(place) => {
+                    self.clients[*place].stopped_until
+                }
+                _ => self.host_stopped_until,
+            };
+            return self.plan_at(until, event);
+        }
+        match event {
+            Event::Accept(wire) => {
+                if self.host.is_up() {
+                    self.host.accept(wire);
+                } else {
+                    let after = self.delay(4 * MS);
+                    self.plan_in(after, Event::ClientLoses(wire));
+                }
+            }
+            Event::ToHost(wire, bytes) => {
+                self.host.receive(wire, &bytes, self.agenda.now);
+                self.after_host();
+            }
+            Event::HostLoses(wire) => {
+                self.host.lose(wire);
+                if let Some(wire) = self.network.wires.get_mut(&wire) {
+                    wire.host_open = false;
+                }
+                self.after_host();
+            }
+            Event::ToClient(wire, bytes) => self.client_reads(wire, &bytes),
+            Event::ClientLoses(wire) => {
+                let place = self.network.wires.get(&wire).map(|wire| wire.client);
+                if let Some(place) = place.filter(|place| self.clients[*place].connection == Some(wire)) {
+                    self.disconnect(place);
+                }
+            }
+            Event::Connect(place) => self.connect(place),
+            Event::ClientTick(place) => self.tick_client(place),
+            Event::Think(place) => self.think(place),
+            Event::HostTick(start) if start == self.start && self.host.is_up() => {
+                self.host.tick(self.agenda.now);
+                self.after_host();
+                let after = self.dice.between(100 * MS, 200 * MS);
+                self.plan_in(after, Event::HostTick(start));
+            }
+            Event::Synced(start) if start == self.start => {
+                self.sync_planned = false;
+                self.host.sync();
+                self.after_host();
+            }
+            Event::HostTick(_) | Event::Synced(_) => {}
+            Event::Start => self.start_host(),
+            Event::Fault => self.trouble(),
+            Event::Reap => {
+                let wall = self.agenda.clock.now();
+                self.host.reap(wall);
+                self.after_host();
+                if self.troubled {
+                    self.plan_in(2 * SECOND, Event::Reap);
+                }
+            }
+            Event::Mend => self.mend(),
+        }
+    }
+}
+
 impl World {
     /// The world of a seed, before anything has happened.
     pub fn new(plan: Plan) -> Self {
         let mut dice = Dice::new(plan.seed);
-        let clock = Arc::new(ManualClock::new(1_000_000 * SECOND));
+        let agenda = Agenda::new(plan.trace);
+        let clock = agenda.clock.clone();
         let count = 2 + dice.below(3) as usize;
         let delay = MS / 10 * dice.between(1, 60);
         let workers = 1 + dice.below(3) as usize;
         let mut world = Self {
             plan,
-            now: 0,
-            clock: clock.clone(),
-            events: BinaryHeap::new(),
-            numbers: 0,
+            agenda,
             network: Network::new(count, delay),
             host: Host::new(clock, workers),
             start: 0,
@@ -112,7 +186,6 @@ impl World {
             history: History::default(),
             troubled: true,
             tally: Tally::default(),
-            failure: None,
             disk: MS / 10 * dice.between(1, 50),
             clients_begun: 0,
             deadline: DEADLINES[usize::from(dice.chance(60))],
@@ -136,47 +209,12 @@ impl World {
     fn new_client(&mut self) -> Client {
         self.clients_begun += 1;
         let dice = self.dice.split();
-        Client::new(self.clients_begun, dice, self.now)
-    }
-
-    fn say(&self, what: impl FnOnce() -> String) {
-        if self.plan.trace {
-            println!("{:>12.3} ms  {}", self.now as f64 / MS as f64, what());
-        }
-    }
-
-    fn fail(&mut self, why: impl Into<String>) {
-        let why = why.into();
-        self.say(|| format!("FAILURE: {why}"));
-        self.failure.get_or_insert(Failure(why));
+        Client::new(self.clients_begun, dice, self.agenda.now)
     }
 
     fn delay(&self, most: Nanos) -> Nanos {
         // The same for all: what matters is drawn where it matters.
         most / 2
-    }
-
-    fn plan_at(&mut self, at: Nanos, event: Event) {
-        self.numbers += 1;
-        self.events.push(Reverse(Planned { at: at.max(self.now), number: self.numbers, event }));
-    }
-
-    fn plan_in(&mut self, after: Nanos, event: Event) {
-        self.plan_at(self.now.saturating_add(after), event);
-    }
-
-    /// Lets everything happen until `until`, or until `done` says so.
-    fn run_until(&mut self, until: Nanos, done: impl Fn(&Self) -> bool) {
-        while self.failure.is_none() && !done(self) {
-            match self.events.peek() {
-                Some(Reverse(next)) if next.at <= until => {}
-                _ => break,
-            }
-            let Some(Reverse(Planned { at, event, .. })) = self.events.pop() else { break };
-            self.clock.advance(at - self.now);
-            self.now = at;
-            self.happen(event);
-        }
     }
 
     /// Runs to the end and says what it was.
@@ -185,80 +223,9 @@ impl World {
         self.plan_at(mend, Event::Mend);
         self.run_until(TIME_MAX, |world| !world.troubled && world.history.records.len() >= world.plan.calls);
         self.finish();
-        match self.failure.take() {
+        match self.agenda.failure.take() {
             Some(failure) => Err(failure),
             None => Ok(self.tally),
-        }
-    }
-
-    fn happen(&mut self, event: Event) {
-        if self.is_postponed(&event) {
-            let until = match &event {
-                Event::ToClient(wire, _) | Event::ClientLoses(wire) => self
-                    .network
-                    .wires
-                    .get(wire)
-                    .map_or(self.now, |wire| self.clients[wire.client].stopped_until),
-                Event::ClientTick(place) | Event::Think(place) | Event::Connect(place) => {
-                    self.clients[*place].stopped_until
-                }
-                _ => self.host_stopped_until,
-            };
-            return self.plan_at(until, event);
-        }
-        match event {
-            Event::Accept(wire) => {
-                if self.host.is_up() {
-                    self.host.accept(wire);
-                } else {
-                    let after = self.delay(4 * MS);
-                    self.plan_in(after, Event::ClientLoses(wire));
-                }
-            }
-            Event::ToHost(wire, bytes) => {
-                self.host.receive(wire, &bytes, self.now);
-                self.after_host();
-            }
-            Event::HostLoses(wire) => {
-                self.host.lose(wire);
-                if let Some(wire) = self.network.wires.get_mut(&wire) {
-                    wire.host_open = false;
-                }
-                self.after_host();
-            }
-            Event::ToClient(wire, bytes) => self.client_reads(wire, &bytes),
-            Event::ClientLoses(wire) => {
-                let place = self.network.wires.get(&wire).map(|wire| wire.client);
-                if let Some(place) = place.filter(|place| self.clients[*place].connection == Some(wire)) {
-                    self.disconnect(place);
-                }
-            }
-            Event::Connect(place) => self.connect(place),
-            Event::ClientTick(place) => self.tick_client(place),
-            Event::Think(place) => self.think(place),
-            Event::HostTick(start) if start == self.start && self.host.is_up() => {
-                self.host.tick(self.now);
-                self.after_host();
-                let after = self.dice.between(100 * MS, 200 * MS);
-                self.plan_in(after, Event::HostTick(start));
-            }
-            Event::Synced(start) if start == self.start => {
-                self.sync_planned = false;
-                self.host.sync();
-                self.after_host();
-            }
-            Event::HostTick(_) | Event::Synced(_) => {}
-            Event::Start => self.start_host(),
-            Event::Fault => self.trouble(),
-            Event::Reap => {
-                let wall = self.clock.now();
-                self.host.reap(wall);
-                self.after_host();
-                if self.troubled {
-                    self.plan_in(2 * SECOND, Event::Reap);
-                }
-            }
-            Event::Mend => self.mend(),
         }
     }
 
@@ -266,13 +233,13 @@ impl World {
         match event {
             Event::ToClient(wire, _) | Event::ClientLoses(wire) => {
                 let place = self.network.wires.get(wire).map(|wire| wire.client);
-                place.is_some_and(|place| self.clients[place].stopped_until > self.now)
+                place.is_some_and(|place| self.clients[place].stopped_until > self.agenda.now)
             }
             Event::ClientTick(place) | Event::Think(place) | Event::Connect(place) => {
-                self.clients[*place].stopped_until > self.now
+                self.clients[*place].stopped_until > self.agenda.now
             }
             Event::ToHost(..) | Event::HostTick(_) | Event::Accept(_) | Event::HostLoses(_) | Event::Reap => {
-                self.host_stopped_until > self.now
+                self.host_stopped_until > self.agenda.now
             }
             _ => false,
         }
@@ -287,7 +254,7 @@ impl World {
             if !state.host_open {
                 continue;
             }
-            let at = self.network.arrival(wire, Way::Down, self.now, &mut self.dice);
+            let at = self.network.arrival(wire, Way::Down, self.agenda.now, &mut self.dice);
             match out {
                 Out::Frames(bytes) => self.plan_at(at, Event::ToClient(wire, bytes)),
                 Out::Close => {
@@ -311,7 +278,7 @@ impl World {
         }
         self.start += 1;
         self.sync_planned = false;
-        self.host.start(self.now);
+        self.host.start(self.agenda.now);
         self.say(|| "node: starts".into());
         self.plan_in(MS, Event::HostTick(self.start));
         self.after_host();

@@ -6,6 +6,7 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Outcome, Reply, Request};
 
 use super::{Event, Several};
+use crate::agenda::Scene;
 use crate::client::Client;
 use crate::network::MS;
 use crate::workload;
@@ -32,7 +33,7 @@ impl Several {
     pub(super) fn new_client(&mut self) -> Caller {
         self.clients_begun += 1;
         let dice = self.dice.split();
-        let client = Client::new(self.clients_begun, dice, self.now);
+        let client = Client::new(self.clients_begun, dice, self.agenda.now);
         Caller { client, seq: 0, waiting: None, patience: self.dice.between(50 * MS, 3 * SECOND) }
     }
 

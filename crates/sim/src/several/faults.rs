@@ -1,9 +1,10 @@
 //! What goes wrong.
 
-use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::clock::SECOND;
 use kestrel_types::placement::NodeId;
 
 use super::{Event, Several};
+use crate::agenda::Scene;
 use crate::network::MS;
 
 impl Several {
@@ -26,8 +27,7 @@ impl Several {
             }
             _ => self.jump_clock(),
         }
-        let longest = if self.dice.chance(30) { 300 * MS } else { 4 * SECOND };
-        let after = self.dice.between(MS, longest);
+        let after = self.dice.pause();
         self.plan_in(after, Event::Fault);
     }
 
@@ -35,23 +35,20 @@ impl Several {
         if self.hosts[&node].member().is_none() {
             return;
         }
-        let power = self.dice.chance(70);
-        let dice = &mut self.dice;
-        let keep = power.then(|| if dice.chance(50) { 0 } else { dice.below(101) });
+        let keep = self.dice.crash();
         self.tally.crashes += 1;
         self.say(|| match keep {
             None => format!("node {node}: crashes"),
             Some(keep) => format!("node {node}: crashes, {keep} % of what was not synced stays"),
         });
         self.host(node).kill(keep);
-        let longest = if self.dice.chance(20) { 8 * SECOND } else { SECOND };
-        let after = self.dice.between(MS, longest);
+        let after = self.dice.downtime();
         self.plan_in(after, Event::Start(node));
     }
 
     /// Cuts a node off from some or all, one way or both.
     fn cut(&mut self, node: NodeId) {
-        let until = self.now + self.span();
+        let until = self.agenda.now + self.dice.span();
         let ways = self.dice.below(3);
         let mut others: Vec<NodeId> = self.hosts.keys().copied().filter(|other| *other != node).collect();
         others.push(0);
@@ -70,14 +67,8 @@ impl Several {
         }
     }
 
-    /// How long something lasts: short, or longer than most patience.
-    fn span(&mut self) -> Nanos {
-        let longest = if self.dice.chance(50) { SECOND } else { 9 * SECOND };
-        self.dice.between(MS, longest)
-    }
-
     fn stop(&mut self, node: NodeId) {
-        let until = self.now + self.span();
+        let until = self.agenda.now + self.dice.span();
         self.say(|| format!("node {node}: stops until {} ms", until / MS));
         self.host(node).stopped_until = until;
     }
@@ -85,14 +76,14 @@ impl Several {
     fn jump_clock(&mut self) {
         let by = self.dice.between(-20, 20) * SECOND;
         self.say(|| format!("the wall clocks jump by {} s", by / SECOND));
-        self.clock.advance(by);
+        self.agenda.clock.advance(by);
     }
 
     pub(super) fn start(&mut self, node: NodeId) {
         if self.hosts[&node].member().is_some() {
             return;
         }
-        let now = self.now;
+        let now = self.agenda.now;
         let start = self.host(node).start(now);
         self.say(|| format!("node {node}: starts"));
         self.after(node);

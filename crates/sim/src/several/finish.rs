@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kestrel_meta::cluster::Cluster;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
@@ -20,9 +19,8 @@ use kestrel_types::name::{InodeRef, Place};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 
 use super::Several;
-use crate::check;
+use crate::agenda::Scene;
 use crate::history::Record;
-use crate::linear::{self, Verdict};
 use crate::world::Failure;
 
 /// How long everything may take to come to rest once nothing goes wrong any more.
@@ -39,17 +37,8 @@ impl Several {
             matches!(reply, Some(Err(Outcome::Failed(why))) if why.errno == libc::ETIMEDOUT)
         };
         self.history.records.retain(|record| !timed_out(record));
-        self.tally.calls = self.history.records.len();
-        self.tally.unheard = self.history.records.iter().filter(|record| record.heard.is_none()).count();
-        self.tally.time = self.now;
-        if self.failure.is_some() {
-            return;
-        }
-        self.tally.undecided = match linear::check(&self.history.records) {
-            Verdict::Linearizable => false,
-            Verdict::Undecided => true,
-            Verdict::Violated(why) => return self.fail(format!("not linearizable: {why}")),
-        };
+        let history = std::mem::take(&mut self.history);
+        self.tally = self.judge(&history, self.tally);
     }
 
     fn is_at_rest(&self) -> bool {
@@ -63,9 +52,9 @@ impl Several {
     fn come_to_rest(&mut self) {
         // No new calls.
         self.plan.calls = 0;
-        let until = self.now + REST_MAX;
+        let until = self.agenda.now + REST_MAX;
         self.run_until(until, Self::is_at_rest);
-        if self.failure.is_none() && !self.is_at_rest() {
+        if self.agenda.failure.is_none() && !self.is_at_rest() {
             let waiting: Vec<usize> =
                 (0..self.clients.len()).filter(|place| self.clients[*place].waits()).collect();
             let busy: Vec<_> = self
@@ -86,7 +75,7 @@ impl Several {
     fn look_around(&mut self) {
         let mut dirs = vec![ROOT];
         while let Some(dir) = dirs.pop() {
-            if self.failure.is_some() {
+            if self.agenda.failure.is_some() {
                 return;
             }
             let list = Op::ReadDir { dir, after: None, limit: 4096, check: true };
@@ -108,7 +97,7 @@ impl Several {
     fn observe(&mut self, op: Op) -> Option<Reply> {
         let record = self.history.records.len();
         self.call(0, Request { creds: Creds::root(), op });
-        let until = self.now + REST_MAX;
+        let until = self.agenda.now + REST_MAX;
         self.run_until(until, |world| !world.clients[0].waits());
         let reply = self.history.records[record].heard.as_ref().map(|(_, reply)| reply.clone());
         if reply.is_none() {
@@ -120,10 +109,10 @@ impl Several {
     /// The invariants of the volume, over the raw rows of all nodes: each row at its owner, no transaction or lock left, and
     /// together a volume that is sound.
     fn check_rows(&mut self) {
-        if self.failure.is_some() {
+        if self.agenda.failure.is_some() {
             return;
         }
-        let until = self.now + REST_MAX;
+        let until = self.agenda.now + REST_MAX;
         self.run_until(until, Self::is_at_rest);
         let volume = MemoryEngine::new(SyncWhen::Asked);
         let mut rows = vec![counter_row("clock", u64::MAX), counter_row("inodes", u64::MAX)];
@@ -148,14 +137,7 @@ impl Several {
             return self.fail(why);
         }
         volume.commit(BatchKind::Growing, rows).expect("no fault was injected");
-        let none: &dyn Fn(InodeId) -> bool = &|_| false;
-        let checked = catch_unwind(AssertUnwindSafe(|| check::check(&volume as &dyn Engine, none)));
-        if let Err(panic) = checked {
-            let why = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| {
-                panic.downcast_ref::<&str>().map_or_else(String::new, |text| (*text).to_owned())
-            });
-            self.fail(format!("the volume is damaged: {why}"));
-        }
+        self.check_volume(&volume);
         self.check_replicas(&volume);
     }
 
@@ -186,7 +168,7 @@ impl Several {
                 let known = member.node().known_dir(*ino);
                 if known.is_some() && known != *dir {
                     let why = format!("node {node} believes {known:?} of directory {ino}, which is {dir:?}");
-                    self.failure.get_or_insert(Failure(why));
+                    self.agenda.failure.get_or_insert(Failure(why));
                 }
             }
         }

@@ -7,6 +7,7 @@ use kestrel_types::wire::{Answered, Body, Checksum, LockRequest, Reclaimed, Sess
 
 use super::World;
 use super::event::Event;
+use crate::agenda::Scene;
 use crate::client::Asked;
 use crate::network::{MS, Way};
 use crate::workload::{self, Wish};
@@ -16,12 +17,12 @@ impl World {
         if self.clients[place].connection.is_some() {
             return;
         }
-        let wire = self.network.connect(place, self.now);
+        let wire = self.network.connect(place, self.agenda.now);
         let client = &mut self.clients[place];
         client.connected(wire);
-        let incarnation = client.link.connected(self.now, Checksum::Crc32c);
+        let incarnation = client.link.connected(self.agenda.now, Checksum::Crc32c);
         self.say(|| format!("client {place}: connection {wire}, incarnation {incarnation}"));
-        let at = self.network.arrival(wire, Way::Up, self.now, &mut self.dice);
+        let at = self.network.arrival(wire, Way::Up, self.agenda.now, &mut self.dice);
         self.plan_at(at, Event::Accept(wire));
         self.after_client(place);
     }
@@ -34,11 +35,11 @@ impl World {
             state.client_open = false;
         }
         // What is under way arrives at the node, in a while; then, perhaps much later, the end of the connection.
-        let at = self.network.arrival(wire, Way::Up, self.now, &mut self.dice);
+        let at = self.network.arrival(wire, Way::Up, self.agenda.now, &mut self.dice);
         let late = if self.dice.chance(30) { self.dice.between(0, 8 * SECOND) } else { 0 };
         self.plan_at(at + late, Event::HostLoses(wire));
         let client = &mut self.clients[place];
-        client.link.disconnected(self.now);
+        client.link.disconnected(self.agenda.now);
         client.failures += 1;
         let longest = (20 * MS) << client.failures.min(5);
         let after = self.dice.between(MS, longest);
@@ -54,7 +55,7 @@ impl World {
         }
         let client = &mut self.clients[place];
         let mut messages = client.read(bytes);
-        let outcome = client.link.received(self.now, &mut messages);
+        let outcome = client.link.received(self.agenda.now, &mut messages);
         client.failures = 0;
         self.after_client(place);
         if let Err(broken) = outcome {
@@ -69,7 +70,7 @@ impl World {
 
     pub(super) fn tick_client(&mut self, place: usize) {
         let oldest = self.clients[place].oldest_object;
-        let pulse = self.clients[place].link.tick(self.now, oldest);
+        let pulse = self.clients[place].link.tick(self.agenda.now, oldest);
         if pulse == Pulse::Lost {
             self.disconnect(place);
         } else {
@@ -120,7 +121,7 @@ impl World {
         let mut bytes = Vec::new();
         client.link.take_output(&mut bytes);
         if let Some(wire) = client.connection.filter(|_| !bytes.is_empty()) {
-            let at = self.network.arrival(wire, Way::Up, self.now, &mut self.dice);
+            let at = self.network.arrival(wire, Way::Up, self.agenda.now, &mut self.dice);
             self.plan_at(at, Event::ToHost(wire, bytes));
         }
     }
@@ -219,7 +220,7 @@ impl World {
                 self.say(|| {
                     format!("client {place}: call {call}: {:?} as {}", request.op, request.creds.uid)
                 });
-                let patience = Patience::Until(self.now + self.deadline);
+                let patience = Patience::Until(self.agenda.now + self.deadline);
                 let client = &mut self.clients[place];
                 client.calls += 1;
                 client.link.submit(Body::Op(request), patience, Asked::Op(call));

@@ -1,10 +1,8 @@
-//! What happens, and when.
-
-use kestrel_types::clock::Nanos;
+//! What happens.
 
 /// What happens.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(crate) enum Event {
     /// A client's connection reaches the node.
     Accept(u64),
     /// Bytes arrive at the node.
@@ -33,31 +31,4 @@ pub(super) enum Event {
     Reap,
     /// The faults are over.
     Mend,
-}
-
-/// An event and its time; ordered by time, then by number.
-pub(super) struct Planned {
-    pub at: Nanos,
-    pub number: u64,
-    pub event: Event,
-}
-
-impl PartialEq for Planned {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Planned {}
-
-impl PartialOrd for Planned {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Planned {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
 }

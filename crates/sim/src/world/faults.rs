@@ -1,9 +1,10 @@
 //! What goes wrong.
 
-use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::clock::SECOND;
 
 use super::World;
 use super::event::Event;
+use crate::agenda::Scene;
 use crate::network::{MS, Way};
 
 impl World {
@@ -32,8 +33,7 @@ impl World {
             }
             _ => {}
         }
-        let longest = if self.dice.chance(30) { 300 * MS } else { 4 * SECOND };
-        let after = self.dice.between(MS, longest);
+        let after = self.dice.pause();
         self.plan_in(after, Event::Fault);
     }
 
@@ -41,9 +41,7 @@ impl World {
         if !self.host.is_up() {
             return;
         }
-        let power = self.dice.chance(70);
-        let dice = &mut self.dice;
-        let keep = power.then(|| if dice.chance(50) { 0 } else { dice.below(101) });
+        let keep = self.dice.crash();
         self.tally.crashes += 1;
         self.say(|| match keep {
             None => "node: crashes".into(),
@@ -61,12 +59,11 @@ impl World {
             }
             // A process that dies says so; a machine that dies does not.
             if self.dice.chance(70) {
-                let at = self.network.arrival(wire, Way::Down, self.now, &mut self.dice);
+                let at = self.network.arrival(wire, Way::Down, self.agenda.now, &mut self.dice);
                 self.plan_at(at, Event::ClientLoses(wire));
             }
         }
-        let longest = if self.dice.chance(20) { 8 * SECOND } else { SECOND };
-        let after = self.dice.between(MS, longest);
+        let after = self.dice.downtime();
         self.plan_in(after, Event::Start);
     }
 
@@ -77,13 +74,13 @@ impl World {
         } else {
             self.say(|| format!("node: connection {wire} breaks"));
             self.plan_in(0, Event::HostLoses(wire));
-            let at = self.network.arrival(wire, Way::Down, self.now, &mut self.dice);
+            let at = self.network.arrival(wire, Way::Down, self.agenda.now, &mut self.dice);
             self.plan_at(at, Event::ClientLoses(wire));
         }
     }
 
     fn cut(&mut self, place: usize) {
-        let until = self.now + self.span();
+        let until = self.agenda.now + self.dice.span();
         let ways = match self.dice.below(3) {
             0 => vec![Way::Up],
             1 => vec![Way::Down],
@@ -95,20 +92,14 @@ impl World {
         }
     }
 
-    /// How long something lasts: short, or longer than a lease.
-    fn span(&mut self) -> Nanos {
-        let longest = if self.dice.chance(50) { SECOND } else { 9 * SECOND };
-        self.dice.between(MS, longest)
-    }
-
     fn stop_client(&mut self, place: usize) {
-        let until = self.now + self.span();
+        let until = self.agenda.now + self.dice.span();
         self.say(|| format!("client {place}: stops until {} ms", until / MS));
         self.clients[place].stopped_until = until;
     }
 
     fn stop_host(&mut self) {
-        self.host_stopped_until = self.now + self.span();
+        self.host_stopped_until = self.agenda.now + self.dice.span();
         self.say(|| format!("node: stops until {} ms", self.host_stopped_until / MS));
     }
 
@@ -117,7 +108,7 @@ impl World {
         self.say(|| format!("client {place}: dies"));
         if let Some(wire) = self.clients[place].connection.take() {
             let late = if self.dice.chance(50) { self.dice.between(0, 5 * SECOND) } else { 0 };
-            let at = self.network.arrival(wire, Way::Up, self.now, &mut self.dice);
+            let at = self.network.arrival(wire, Way::Up, self.agenda.now, &mut self.dice);
             self.plan_at(at + late, Event::HostLoses(wire));
         }
         let mut client = self.new_client();
@@ -131,7 +122,7 @@ impl World {
     fn jump_clock(&mut self) {
         let by = self.dice.between(-20, 20) * SECOND;
         self.say(|| format!("node: the wall clock jumps by {} s", by / SECOND));
-        self.clock.advance(by);
+        self.agenda.clock.advance(by);
     }
 
     /// The faults are over: everything runs and is connected.

@@ -1,11 +1,8 @@
 //! The end of a run: everything has to come to rest, and what is left has to be right.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use kestrel_meta::engine::Engine;
 use kestrel_types::clock::{Nanos, SECOND};
-use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Place};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
@@ -13,9 +10,8 @@ use kestrel_types::wire::{LockKind, LockRequest};
 use parking_lot::Mutex;
 
 use super::World;
-use crate::check;
+use crate::agenda::Scene;
 use crate::client::Client;
-use crate::linear::{self, Verdict};
 
 /// How long everything may take to come to rest once nothing goes wrong any more: a call waits for its deadline at most.
 const REST_MAX: Nanos = 120 * SECOND;
@@ -23,7 +19,7 @@ const REST_MAX: Nanos = 120 * SECOND;
 impl World {
     /// A session was given up: nothing may be expected of what its client held.
     pub(super) fn notice_expired(&mut self) {
-        for id in self.host.expired(self.now) {
+        for id in self.host.expired(self.agenda.now) {
             if let Some(place) = self.clients.iter().position(|client| client.id == id && !client.broken) {
                 self.say(|| format!("client {place}: its session is given up"));
                 self.tally.expired += 1;
@@ -38,32 +34,23 @@ impl World {
         self.come_to_rest();
         self.look_around();
         self.say_farewell();
-        self.tally.calls = self.history.records.len();
-        self.tally.unheard = self.history.records.iter().filter(|record| record.heard.is_none()).count();
-        self.tally.time = self.now;
-        if self.failure.is_some() {
-            return;
-        }
-        self.tally.undecided = match linear::check(&self.history.records) {
-            Verdict::Linearizable => false,
-            Verdict::Undecided => true,
-            Verdict::Violated(why) => return self.fail(format!("not linearizable: {why}")),
-        };
+        let history = std::mem::take(&mut self.history);
+        self.tally = self.judge(&history, self.tally);
     }
 
     /// Every call ends.
     fn come_to_rest(&mut self) {
-        let until = self.now + REST_MAX;
+        let until = self.agenda.now + REST_MAX;
         let rests = |world: &Self| {
             let rests = |client: &Client| client.calls == 0 && client.link.is_up();
             world.clients.iter().all(rests) && !world.host.is_dirty()
         };
-        while !rests(self) && self.now < until && self.failure.is_none() {
+        while !rests(self) && self.agenda.now < until && self.agenda.failure.is_none() {
             // Locks are given up, or those who wait for them wait for ever.
             for place in 0..self.clients.len() {
                 self.give_up_locks(place);
             }
-            self.run_until(self.now + 5 * SECOND, rests);
+            self.run_until(self.agenda.now + 5 * SECOND, rests);
         }
         self.tally.retries = self.clients.iter().map(|client| client.link.figures().retries).sum();
         for (place, client) in self.clients.iter().enumerate() {
@@ -93,7 +80,7 @@ impl World {
     fn look_around(&mut self) {
         let mut dirs = vec![1];
         while let Some(dir) = dirs.pop() {
-            if self.failure.is_some() {
+            if self.agenda.failure.is_some() {
                 return;
             }
             let list = Op::ReadDir { dir, after: None, limit: 4096, check: true };
@@ -130,29 +117,29 @@ impl World {
     /// Clients leave, some with a word, some without; nothing of them may be left.
     fn say_farewell(&mut self) {
         for place in 0..self.clients.len() {
-            if self.failure.is_none() && self.dice.chance(50) {
+            if self.agenda.failure.is_none() && self.dice.chance(50) {
                 self.clients[place].link.bye();
                 self.after_client(place);
             }
             // Those who do not speak any more are not heard of.
             self.clients[place].stopped_until = Nanos::MAX;
         }
-        let until = self.now + 30 * SECOND;
+        let until = self.agenda.now + 30 * SECOND;
         self.run_until(until, |world| {
             world.host.server().is_some_and(|server| {
-                let figures = server.figures(world.now);
+                let figures = server.figures(world.agenda.now);
                 figures.sessions == 0 && figures.grace_left == 0 && !world.host.is_dirty()
             })
         });
-        if self.failure.is_some() {
+        if self.agenda.failure.is_some() {
             return;
         }
-        self.host.tick(self.now);
+        self.host.tick(self.agenda.now);
         self.host.sync();
         let (Some(server), Some(node)) = (self.host.server(), self.host.node()) else {
             return self.fail("the node does not run at the end");
         };
-        let figures = server.figures(self.now);
+        let figures = server.figures(self.agenda.now);
         let open = node.stats().open_files;
         if (figures.sessions, figures.opens, figures.lock_ranges, figures.lock_waits, open) != (0, 0, 0, 0, 0)
         {
@@ -165,13 +152,6 @@ impl World {
     /// The invariants of the volume, over its raw rows.
     fn check_rows(&mut self) {
         let engine = self.host.engine().clone();
-        let none: &dyn Fn(InodeId) -> bool = &|_| false;
-        let checked = catch_unwind(AssertUnwindSafe(|| check::check(&*engine as &dyn Engine, none)));
-        if let Err(panic) = checked {
-            let why = panic.downcast_ref::<String>().cloned().unwrap_or_else(|| {
-                panic.downcast_ref::<&str>().map_or_else(String::new, |text| (*text).to_owned())
-            });
-            self.fail(format!("the volume is damaged: {why}"));
-        }
+        self.check_volume(&*engine);
     }
 }
