@@ -18,8 +18,7 @@
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::Table;
-use kestrel_types::name::{InodeRef, Place};
-use kestrel_types::placement::{NodeId, Placement, slot_of_id};
+use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::Op;
 
 use crate::locks::LockTable;
@@ -72,7 +71,7 @@ impl Cluster {
 
     /// The node that owns what is found by this id.
     pub fn home_of(&self, id: u64) -> NodeId {
-        self.placement.map.owner(slot_of_id(id)).id
+        self.placement.home_of(id).id
     }
 
     /// The node that owns the entry of a name.
@@ -97,47 +96,9 @@ impl Cluster {
         }
     }
 
-    /// The node that leads an operation: a function of the request alone, so that a request that is sent again, to whichever
-    /// node, comes to the node that knows whether it was executed. It owns the (first) entry in question, unless that is one
-    /// whose placement depends on a directory that the request does not name.
+    /// The node that leads an operation ([`Placement::leader`]); this one if any could.
     pub fn leader(&self, op: &Op) -> NodeId {
-        let by_place = |place: &Place| self.owner_of_entry(place.base, place.name.as_bytes());
-        let by_inode = |inode: &InodeRef| match &inode.seen {
-            Some((parent, name)) => self.owner_of_entry(*parent, name.as_bytes()),
-            None => self.home_of(inode.ino),
-        };
-        match op {
-            Op::Lookup(place)
-            | Op::Create { place, .. }
-            | Op::OpenAt(place, _)
-            | Op::MkNod { place, .. }
-            | Op::MkDir(place, _)
-            | Op::Symlink(place, _)
-            | Op::Unlink(place)
-            | Op::RmDir(place, _)
-            | Op::Rename(place, ..)
-            | Op::Link(_, place) => by_place(place),
-            Op::GetAttr(inode)
-            | Op::SetAttr(inode, _)
-            | Op::Access(inode, _)
-            | Op::ReadLink(inode)
-            | Op::Open(inode, _)
-            | Op::Compact { inode, .. }
-            | Op::Clone { to: inode, .. }
-            | Op::GetXattr(inode, _)
-            | Op::SetXattr(inode, ..)
-            | Op::ListXattr(inode)
-            | Op::RemoveXattr(inode, _) => by_inode(inode),
-            Op::Commit(commit) => by_inode(&commit.inode),
-            Op::Parent(ino)
-            | Op::Release(ino)
-            | Op::Sweep(ino)
-            | Op::Chunks { ino, .. }
-            | Op::TreeUsage(ino)
-            | Op::TmpFile { dir: ino, .. }
-            | Op::ReadDir { dir: ino, .. } => self.home_of(*ino),
-            Op::AllocObjects(_) | Op::Usage | Op::Sync => self.me,
-        }
+        self.placement.leader(op).map_or(self.me, |member| member.id)
     }
 
     /// Why several nodes do not serve an operation yet, if they do not.

@@ -24,7 +24,7 @@ pub mod usage;
 pub mod xattr;
 
 use kestrel_types::name::{InodeRef, Place};
-use kestrel_types::request::{Answer, Op, Request};
+use kestrel_types::request::{Answer, Op, Request, Subject};
 
 use crate::view::{Core, Route, Run, View, fail};
 
@@ -93,32 +93,14 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
         _ => at(core.home_of_inode(inode.ino)),
     };
     match op {
-        Op::Lookup(place)
-        | Op::Create { place, .. }
-        | Op::OpenAt(place, _)
-        | Op::MkNod { place, .. }
-        | Op::MkDir(place, _)
-        | Op::Symlink(place, _)
-        | Op::Unlink(place) => by_place(place),
-        Op::GetAttr(inode)
-        | Op::SetAttr(inode, _)
-        | Op::Access(inode, _)
-        | Op::ReadLink(inode)
-        | Op::Open(inode, _)
-        | Op::Compact { inode, .. }
-        | Op::GetXattr(inode, _)
-        | Op::SetXattr(inode, ..)
-        | Op::ListXattr(inode)
-        | Op::RemoveXattr(inode, _) => by_inode(inode),
-        Op::Commit(commit) => by_inode(&commit.inode),
-        Op::Parent(ino) | Op::Release(ino) | Op::TmpFile { dir: ino, .. } => at(core.home_of_inode(*ino)),
         Op::RmDir(..) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => Lane::Exclusive,
-        Op::ReadDir { .. }
-        | Op::Chunks { .. }
-        | Op::AllocObjects(_)
-        | Op::Usage
-        | Op::TreeUsage(_)
-        | Op::Sync => Lane::Caller,
+        Op::ReadDir { .. } | Op::Chunks { .. } | Op::TreeUsage(_) => Lane::Caller,
+        _ => match op.subject() {
+            Subject::Place(place) => by_place(place),
+            Subject::Inode(inode) | Subject::Held(inode) => by_inode(inode),
+            Subject::Open(ino) | Subject::Number(ino) => at(core.home_of_inode(ino)),
+            Subject::Volume => Lane::Caller,
+        },
     }
 }
 

@@ -283,7 +283,61 @@ pub enum Op {
     Sync,
 }
 
+/// What an operation is about: all that decides where it is executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject<'a> {
+    /// An entry, by path. Of two, the first one.
+    Place(&'a Place),
+    /// An inode.
+    Inode(&'a InodeRef),
+    /// An inode that the client has open: whoever counts that open is asked.
+    Held(&'a InodeRef),
+    /// An open that is given back to whoever counts it.
+    Open(InodeId),
+    /// What is found by an inode number.
+    Number(InodeId),
+    /// The volume.
+    Volume,
+}
+
 impl Op {
+    /// What it is about.
+    pub fn subject(&self) -> Subject<'_> {
+        match self {
+            Op::Lookup(place)
+            | Op::Create { place, .. }
+            | Op::OpenAt(place, _)
+            | Op::MkNod { place, .. }
+            | Op::MkDir(place, _)
+            | Op::Symlink(place, _)
+            | Op::Unlink(place)
+            | Op::RmDir(place, _)
+            | Op::Rename(place, ..)
+            | Op::Link(_, place) => Subject::Place(place),
+            Op::Commit(Commit { inode, .. })
+            | Op::Compact { inode, .. }
+            | Op::Clone { to: inode, .. }
+            | Op::SetAttr(inode, SetAttr { through_handle: true, .. }) => Subject::Held(inode),
+            Op::GetAttr(inode)
+            | Op::SetAttr(inode, _)
+            | Op::Access(inode, _)
+            | Op::ReadLink(inode)
+            | Op::Open(inode, _)
+            | Op::GetXattr(inode, _)
+            | Op::SetXattr(inode, ..)
+            | Op::ListXattr(inode)
+            | Op::RemoveXattr(inode, _) => Subject::Inode(inode),
+            Op::Release(ino) => Subject::Open(*ino),
+            Op::Parent(ino)
+            | Op::Sweep(ino)
+            | Op::Chunks { ino, .. }
+            | Op::TreeUsage(ino)
+            | Op::TmpFile { dir: ino, .. }
+            | Op::ReadDir { dir: ino, .. } => Subject::Number(*ino),
+            Op::AllocObjects(_) | Op::Usage | Op::Sync => Subject::Volume,
+        }
+    }
+
     /// Whether it changes something or counts an open: a client that asks over a network numbers it, so that it is executed
     /// exactly once.
     pub fn is_numbered(&self) -> bool {

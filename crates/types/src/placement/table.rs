@@ -6,9 +6,10 @@
 
 use std::fmt;
 
-use super::{ClusterMap, ExceptionTable, Member, Slot};
+use super::{ClusterMap, ExceptionTable, Member, Slot, slot_of_id};
 use crate::codec::{DecodeError, Reader};
 use crate::ids::InodeId;
+use crate::request::{Op, Subject};
 
 /// Version of the encoding (`docs/format/placement.md`).
 const FORMAT: u8 = 1;
@@ -91,6 +92,28 @@ impl Placement {
             Some(slot) => Owner::Node(self.map.owner(slot)),
             None => Owner::Any,
         }
+    }
+
+    /// The node that leads an operation: a function of the request alone, so that a request that is sent again comes to the node
+    /// that knows whether it was executed. It owns the (first) entry in question, unless that is one whose placement depends on a
+    /// directory that the request does not name. `None`: what the client has open concerns the node where it opened it,
+    /// and figures of the volume any node tells.
+    pub fn leader(&self, op: &Op) -> Option<&Member> {
+        match op.subject() {
+            Subject::Place(place) => Some(self.owner_of(place.base, place.name.as_bytes())),
+            Subject::Inode(inode) => Some(match &inode.seen {
+                Some((parent, name)) => self.owner_of(*parent, name.as_bytes()),
+                None => self.home_of(inode.ino),
+            }),
+            Subject::Number(ino) => Some(self.home_of(ino)),
+            Subject::Held(_) | Subject::Open(_) | Subject::Volume => None,
+        }
+    }
+
+    /// The node that owns what is found by an id.
+    #[inline]
+    pub fn home_of(&self, id: u64) -> &Member {
+        self.map.owner(slot_of_id(id))
     }
 
     /// The table's bytes, at most [`PLACEMENT_BYTES_MAX`].
