@@ -9,6 +9,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use kestrel_data::store::key::MARKER;
+use kestrel_types::placement::{Placement, PlacementError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -29,6 +30,9 @@ pub struct Offer {
     descriptor: Value,
     /// Where its objects are, if that is a directory.
     pub objects: Option<SharedDir>,
+    /// The placement table of its metadata nodes in hexadecimal digits ([`Placement::encode`]), if they are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<String>,
 }
 
 /// A directory with objects, and how to recognize it.
@@ -56,12 +60,16 @@ impl Offer {
         };
         let descriptor =
             serde_json::to_value(descriptor).map_err(|why| VolumeError::Invalid(why.to_string()))?;
-        Ok(Self { descriptor, objects })
+        Ok(Self { descriptor, objects, placement: None })
     }
 
     /// The offer as it travels.
     pub fn to_json(&self) -> Vec<u8> {
-        serde_json::json!({ "descriptor": self.descriptor, "objects": self.objects }).to_string().into_bytes()
+        let mut out = serde_json::json!({ "descriptor": self.descriptor, "objects": self.objects });
+        if let Some(placement) = &self.placement {
+            out["placement"] = placement.as_str().into();
+        }
+        out.to_string().into_bytes()
     }
 
     /// What the server named `server` offered.
@@ -84,6 +92,30 @@ impl Offer {
     pub fn descriptor(&self, server: &str) -> Result<Descriptor, VolumeError> {
         Descriptor::from_json(self.descriptor.clone(), Path::new(server))
     }
+
+    /// Where everything is among the volume's metadata nodes; none if it has only one.
+    ///
+    /// # Errors
+    /// If the table is damaged, or a newer version of this program wrote it.
+    pub fn placement(&self, server: &str) -> Result<Option<Placement>, VolumeError> {
+        let Some(digits) = &self.placement else { return Ok(None) };
+        let damaged = |why: String| {
+            VolumeError::Corrupt(server.into(), format!("the table of its metadata nodes is not valid: {why}"))
+        };
+        let bytes = from_hex(digits).ok_or_else(|| damaged("it is not written in hexadecimal digits".into()))?;
+        Placement::decode(&bytes).map(Some).map_err(|error| match error {
+            PlacementError::Newer(_) => VolumeError::Invalid(format!("{server}: {error}")),
+            PlacementError::Damaged(why) => damaged(format!("{why}; use the same version of kestrel")),
+        })
+    }
+}
+
+/// The bytes that pairs of hexadecimal digits stand for.
+fn from_hex(digits: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    let digit = |digit: u8| char::from(digit).to_digit(16);
+    let byte = |[high, low]: &[u8; 2]| Some((digit(*high)? << 4 | digit(*low)?) as u8);
+    rest.is_empty().then(|| pairs.iter().map(byte).collect())?
 }
 
 impl Storage {
@@ -159,7 +191,38 @@ fn find(shared: &SharedDir, server: &str) -> Result<(), VolumeError> {
 
 #[cfg(test)]
 mod tests {
+    use kestrel_types::placement::{ClusterMap, ExceptionTable, Member};
+
     use super::*;
+
+    #[test]
+    fn a_table_of_nodes_comes_back_and_one_that_cannot_be_read_is_told() {
+        let members = [1, 2].map(|id| Member { id, address: format!("node-{id}:9440") });
+        let table = Placement {
+            version: 1,
+            map: ClusterMap::even(members.to_vec()).unwrap(),
+            exceptions: ExceptionTable::default(),
+        };
+        let mut offer = Offer { descriptor: Value::Null, objects: None, placement: None };
+        let again = |offer: &Offer| Offer::from_json(&offer.to_json(), "a:1").unwrap().placement("a:1");
+        assert_eq!(again(&offer).unwrap(), None);
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let mut bytes = table.encode();
+        offer.placement = Some(hex(&bytes));
+        assert_eq!(again(&offer).unwrap(), Some(table));
+        bytes[0] = 9;
+        for (digits, why) in [
+            (hex(&bytes), "use the version of kestrel"),
+            ("0".into(), "hexadecimal"),
+            ("0\u{e9}".into(), "hexadecimal"),
+            ("+1".into(), "hexadecimal"),
+            ("01".into(), "not valid"),
+        ] {
+            offer.placement = Some(digits);
+            let error = again(&offer).unwrap_err().to_string();
+            assert!(error.contains("a:1") && error.contains(why), "{error}");
+        }
+    }
 
     #[test]
     fn a_directory_is_recognized_by_the_word_in_it() {
