@@ -54,7 +54,8 @@ fn a_connection_that_has_settled_looks_for_its_node_where_it_was_and_where_it_sh
     let [one, two, three] = [(); 3].map(|()| serving(Script::new(obliging), ServerConfig::default()));
     let gone = listen().local_addr().unwrap();
     let (remote, _) =
-        Remote::connect(config(&[gone, one.address(), two.address()], LONG), Arc::new(Notes::default())).unwrap();
+        Remote::connect(config(&[gone, one.address(), two.address()], LONG), Arc::new(Notes::default()))
+            .unwrap();
     assert_eq!(remote.address(), one.address().to_string());
     remote.settle(&three.address().to_string());
     drop((one, two));
