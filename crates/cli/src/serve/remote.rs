@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kestrel_client::fs::Fs;
-use kestrel_client::remote::RemoteUrl;
+use kestrel_client::remote::{NodeLink, RemoteUrl};
 use kestrel_client::storage::Storage;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::attendant::Attendant;
 use super::facts::MountFacts;
@@ -55,6 +55,7 @@ impl Attendant for RemoteMount {
                 out["read_only"] = self.read_only.into();
                 out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
                 self.facts.describe(&mut out);
+                out["connections"] = self.connections();
                 out["volume"] = self.url.to_string().into();
                 Ok(out)
             }
@@ -79,6 +80,28 @@ impl Attendant for RemoteMount {
 }
 
 impl RemoteMount {
+    /// How it stands with each of the volume's metadata nodes.
+    fn connections(&self) -> Value {
+        let nodes = self.fs.metadata().remote().map_or(&[][..], |metadata| metadata.nodes());
+        let of = |link: &NodeLink| {
+            let stats = link.remote.stats();
+            json!({
+                "node": link.node,
+                "address": link.address,
+                "up": link.remote.is_up(),
+                "outage_seconds": stats.outage.map_or(0, |outage| outage.as_secs()),
+                "calls": stats.calls,
+                "in_flight": stats.in_flight,
+                "waiting": stats.waiting,
+                "retries": stats.retries,
+                "unanswered": stats.failed,
+                "reconnects": stats.reconnects,
+                "reclaims": stats.reclaims,
+            })
+        };
+        nodes.iter().map(of).collect()
+    }
+
     fn ask(
         &self,
         question: &Value,

@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kestrel_meta::node::Done;
 use kestrel_meta::ops;
@@ -17,12 +17,15 @@ use kestrel_types::error::FsResult;
 use kestrel_types::placement::Placement;
 use kestrel_types::request::{Outcome, Reply, Request};
 use kestrel_types::wire::{LockReply, LockRequest};
+use serde_json::Value;
 
+use super::ask::NodeAnswer;
 use super::durable::{SyncFirst, names_new_bytes};
 use super::holdings::Holdings;
 use super::nodes::{NodeLink, Nodes};
 use super::opens::Effect;
 use super::routes::SecondTry;
+use crate::error::VolumeError;
 use crate::metadata::{LockCall, LockServer, Metadata};
 
 thread_local! {
@@ -90,6 +93,28 @@ impl RemoteMetadata {
     pub fn remote(&self) -> &Arc<Remote> {
         let nodes = &self.shared.nodes;
         &nodes.links[nodes.any()].remote
+    }
+
+    /// Asks all nodes the same at the same time, over these connections; the answers are in the order of the nodes' numbers. `limit`
+    /// bounds how long each may take.
+    pub fn ask_each(&self, question: &Value, limit: Duration) -> Vec<NodeAnswer> {
+        let ask = |link: &NodeLink| {
+            let answer = link.remote.admin(question, Some(limit), &mut |_| ());
+            let failed = |why| VolumeError::Io(format!("node {} at {}: {why}", link.node, link.address));
+            NodeAnswer { node: link.node, address: link.address.clone(), answer: answer.map_err(failed) }
+        };
+        std::thread::scope(|scope| {
+            let asking: Vec<_> =
+                self.nodes().iter().map(|link| (link, scope.spawn(move || ask(link)))).collect();
+            let answers = asking.into_iter().map(|(link, thread)| {
+                thread.join().unwrap_or_else(|_| NodeAnswer {
+                    node: link.node,
+                    address: link.address.clone(),
+                    answer: Err(VolumeError::Io("the thread that asks has failed".into())),
+                })
+            });
+            answers.collect()
+        })
     }
 
     /// Counters of all connections together.

@@ -38,6 +38,9 @@ pub(super) struct First {
     pub placement: Option<Placement>,
 }
 
+/// A node of the table, and the connection to it or why there is none.
+pub(super) type Connected = (Member, Result<Arc<Remote>, VolumeError>);
+
 /// All nodes of a volume. Never none; in the order of the table's members.
 pub(super) struct Nodes {
     /// Who owns what; none in a volume of one node.
@@ -77,8 +80,8 @@ impl First {
         })
     }
 
-    /// Connects to all the other nodes. One that cannot be had stands with the reason in the place of its connection.
-    pub fn others(self) -> (Option<Placement>, Vec<(Member, Result<Arc<Remote>, VolumeError>)>, usize) {
+    /// Connects to all the other nodes at the same time. Answers the table, the nodes in its order, and which of them is this one.
+    pub fn others(self) -> (Option<Placement>, Vec<Connected>, usize) {
         let Some(placement) = self.placement.clone() else {
             let member = Member { id: 0, address: self.remote.address() };
             return (None, vec![(member, Ok(self.remote))], 0);

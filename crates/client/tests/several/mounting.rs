@@ -146,12 +146,16 @@ fn all_nodes_are_asked_and_who_does_not_answer_is_told() {
         events.sort_by_key(|(node, _)| *node);
         (answers, events)
     };
-    let (answers, events) = ask(&cluster, PATIENCE);
-    for (at, answer) in answers.into_iter().enumerate() {
+    let (mut answers, events) = ask(&cluster, PATIENCE);
+    let client = Client::mount(&cluster.url(2));
+    answers.extend(client.metadata().ask_each(&json!({"verb": "status"}), PATIENCE));
+    assert_eq!(answers.len(), 6);
+    for (at, answer) in answers.into_iter().enumerate().map(|(at, answer)| (at % 3, answer)) {
         assert_eq!((answer.node, answer.address), (at as u32 + 1, cluster.served[at].address()));
         assert_eq!(answer.answer.unwrap(), json!(at + 1));
     }
     assert_eq!(events, [1, 2, 3].map(|node| (node, json!("working"))));
+    drop(client);
     cluster.kill(1);
     let (answers, _) = ask(&cluster, SOON);
     let ends: Vec<bool> = answers.iter().map(|answer| answer.answer.is_ok()).collect();

@@ -42,12 +42,14 @@ fn a_restarted_node_is_told_its_part_of_what_is_held_and_nothing_else() {
         if restarted == 2 {
             expected.push((files[1].ino(), 1));
         }
-        (opens.sort_unstable(), expected.sort_unstable());
+        opens.sort_unstable();
+        expected.sort_unstable();
         assert_eq!(opens, expected);
         let mut locks: Vec<_> = told.locks.iter().map(|lock| lock.ino).collect();
         let at_home = files[..9].iter().map(|file| file.ino()).filter(|ino| cluster.home(*ino) == restarted);
         let mut expected: Vec<_> = at_home.collect();
-        (locks.sort_unstable(), expected.sort_unstable());
+        locks.sort_unstable();
+        expected.sort_unstable();
         assert!(!locks.is_empty());
         assert_eq!(locks, expected);
         assert_eq!(
