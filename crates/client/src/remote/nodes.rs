@@ -89,7 +89,10 @@ impl First {
         self.holdings.is_placed_by(placement.clone());
         let members = placement.map.members();
         let first = members.iter().position(|member| member.id == self.seat.node()).unwrap_or(0);
-        self.remote.settle(&members[first].address);
+        let address = &members[first].address;
+        if !is_anywhere(address) {
+            self.remote.settle(address);
+        }
         let connected = std::thread::scope(|scope| {
             let connecting: Vec<_> = members
                 .iter()
