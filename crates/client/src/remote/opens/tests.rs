@@ -1,0 +1,207 @@
+//! Counting by answers, and what overtaking messages must not break.
+
+use std::collections::VecDeque;
+
+use kestrel_types::error::FsError;
+use kestrel_types::ids::ROOT;
+use kestrel_types::inode::{Data, Inode};
+use proptest::prelude::*;
+
+use super::*;
+
+fn opened(ino: InodeId) -> Reply {
+    let inode = Inode {
+        ino,
+        kind: Kind::File,
+        mode: 0o600,
+        uid: 0,
+        gid: 0,
+        nlink: 1,
+        rdev: 0,
+        size: 0,
+        atime: 0,
+        mtime: 0,
+        ctime: 0,
+        btime: 0,
+        change: 1,
+        data_change: 1,
+        xattrs: false,
+        data: Data::None,
+    };
+    Ok(Answer::Opened { inode: Box::new(inode), created: false, parent: None })
+}
+
+const READ: Effect = Effect::Opens { write: false, linkable: false };
+const WRITE: Effect = Effect::Opens { write: true, linkable: false };
+
+fn released(opens: &Opens, node: NodeId, ino: InodeId) {
+    opens.answered(node, Effect::Releases(ino), &Ok(Answer::Done));
+}
+
+#[test]
+fn opens_are_counted_by_answers() {
+    let opens = Opens::default();
+    let failed = |errno| Err(FsError::new(errno, "test").into());
+    let temporary = Effect::of(&Op::TmpFile { dir: ROOT, mode: 0, exclusive: false });
+    opens.answered(0, READ, &opened(20));
+    opens.answered(0, READ, &opened(20));
+    opens.answered(0, temporary, &opened(21));
+    opens.answered(0, READ, &failed(libc::EACCES));
+    opens.answered(0, Effect::None, &opened(22));
+    let mut all = opens.all_at(0);
+    all.sort_by_key(|(ino, _)| *ino);
+    let (twice, once) = (
+        Open { count: 2, ..Open::default() },
+        Open { count: 1, write: true, linkable: true, ..Open::default() },
+    );
+    assert_eq!(all, [(20, twice), (21, once)]);
+    released(&opens, 0, 20);
+    opens.answered(0, Effect::Releases(20), &failed(libc::EIO));
+    assert_eq!(opens.len(), 2, "a release that failed has released nothing");
+    opens.answered(0, Effect::Releases(20), &failed(libc::EBADF));
+    opens.lost(0, 21);
+    opens.answered(0, Effect::Releases(21), &failed(libc::EBADF));
+    assert_eq!(opens.len(), 0);
+}
+
+#[test]
+fn each_node_counts_its_own_and_loses_its_own() {
+    let opens = Opens::default();
+    opens.answered(1, READ, &opened(20));
+    opens.answered(2, READ, &opened(20));
+    opens.answered(2, READ, &opened(20));
+    opens.answered(2, READ, &opened(21));
+    assert_eq!((opens.all_at(1).len(), opens.all_at(2).len(), opens.all_at(3).len()), (1, 2, 0));
+    opens.lost(2, 20);
+    assert_eq!((opens.held_at(20), opens.len()), (Some(1), 2));
+    assert_eq!((opens.leave(20), opens.leave(20), opens.held_at(20)), (Some(1), None, None));
+    assert_eq!(opens.all_at(1)[0].1.count, 1, "it is claimed again as long as its release has no answer");
+    released(&opens, 1, 20);
+    assert_eq!(opens.len(), 1);
+}
+
+#[test]
+fn what_was_opened_for_writing_is_given_back_last() {
+    let opens = Opens::default();
+    for (node, how) in [(1, READ), (2, WRITE), (2, READ), (3, READ)] {
+        opens.answered(node, how, &opened(20));
+    }
+    assert_eq!(opens.held_at(20), Some(2));
+    let mut left: Vec<_> = (0..2).map(|_| opens.leave(20).unwrap()).collect();
+    left.sort_unstable();
+    assert_eq!(left, [1, 3]);
+    assert_eq!((opens.leave(20), opens.held_at(20)), (Some(2), Some(2)), "a writable one is left");
+    assert_eq!((opens.leave(20), opens.held_at(20), opens.leave(20)), (Some(2), None, None));
+    for node in [1, 2, 2, 3] {
+        released(&opens, node, 20);
+    }
+    assert_eq!(opens.len(), 0);
+}
+
+#[test]
+fn a_node_is_not_taken_for_writable_because_it_was_before_all_was_given_back() {
+    let opens = Opens::default();
+    opens.answered(2, READ, &opened(20));
+    opens.answered(1, WRITE, &opened(20));
+    assert_eq!((opens.leave(20), opens.leave(20)), (Some(2), Some(1)));
+    // An open for reading was on its way to each; the nodes had no more opens when it came there.
+    opens.answered(1, READ, &opened(20));
+    opens.answered(2, WRITE, &opened(20));
+    released(&opens, 1, 20);
+    released(&opens, 2, 20);
+    assert_eq!(opens.held_at(20), Some(2));
+    assert_eq!((opens.leave(20), opens.held_at(20)), (Some(1), Some(2)));
+}
+
+/// What is on its way to a node, or its answer on the way back.
+#[derive(Debug, Clone, Copy)]
+enum Message {
+    Open { write: bool },
+    Release,
+    Write,
+}
+
+/// A node, with what it counts of one file, and what is on the way, in both directions in order.
+#[derive(Debug, Default)]
+struct Server {
+    count: u32,
+    write: bool,
+    coming: VecDeque<Message>,
+    going: VecDeque<Message>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Open { node: usize, write: bool },
+    Close { handle: usize },
+    Write,
+    Arrive { node: usize },
+    Answer { node: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let node = 0..3_usize;
+    prop_oneof![
+        2 => (node.clone(), any::<bool>()).prop_map(|(node, write)| Step::Open { node, write }),
+        2 => (0..8_usize).prop_map(|handle| Step::Close { handle }),
+        2 => Just(Step::Write),
+        4 => node.clone().prop_map(|node| Step::Arrive { node }),
+        4 => node.prop_map(|node| Step::Answer { node }),
+    ]
+}
+
+proptest! {
+    /// However messages to several nodes overtake each other: no node is asked to release what it does not count, and what
+    /// is written comes to a node that has the file open for writing.
+    #[test]
+    fn nodes_have_open_what_they_are_asked_about(steps in prop::collection::vec(step(), 0..200)) {
+        let (opens, mut handles) = (Opens::default(), Vec::new());
+        let mut servers: [Server; 3] = Default::default();
+        // In the end everything is answered, closed, and answered again.
+        let nodes = || (0..3_usize).cycle().take(3 * 400);
+        let rest = || nodes().map(|node| Step::Arrive { node }).chain(nodes().map(|node| Step::Answer { node }));
+        let closes = (0..200).map(|_| Step::Close { handle: 0 });
+        for step in steps.into_iter().chain(rest()).chain(closes).chain(rest()) {
+            match step {
+                Step::Open { node, write } => servers[node].coming.push_back(Message::Open { write }),
+                Step::Close { handle } if handle < handles.len() => {
+                    handles.swap_remove(handle);
+                    let node = opens.leave(20).expect("there is an open for every handle");
+                    servers[node as usize].coming.push_back(Message::Release);
+                }
+                Step::Write if handles.contains(&true) => {
+                    let node = opens.held_at(20).expect("it is open");
+                    servers[node as usize].coming.push_back(Message::Write);
+                }
+                Step::Close { .. } | Step::Write => {}
+                Step::Arrive { node } => {
+                    let server = &mut servers[node];
+                    let Some(message) = server.coming.pop_front() else { continue };
+                    match message {
+                        Message::Open { write } => {
+                            server.count += 1;
+                            server.write |= write;
+                        }
+                        Message::Release => {
+                            prop_assert!(server.count > 0);
+                            server.count -= 1;
+                            server.write &= server.count > 0;
+                        }
+                        Message::Write => prop_assert!(server.write),
+                    }
+                    server.going.push_back(message);
+                }
+                Step::Answer { node } => match servers[node].going.pop_front() {
+                    Some(Message::Open { write }) => {
+                        let effect = Effect::Opens { write, linkable: false };
+                        opens.answered(node as NodeId, effect, &opened(20));
+                        handles.push(write);
+                    }
+                    Some(Message::Release) => released(&opens, node as NodeId, 20),
+                    Some(Message::Write) | None => {}
+                },
+            }
+        }
+        prop_assert_eq!((opens.len(), servers.map(|server| server.count)), (0, [0; 3]));
+    }
+}
