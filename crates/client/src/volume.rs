@@ -23,15 +23,19 @@ use crate::recovery::Recovery;
 use crate::storage::{Storage, StoreOptions};
 
 pub(crate) mod assembly;
+mod cluster;
 mod format;
 mod lock;
 mod sizes;
+mod token;
 
 use assembly::Assembly;
+pub use cluster::{form, join};
 pub use format::{NewVolume, format};
 pub use lock::VolumeLock;
 use sizes::fitting_options;
 pub use sizes::scratch_reserve;
+pub use token::Token;
 pub(crate) use sizes::{data_reserve, disk_bytes};
 
 /// Directory of the metadata engine.
