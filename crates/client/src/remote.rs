@@ -23,7 +23,7 @@ use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::Value;
 
 pub use self::metadata::{RemoteMetadata, is_answering};
-pub use self::url::{PORT_DEFAULT, RemoteUrl, SCHEME};
+pub use self::url::{ADDRESSES_MAX, PORT_DEFAULT, RemoteUrl, SCHEME, address};
 
 use self::durable::SyncFirst;
 use self::holdings::Holdings;

@@ -3,7 +3,7 @@
 //! [`Volume::open`] gives the raw parts, for the tools that check, dump and collect; [`Volume::serve`] starts a metadata
 //! node and a file system on them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -92,9 +92,19 @@ impl Volume {
     /// that goes to the background does so before.
     ///
     /// # Errors
-    /// If it is not there, damaged, newer, or in use; the text says which and what to do.
+    /// If it is not there, damaged, newer, one node's part of one, or in use; the text says which and what to do.
     pub fn open(url: &str, role: &str, resources: &Resources) -> Result<Self, VolumeError> {
         let dir = volume_dir(url)?;
+        Descriptor::read(&dir)?.is_whole(&dir)?;
+        Self::open_part(&dir, role, resources)
+    }
+
+    /// The same for a directory that may be one node's part of a volume: for whoever knows what to do with it.
+    ///
+    /// # Errors
+    /// As for [`Volume::open`].
+    pub fn open_part(dir: &Path, role: &str, resources: &Resources) -> Result<Self, VolumeError> {
+        let dir = dir.to_path_buf();
         let descriptor = Descriptor::read(&dir)?;
         let lock = VolumeLock::take(&dir, role)?;
         // Before the metadata: recovery reads file data and takes back what is not whole.

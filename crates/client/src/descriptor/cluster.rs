@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Descriptor, Durability, FORMAT_VERSION_CLUSTER};
 use crate::error::VolumeError;
+use crate::remote::{ADDRESSES_MAX, SCHEME};
 
 /// Bytes of the word by which the nodes of a cluster know each other.
 pub const SECRET_BYTES: usize = 16;
@@ -61,6 +62,18 @@ impl ClusterSection {
         Placement::decode(&bytes).map_err(|why| VolumeError::Invalid(why.to_string()))
     }
 
+    /// URL of the volume.
+    ///
+    /// # Errors
+    /// As [`ClusterSection::placement`].
+    pub fn url(&self, name: &str) -> Result<String, VolumeError> {
+        let placement = self.placement()?;
+        // A URL has a bound, and one node that is there is enough to find the others.
+        let members = placement.map.members().iter().take(ADDRESSES_MAX);
+        let addresses: Vec<&str> = members.map(|member| member.address.as_str()).collect();
+        Ok(format!("{SCHEME}{}/{name}", addresses.join(",")))
+    }
+
     /// The placement table as an offer to clients carries it.
     pub fn placement_hex(&self) -> &str {
         &self.placement
@@ -104,6 +117,16 @@ impl Descriptor {
         self.check()?;
         self.checksum = self.expected_checksum()?;
         Ok(self)
+    }
+
+    /// Refuses one node's part of the volume, which lies at `dir`.
+    ///
+    /// # Errors
+    /// Says what to use instead.
+    pub fn is_whole(&self, dir: &Path) -> Result<(), VolumeError> {
+        let Some(section) = &self.cluster else { return Ok(()) };
+        let url = section.url(&self.settings.name)?;
+        Err(VolumeError::OneOfSeveral { dir: dir.into(), node: section.node, url })
     }
 
     /// The same for clients: without what only nodes may know. Of the version that programs refuse which know nothing of

@@ -9,11 +9,13 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use kestrel_data::store::key::MARKER;
+use kestrel_types::placement::{Placement, PlacementError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Base, Place, Storage, StoreOptions};
 use crate::descriptor::Descriptor;
+use crate::descriptor::cluster::from_hex;
 use crate::error::VolumeError;
 
 /// Random bytes of the word.
@@ -29,6 +31,9 @@ pub struct Offer {
     descriptor: Value,
     /// Where its objects are, if that is a directory.
     pub objects: Option<SharedDir>,
+    /// The placement table of its metadata nodes in hexadecimal digits ([`Placement::encode`]), if they are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placement: Option<String>,
 }
 
 /// A directory with objects, and how to recognize it.
@@ -54,14 +59,22 @@ impl Offer {
                 Some(SharedDir { path, word })
             }
         };
-        let descriptor = serde_json::to_value(descriptor.for_clients()?)
-            .map_err(|why| VolumeError::Invalid(why.to_string()))?;
-        Ok(Self { descriptor, objects })
+        let shown = serde_json::to_value(descriptor.for_clients()?);
+        let placement = descriptor.cluster.as_ref().map(|section| section.placement_hex().to_string());
+        Ok(Self {
+            descriptor: shown.map_err(|why| VolumeError::Invalid(why.to_string()))?,
+            objects,
+            placement,
+        })
     }
 
     /// The offer as it travels.
     pub fn to_json(&self) -> Vec<u8> {
-        serde_json::json!({ "descriptor": self.descriptor, "objects": self.objects }).to_string().into_bytes()
+        let mut out = serde_json::json!({ "descriptor": self.descriptor, "objects": self.objects });
+        if let Some(placement) = &self.placement {
+            out["placement"] = placement.as_str().into();
+        }
+        out.to_string().into_bytes()
     }
 
     /// What the server named `server` offered.
@@ -83,6 +96,22 @@ impl Offer {
     /// As for [`Descriptor::read`].
     pub fn descriptor(&self, server: &str) -> Result<Descriptor, VolumeError> {
         Descriptor::from_offer(self.descriptor.clone(), Path::new(server))
+    }
+
+    /// Where everything is among the volume's metadata nodes; none if it has only one.
+    ///
+    /// # Errors
+    /// If the table is damaged, or a newer version of this program wrote it.
+    pub fn placement(&self, server: &str) -> Result<Option<Placement>, VolumeError> {
+        let Some(digits) = &self.placement else { return Ok(None) };
+        let damaged = |why: String| {
+            VolumeError::Corrupt(server.into(), format!("the table of its metadata nodes is not valid: {why}"))
+        };
+        let bytes = from_hex(digits).ok_or_else(|| damaged("it is not written in hexadecimal digits".into()))?;
+        Placement::decode(&bytes).map(Some).map_err(|error| match error {
+            PlacementError::Newer(_) => VolumeError::Invalid(format!("{server}: {error}")),
+            PlacementError::Damaged(why) => damaged(format!("{why}; use the same version of kestrel")),
+        })
     }
 }
 
@@ -195,7 +224,38 @@ pub(super) fn recognize(objects: &Path, word: Option<&str>) -> Result<(), Volume
 
 #[cfg(test)]
 mod tests {
+    use kestrel_types::placement::{ClusterMap, ExceptionTable, Member};
+
     use super::*;
+
+    #[test]
+    fn a_table_of_nodes_comes_back_and_one_that_cannot_be_read_is_told() {
+        let members = [1, 2].map(|id| Member { id, address: format!("node-{id}:9440") });
+        let table = Placement {
+            version: 1,
+            map: ClusterMap::even(members.to_vec()).unwrap(),
+            exceptions: ExceptionTable::default(),
+        };
+        let mut offer = Offer { descriptor: Value::Null, objects: None, placement: None };
+        let again = |offer: &Offer| Offer::from_json(&offer.to_json(), "a:1").unwrap().placement("a:1");
+        assert_eq!(again(&offer).unwrap(), None);
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let mut bytes = table.encode();
+        offer.placement = Some(hex(&bytes));
+        assert_eq!(again(&offer).unwrap(), Some(table));
+        bytes[0] = 9;
+        for (digits, why) in [
+            (hex(&bytes), "use the version of kestrel"),
+            ("0".into(), "hexadecimal"),
+            ("0\u{e9}".into(), "hexadecimal"),
+            ("+1".into(), "hexadecimal"),
+            ("01".into(), "not valid"),
+        ] {
+            offer.placement = Some(digits);
+            let error = again(&offer).unwrap_err().to_string();
+            assert!(error.contains("a:1") && error.contains(why), "{error}");
+        }
+    }
 
     #[test]
     fn a_directory_is_recognized_by_the_word_in_it() {
