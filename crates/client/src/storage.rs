@@ -23,8 +23,8 @@ use crate::volume::{data_reserve, disk_bytes};
 
 mod shared;
 
-pub use shared::{Offer, SharedDir};
 pub(crate) use shared::mark_objects;
+pub use shared::{Offer, SharedDir};
 
 /// Directory of the block store within the volume's, unless the settings name another place.
 pub const OBJECTS_DIR: &str = "objects";

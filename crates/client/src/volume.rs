@@ -35,8 +35,8 @@ pub use format::{NewVolume, format};
 pub use lock::VolumeLock;
 use sizes::fitting_options;
 pub use sizes::scratch_reserve;
-pub use token::Token;
 pub(crate) use sizes::{data_reserve, disk_bytes};
+pub use token::Token;
 
 /// Directory of the metadata engine.
 const META_DIR: &str = "meta";

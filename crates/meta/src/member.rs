@@ -59,6 +59,7 @@ use crate::worker::{Ear, Elsewhere};
 use commit::Decision;
 use fetch::Fetching;
 use lend::Loan;
+pub use records::{Prepared, decode_prepared};
 use work::{Back, Forwarding, Work};
 
 /// What has no answer for so long is sent again.

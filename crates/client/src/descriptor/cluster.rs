@@ -221,7 +221,10 @@ mod tests {
         assert_eq!((offered["format_version"].as_u64(), offered.get("cluster")), (Some(2), None));
         let seen = Descriptor::from_offer(offered.clone(), Path::new("server")).unwrap();
         assert_eq!(seen.uuid, descriptor.uuid);
-        assert!(Descriptor::from_json(offered, Path::new("kestrel.json")).is_err(), "no node has such a file");
+        assert!(
+            Descriptor::from_json(offered, Path::new("kestrel.json")).is_err(),
+            "no node has such a file"
+        );
     }
 
     #[test]

@@ -105,9 +105,13 @@ impl Offer {
     pub fn placement(&self, server: &str) -> Result<Option<Placement>, VolumeError> {
         let Some(digits) = &self.placement else { return Ok(None) };
         let damaged = |why: String| {
-            VolumeError::Corrupt(server.into(), format!("the table of its metadata nodes is not valid: {why}"))
+            VolumeError::Corrupt(
+                server.into(),
+                format!("the table of its metadata nodes is not valid: {why}"),
+            )
         };
-        let bytes = from_hex(digits).ok_or_else(|| damaged("it is not written in hexadecimal digits".into()))?;
+        let bytes =
+            from_hex(digits).ok_or_else(|| damaged("it is not written in hexadecimal digits".into()))?;
         Placement::decode(&bytes).map(Some).map_err(|error| match error {
             PlacementError::Newer(_) => VolumeError::Invalid(format!("{server}: {error}")),
             PlacementError::Damaged(why) => damaged(format!("{why}; use the same version of kestrel")),

@@ -80,9 +80,7 @@ pub(super) fn occupy(dir: &Path, force: bool) -> Result<(VolumeLock, bool), Volu
     if occupied && !force {
         return Err(VolumeError::NotEmpty(dir.into()));
     }
-    if occupied
-        && let Ok(Descriptor { cluster: Some(section), .. }) = Descriptor::read(dir)
-    {
+    if occupied && let Ok(Descriptor { cluster: Some(section), .. }) = Descriptor::read(dir) {
         return Err(VolumeError::Invalid(format!(
             "{}: node {} of a cluster; what it holds is part of a volume. To give the volume up, remove the directories of all \
              its nodes and its objects",

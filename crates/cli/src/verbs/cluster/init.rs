@@ -69,8 +69,10 @@ pub fn run(args: &InitArgs) -> Result<Verdict, Failure> {
     let made = volume::form(&args.directory, new, &addresses, &options).map_err(failed)?;
     let token = Token::of(&made).map_err(failed)?;
     if args.new.json {
-        let nodes: Vec<Value> =
-            (1..).zip(&addresses).map(|(node, address)| json!({ "node": node, "address": address })).collect();
+        let nodes: Vec<Value> = (1..)
+            .zip(&addresses)
+            .map(|(node, address)| json!({ "node": node, "address": address }))
+            .collect();
         print_json(&json!({
             "volume": dir, "name": made.settings.name, "uuid": made.uuid, "node": 1, "nodes": nodes,
             "token": token.to_string(),
