@@ -31,6 +31,7 @@ mod fetch;
 mod lead;
 mod lend;
 mod message;
+mod poll;
 mod records;
 mod work;
 
@@ -47,6 +48,7 @@ use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
 pub use message::{Envelope, Fetched, LoanId, Message, Vote};
+pub use poll::{Answer, Question};
 
 use crate::cluster::Cluster;
 use crate::engine::{BatchKind, Engine, Mutation};
@@ -59,6 +61,7 @@ use crate::worker::{Ear, Elsewhere};
 use commit::Decision;
 use fetch::Fetching;
 use lend::Loan;
+use poll::Poll;
 use work::{Back, Forwarding, Work};
 
 /// What has no answer for so long is sent again.
@@ -138,6 +141,8 @@ pub struct Member {
     decisions: BTreeMap<TxnId, Decision>,
     /// What it has lent.
     loans: BTreeMap<TxnId, Loan>,
+    /// Questions to all members, by number.
+    polls: BTreeMap<u64, Poll>,
     /// Locks were given up: those who wait for that may go on.
     unlocked: bool,
 }
@@ -196,6 +201,7 @@ impl Member {
             leads: BTreeMap::new(),
             decisions: BTreeMap::new(),
             loans: BTreeMap::new(),
+            polls: BTreeMap::new(),
             unlocked: false,
         };
         member.restore(records);
@@ -224,6 +230,7 @@ impl Member {
         self.tick_fetches();
         self.tick_loans();
         self.tick_decisions();
+        self.tick_polls();
         self.pump();
     }
 
@@ -263,6 +270,8 @@ impl Member {
             Message::Decided(txn) => self.decided(from, txn),
             Message::Ask(txn) => self.asked(from, txn),
             Message::Alive(txn) => self.alive(txn),
+            Message::Poll { number, question } => self.polled(from, number, question),
+            Message::Polled { number, answer } => self.told(from, number, answer),
         }
     }
 
