@@ -33,6 +33,7 @@ pub mod host;
 mod lead;
 mod lend;
 mod message;
+mod poll;
 mod records;
 mod unsent;
 mod work;
@@ -50,6 +51,7 @@ use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
 pub use message::{Envelope, Fetched, LoanId, Message, Vote};
+pub use poll::{Answer, Question};
 
 use crate::cluster::Cluster;
 use crate::engine::{BatchKind, Engine, EngineError, Mutation};
@@ -63,6 +65,7 @@ use commit::Decision;
 use fetch::Fetching;
 use host::Bell;
 use lend::Loan;
+use poll::Poll;
 use work::{Back, Forwarding, Work};
 
 /// What has no answer for so long is sent again.
@@ -161,6 +164,8 @@ pub struct Member {
     decisions: BTreeMap<TxnId, Decision>,
     /// What it has lent.
     loans: BTreeMap<TxnId, Loan>,
+    /// Questions to all members, by number.
+    polls: BTreeMap<u64, Poll>,
     /// Locks were given up: those who wait for that may go on.
     unlocked: bool,
     /// How often that was so.
@@ -235,6 +240,7 @@ impl Member {
             leads: BTreeMap::new(),
             decisions: BTreeMap::new(),
             loans: BTreeMap::new(),
+            polls: BTreeMap::new(),
             unlocked: false,
             unlocks: 0,
             finished: Vec::new(),
@@ -266,6 +272,7 @@ impl Member {
         self.tick_fetches();
         self.tick_loans();
         self.tick_decisions();
+        self.tick_polls();
         self.pump();
     }
 
@@ -321,6 +328,8 @@ impl Member {
             Message::Decided(txn) => self.decided(from, txn),
             Message::Ask(txn) => self.asked(from, txn),
             Message::Alive(txn) => self.alive(txn),
+            Message::Poll { number, question } => self.polled(from, number, question),
+            Message::Polled { number, answer } => self.told(from, number, answer),
         }
     }
 

@@ -9,6 +9,7 @@ use kestrel_types::request::{Op, Reply, Request};
 
 use super::lead::Lead;
 use super::message::Message;
+use super::poll::{Question, Then, out_of_reach};
 use super::{DEADLINE, FORWARDED_MAX, Member, RESEND, Todo};
 use crate::engine::BatchKind;
 use crate::node::Done;
@@ -48,6 +49,8 @@ pub(super) enum Stage {
     Resting { until: Nanos, leads: bool },
     /// It is a transaction.
     Leading(Lead),
+    /// It waits for what all members say; the poll has its own deadline.
+    Polling,
     /// It has ended; the reply waits for the log.
     Ending,
 }
@@ -135,6 +138,10 @@ impl Member {
         if matches!(work.request.op, Op::ReadDir { .. }) && !alone {
             return self.lead(ticket);
         }
+        if matches!(work.request.op, Op::Usage) && !alone {
+            work.stage = Stage::Polling;
+            return self.poll(Question::Usage, Then::TellUsage(ticket));
+        }
         work.stage = Stage::Alone;
         work.unlocks = self.unlocks;
         self.node.submit_alone(work.request.clone(), work.origin, self.inbox.clone(), ticket as usize);
@@ -221,8 +228,8 @@ impl Member {
     pub(super) fn tick_works(&mut self) {
         let now = self.now;
         let due = |work: &Work| match &work.stage {
-            // The node answers, and so does the log.
-            Stage::Alone | Stage::Ending => false,
+            // The node answers, and so do the log and the poll.
+            Stage::Alone | Stage::Ending | Stage::Polling => false,
             Stage::Resting { until, .. } => *until <= now || work.until <= now,
             Stage::Leading(lead) => work.until <= now && !lead.is_decided() || lead.sent() + RESEND <= now,
             Stage::Parked | Stage::Fetching => work.until <= now,
@@ -257,8 +264,7 @@ impl Member {
     fn time_out(&mut self, ticket: u64) {
         self.give_up(ticket);
         self.forget_fetches(ticket);
-        let text = "metadata: other nodes of the cluster could not be reached in time; nothing has changed";
-        self.conclude(ticket, Err(FsError::new(libc::ETIMEDOUT, text).into()));
+        self.conclude(ticket, Err(out_of_reach().into()));
     }
 }
 

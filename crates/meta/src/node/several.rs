@@ -123,6 +123,11 @@ impl Node {
         self.drive(pending);
     }
 
+    /// Files, directories and bytes of the volume, as far as this node's shares have them.
+    pub(crate) fn figures(&self) -> [i64; 3] {
+        self.usage_now()
+    }
+
     /// Something that no inode number was made of.
     pub(crate) fn counter(&self) -> FsResult<u64> {
         self.inodes.take(&*self.engine, 1).map_err(engine_error)
