@@ -304,7 +304,7 @@ impl Member {
 
     /// Whether time alone may give it something to do.
     fn is_waiting(&self) -> bool {
-        !self.is_idle() || !self.forwards.is_empty() || !self.fetches.is_empty()
+        !self.is_idle() || !self.forwards.is_empty() || !self.fetches.is_empty() || !self.polls.is_empty()
     }
 
     fn handle(&mut self, from: NodeId, message: Message) {
