@@ -6,6 +6,7 @@ use kestrel_types::key::Key;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Reply, Request};
 
+use super::poll::{Answer, Question};
 use crate::engine::Mutation;
 use crate::locks::{Mode, TxnId};
 use crate::rows::{Missing, Span};
@@ -134,6 +135,20 @@ pub enum Message {
     Ask(TxnId),
     /// It goes on.
     Alive(TxnId),
+    /// A question to all members. Numbered by the sender.
+    Poll {
+        /// The sender's number.
+        number: u64,
+        /// What he wants to know.
+        question: Question,
+    },
+    /// Answers.
+    Polled {
+        /// As asked.
+        number: u64,
+        /// What the member says.
+        answer: Answer,
+    },
 }
 
 /// Suffix and value of a row.
