@@ -1,5 +1,7 @@
 //! `kestrel fsck`.
 
+mod several;
+
 use std::path::Path;
 
 use clap::Args;
@@ -34,14 +36,18 @@ const READERS_REMOTE: usize = 32;
   kestrel fsck /data/vol --data --json
   kestrel fsck /data/vol --repair
   kestrel fsck kestrel://meta1/photos
+  kestrel fsck /data/node1 /data/node2 /data/node3
 
 Changes nothing without --repair. A mounted volume is checked while it is used, on a consistent copy of its metadata that
 needs as much room in the volume's directory as they do; --repair needs the volume unmounted. What cannot be put back where
-it belongs goes to /lost+found. Exit code 0: nothing is damaged (any more); 1: something is, or the check failed; 2: wrong
+it belongs goes to /lost+found. Of a volume that several nodes share, the nodes are checked together. Exit code 0: nothing is damaged (any more); 1: something is, or the check failed; 2: wrong
 usage.")]
 pub struct FsckArgs {
     /// The volume: a path, file:///path or kestrel://host[:port]/NAME
     pub volume: String,
+    /// Of a cluster none of whose nodes runs: the directories of all other nodes
+    #[arg(value_name = "NODE")]
+    pub others: Vec<String>,
     /// Read all file data and verify its checksums
     #[arg(long)]
     pub data: bool,
@@ -160,6 +166,7 @@ pub fn check_in_use(volume: &InUse<'_>, data: bool, limit: usize, feed: &Feed<'_
 /// Checks, and repairs.
 pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
     let target = Target::of("fsck", &args.volume)?;
+    let is_of_several = several::is_meant(args);
     if args.repair && matches!(target, Target::Served(_)) {
         return Err(Failure::usage(
             "fsck: --repair needs the volume itself: stop the server and run it there, on the volume's directory",
@@ -170,7 +177,7 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
     let mut progress = Progress::new();
     let fail = |why: &dyn std::fmt::Display| Failure::new("fsck", format!("{target}: {why}"));
     // A repair does not ask: opening the volume says who has it mounted.
-    let asked = if args.repair {
+    let asked = if args.repair || is_of_several {
         None
     } else {
         let question = json!({ "verb": "fsck", "data": args.data, "limit": args.limit });
@@ -185,7 +192,8 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
                 shown(&mut progress, event, &mut |event| printer.event(event));
                 true
             };
-            at_rest(args, &Feed::new(&mut tell), &fail)?
+            let feed = Feed::new(&mut tell);
+            if is_of_several { several::at_rest(args, &feed)? } else { at_rest(args, &feed, &fail)? }
         }
     };
     drop(progress);
