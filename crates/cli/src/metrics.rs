@@ -124,7 +124,7 @@ fn figures(fs: &Fs) -> BTreeMap<&'static str, u64> {
         figures.insert(name, value);
     });
     if let Some(metadata) = fs.metadata().remote() {
-        let stats = metadata.remote().stats();
+        let stats = metadata.connection_stats();
         figures.extend([
             ("metadata_retries", stats.retries),
             ("metadata_reconnects", stats.reconnects),

@@ -131,11 +131,11 @@ impl HeldLocks {
         gone
     }
 
-    /// All that is held, to be claimed from a server that has restarted.
-    pub fn all(&self) -> Vec<LockSpan> {
+    /// All that is held of such files, to be claimed from a server that has restarted.
+    pub fn all(&self, of: &dyn Fn(InodeId) -> bool) -> Vec<LockSpan> {
         let state = self.state.lock();
         let mut all = Vec::new();
-        for (ino, owners) in &state.files {
+        for (ino, owners) in state.files.iter().filter(|(ino, _)| of(**ino)) {
             for ((kind, owner), held) in owners {
                 all.extend(held.ranges.iter().map(|(start, range)| LockSpan {
                     ino: *ino,
@@ -157,10 +157,10 @@ impl HeldLocks {
         inos.iter().copied().filter(|ino| self.lose(&mut state, *ino)).collect()
     }
 
-    /// The server holds nothing for this client any more. Answers which files had been locked.
-    pub fn lost_all(&self) -> Vec<InodeId> {
+    /// The server holds nothing of such files for this client any more. Answers which of them had been locked.
+    pub fn lost_all(&self, of: &dyn Fn(InodeId) -> bool) -> Vec<InodeId> {
         let mut state = self.state.lock();
-        let inos: Vec<InodeId> = state.files.keys().copied().collect();
+        let inos: Vec<InodeId> = state.files.keys().copied().filter(|ino| of(*ino)).collect();
         inos.into_iter().filter(|ino| self.lose(&mut state, *ino)).collect()
     }
 
@@ -235,13 +235,14 @@ mod tests {
         take(&table, &span(1, LockMode::Write, 0, 99), 1);
         take(&table, &span(1, LockMode::Read, 10, 19), 1);
         table.unlocked(7, 1, LockKind::Posix, (50, LOCK_END));
-        let mut held: Vec<_> = table.all().iter().map(|span| (span.start, span.end, span.mode)).collect();
+        let mut held: Vec<_> =
+            table.all(&|_| true).iter().map(|span| (span.start, span.end, span.mode)).collect();
         held.sort_unstable_by_key(|range| range.0);
         assert_eq!(held, [(0, 9, LockMode::Write), (10, 19, LockMode::Read), (20, 49, LockMode::Write)]);
         assert!(table.excludes(7, 1, LockKind::Posix, (19, 20)));
         assert!(!table.excludes(7, 1, LockKind::Posix, (10, 19)));
         table.released(7, 1, LockKind::Posix);
-        assert!(table.all().is_empty() && !table.may_hold(7, 1, LockKind::Posix));
+        assert!(table.all(&|_| true).is_empty() && !table.may_hold(7, 1, LockKind::Posix));
     }
 
     #[test]
@@ -277,10 +278,11 @@ mod tests {
         assert!(table.lost(&[7]).is_empty());
         assert!(!table.lost_since(7, before), "nothing was held");
         take(&table, &span(1, LockMode::Read, 0, 9), 1);
-        assert_eq!(table.lost_all(), [7]);
+        assert!(table.lost_all(&|ino| ino == 8).is_empty() && table.all(&|ino| ino == 8).is_empty());
+        assert_eq!(table.lost_all(&|_| true), [7]);
         assert!(table.lost_since(7, before) && !table.lost_since(8, before));
         assert!(!table.lost_since(7, table.losses()));
-        assert!(table.all().is_empty());
+        assert!(table.all(&|_| true).is_empty());
         table.file_closed(7);
         assert!(!table.lost_since(7, before));
     }

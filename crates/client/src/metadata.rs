@@ -1,7 +1,8 @@
 //! The way to a volume's metadata: a node in this process, or a server across a network.
 //!
 //! **Order.** Requests that touch the same keys and are submitted one after the other by one thread are executed in that
-//! order. Replies may come in any order, on any thread.
+//! order, unless several servers serve the volume: then requests about one file may go to different ones, and who needs an
+//! order waits for answers (`remote::routes` says what holds). Replies may come in any order, on any thread.
 //!
 //! **Exactly once.** A request is executed once, or it fails having changed nothing, with one exception: one that a server
 //! across a network has not answered by the deadline (`EIO`) may have been executed.
@@ -53,13 +54,22 @@ pub trait Metadata: Send + Sync {
     fn close(&self) -> FsResult<()>;
 }
 
+/// A call about a lock, to be cancelled by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockCall {
+    /// Which of several servers was asked; 0 if there is one.
+    pub server: usize,
+    /// The call's number there.
+    pub call: u64,
+}
+
 /// Keeps locks that all clients of a volume see.
 pub trait LockServer: Send + Sync {
-    /// Asks about a lock; `done` gets the answer, once, maybe before this returns. Answers the call's number.
-    fn lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> u64;
+    /// Asks about a lock; `done` gets the answer, once, maybe before this returns.
+    fn lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> LockCall;
 
     /// Ends the wait of a call: it is answered `EINTR`, unless it has been answered or does not wait.
-    fn cancel(&self, call: u64);
+    fn cancel(&self, call: LockCall);
 }
 
 /// A node in this process.

@@ -8,29 +8,37 @@
 //! ([`holdings`]). A client that was away for longer than the lease has lost its locks, and files without names.
 //!
 //! **Order of bytes and names.** A commit is sent when the bytes it names are durable ([`durable`]).
+//!
+//! **Several nodes** may serve a volume; the first that answers tells which. A client has a session with each ([`nodes`]), asks whoever
+//! leads a request ([`routes`]), and claims again from a node what that one counted. An outage of one stops what it leads, and
+//! nothing else.
 
+mod ask;
 mod durable;
 mod holdings;
 mod metadata;
+mod nodes;
 mod opens;
+mod routes;
 mod url;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_net::remote::{Remote, RemoteConfig};
 use kestrel_types::clock::{Clock, SystemClock};
-use serde_json::Value;
 
+pub use self::ask::{NodeAnswer, ask, ask_each};
 pub use self::metadata::{RemoteMetadata, is_answering};
+pub use self::nodes::NodeLink;
 pub use self::url::{ADDRESSES_MAX, PORT_DEFAULT, RemoteUrl, SCHEME, address};
 
 use self::durable::SyncFirst;
 use self::holdings::Holdings;
+use self::nodes::{First, Nodes};
 use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::fs::Fs;
-use crate::storage::{Offer, Storage};
+use crate::storage::Storage;
 use crate::volume::Resources;
 use crate::volume::assembly::Assembly;
 
@@ -61,27 +69,24 @@ pub struct RemoteVolume {
 }
 
 impl RemoteVolume {
-    /// Connects to the server that `url` names, learns from it what the volume is, opens the block store, and starts a file
-    /// system. Waits for a server that does not answer up to the deadline. Starts threads: a process that goes to the
-    /// background does so before.
+    /// Connects to a server that `url` names, learns from it what the volume is, connects to the other nodes if there are several,
+    /// opens the block store, and starts a file system. Waits for each server that does not answer up to the deadline. Starts threads: a
+    /// process that goes to the background does so before.
     ///
     /// # Errors
-    /// If no server answers, none serves this volume, or its store cannot be used from here; the text says which and what to
-    /// do.
+    /// If no server answers, none serves this volume, one of several nodes cannot be had, or the volume's store cannot be used from
+    /// here; the text says which and what to do.
     pub fn open(url: &str, how: &Introduction, resources: &Resources) -> Result<Self, VolumeError> {
         let url = RemoteUrl::parse(url)?;
         let server = url.to_string();
         let holdings = Arc::new(Holdings::new(server.clone()));
-        let (remote, welcome) = Remote::connect(config(&url, how), holdings.clone())
-            .map_err(|why| VolumeError::Io(format!("{server}: {why}")))?;
-        let opened = (|| {
-            let offer = Offer::from_json(&welcome.descriptor, &server)?;
-            let descriptor = offer.descriptor(&server)?;
-            let storage = Arc::new(Storage::open_offered(&offer, &server, &resources.store)?);
-            Ok((descriptor, storage))
-        })();
-        let (descriptor, storage) = opened.inspect_err(|_| remote.close())?;
-        let metadata = Arc::new(RemoteMetadata::new(remote, holdings.clone()));
+        let first = First::connect(&url, how, &holdings)?;
+        let opened = first.offer.descriptor(&server).and_then(|descriptor| {
+            let storage = Storage::open_offered(&first.offer, &server, &resources.store)?;
+            Ok((descriptor, Arc::new(storage)))
+        });
+        let (descriptor, storage) = opened.inspect_err(|_| first.close())?;
+        let metadata = Arc::new(RemoteMetadata::new(Nodes::connect(first)?, holdings.clone()));
         if storage.needs_sync() {
             metadata.sync_first(SyncFirst::new(storage.store.clone())?);
         }
@@ -91,37 +96,4 @@ impl RemoteVolume {
         holdings.belongs_to(&fs);
         Ok(Self { url, descriptor, storage, fs })
     }
-}
-
-fn config(url: &RemoteUrl, how: &Introduction) -> RemoteConfig {
-    RemoteConfig {
-        addresses: url.addresses.clone(),
-        volume: url.name.clone(),
-        who: how.who.clone(),
-        deadline: how.deadline,
-    }
-}
-
-/// Asks a server something about a volume it serves, as the control socket is asked (`crate::control`); `on_event` gets what
-/// it tells meanwhile. Nothing of the volume is opened here. `limit` bounds the time between two answers.
-///
-/// # Errors
-/// What the server said, or that none answers.
-pub fn ask(
-    url: &str,
-    who: &str,
-    question: &Value,
-    limit: Option<Duration>,
-    on_event: &mut dyn FnMut(Value),
-) -> Result<Value, VolumeError> {
-    let url = RemoteUrl::parse(url)?;
-    let server = url.to_string();
-    let holdings = Arc::new(Holdings::new(server.clone()));
-    let deadline = limit.unwrap_or(DEADLINE_DEFAULT);
-    let how = Introduction { who: who.to_string(), deadline, read_only: true };
-    let (remote, _) = Remote::connect(config(&url, &how), holdings)
-        .map_err(|why| VolumeError::Io(format!("{server}: {why}")))?;
-    let answer = remote.admin(question, limit, on_event);
-    remote.close();
-    answer.map_err(|why| VolumeError::Io(format!("{server}: {why}")))
 }

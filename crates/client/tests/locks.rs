@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver};
 
 use common::{client, open};
 use kestrel_client::fs::{FileHandle, Fs, LockWait, LockedRange, wait};
-use kestrel_client::metadata::{Embedded, LockServer, Metadata};
+use kestrel_client::metadata::{Embedded, LockCall, LockServer, Metadata};
 use kestrel_cluster::locks::{Locks, Owner, Set, Ticket};
 use kestrel_data::store::MemoryStore;
 use kestrel_meta::engine::memory::MemoryEngine;
@@ -58,7 +58,7 @@ impl Metadata for Session {
 }
 
 impl LockServer for Session {
-    fn lock(&self, request: LockRequest, done: Answer) -> u64 {
+    fn lock(&self, request: LockRequest, done: Answer) -> LockCall {
         let mut desk = self.desk.lock();
         desk.calls += 1;
         let (call, session, mut woken) = (desk.calls, self.number, Vec::new());
@@ -96,10 +96,10 @@ impl LockServer for Session {
             }
         }
         answers.drain(..).for_each(|answer| answer(Ok(LockAnswer::Done)));
-        call
+        LockCall { server: 0, call }
     }
 
-    fn cancel(&self, call: u64) {
+    fn cancel(&self, LockCall { call, .. }: LockCall) {
         let mut desk = self.desk.lock();
         if desk.locks.cancel(self.number, call) {
             let answer = desk.waiting.remove(&Ticket { session: self.number, call });
@@ -209,7 +209,7 @@ fn a_wait_that_is_cancelled_leaves_nothing_behind() {
     let answer = Box::new(move |result: FsResult<bool>| send.send(result.unwrap_err().errno).unwrap());
     b.set_lock(&there, span(&there, LockMode::Write), Some(waiting), answer);
     assert_eq!(done.recv().unwrap(), libc::EINTR);
-    assert!(b.locks_to_reclaim().is_empty() && a.locks_to_reclaim().len() == 1);
+    assert!(b.locks_to_reclaim(&|_| true).is_empty() && a.locks_to_reclaim(&|_| true).len() == 1);
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn handles_of_a_file_that_lost_its_locks_fail_and_new_ones_do_not() {
     lock(&a, &locked, LockMode::Write).unwrap();
     let (send, told) = mpsc::channel();
     a.when_locks_are_lost(Box::new(move |ino| send.send(ino).unwrap()));
-    a.locks_lost();
+    a.locks_lost(&|_| true);
     assert_eq!(told.try_iter().collect::<Vec<_>>(), [locked.ino()]);
     let errno = |result: FsResult<()>| result.unwrap_err().errno;
     assert_eq!(errno(a.write(&locked, 0, b"x", false)), libc::EIO);

@@ -154,6 +154,7 @@ impl Connection {
                 }
             }
             ToServer::Bye => work.bye = true,
+            ToServer::PeerHello(_) | ToServer::Peer(_) => return Err(SECOND_HELLO),
             ToServer::Call(call) => {
                 let counts = &self.server.shared.counts;
                 counts.calls.add(1);

@@ -11,14 +11,17 @@
 //! meanwhile, each until its own deadline. The [`Holder`] is told at the beginning and the end.
 //!
 //! **The reader never blocks in a write.** A node that has answers we did not take stops reading us, so a reader that waits for
-//! room to write would wait for itself.
+//! room to write would wait for itself; nor may a reader wait for room on another connection, whose reader may wait for room on
+//! its own. What it cannot write there is left to the other connection's ticker.
 
 mod admin;
 mod dial;
 mod duty;
 mod reader;
+mod route;
 mod sink;
 mod socket;
+mod stats;
 mod ticker;
 mod writer;
 
@@ -39,11 +42,13 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::link::{CallId, Completion, DEADLINE_MAX, Link, LinkConfig, Patience};
 use duty::Duty;
+use route::Route;
 use sink::Sink;
 use writer::Writer;
 
 pub use admin::AdminError;
 pub use sink::{Done, LockDone};
+pub use stats::RemoteStats;
 
 /// Where to connect to, and how long to wait.
 #[derive(Debug, Clone)]
@@ -93,37 +98,6 @@ impl fmt::Display for ConnectError {
 
 impl std::error::Error for ConnectError {}
 
-/// Counters since the connection was made.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RemoteStats {
-    /// Calls asked.
-    pub calls: u64,
-    /// Calls sent, retries not counted: round trips.
-    pub sent: u64,
-    /// Calls sent again after a reconnect.
-    pub retries: u64,
-    /// Calls that ended without an answer.
-    pub failed: u64,
-    /// Times the connection was made again.
-    pub reconnects: u64,
-    /// Sessions that the node had lost.
-    pub reclaims: u64,
-    /// Bytes written.
-    pub bytes_sent: u64,
-    /// Bytes read.
-    pub bytes_received: u64,
-    /// Writes.
-    pub writes: u64,
-    /// Reads that brought something.
-    pub reads: u64,
-    /// Calls sent and not answered, at present.
-    pub in_flight: usize,
-    /// Calls that wait to be sent, at present.
-    pub waiting: usize,
-    /// How long there has been no service; none if there is.
-    pub outage: Option<Duration>,
-}
-
 #[derive(Debug, Default)]
 struct Traffic {
     bytes_sent: AtomicU64,
@@ -156,6 +130,7 @@ enum Life {
 
 struct Shared {
     config: RemoteConfig,
+    route: Mutex<Route>,
     holder: Arc<dyn Holder>,
     origin: Instant,
     /// When the threads of the connection last looked at the clock.
@@ -197,6 +172,7 @@ impl Remote {
             server: config.addresses.join(","),
         };
         let shared = Arc::new(Shared {
+            route: Mutex::new(Route::new(config.addresses.clone())),
             holder,
             origin: Instant::now(),
             noted: AtomicI64::new(0),
@@ -294,6 +270,21 @@ impl Remote {
         self.shared.ask(|link| link.cancel(id));
     }
 
+    /// The address of the present connection, or of the last one or the next attempt if there is none.
+    pub fn address(&self) -> String {
+        self.shared.route.lock().present().to_string()
+    }
+
+    /// From the next connection on the node is looked for at the present address and, if there is nothing, at this one.
+    pub fn settle(&self, other: &str) {
+        self.shared.route.lock().settle(other);
+    }
+
+    /// Whether calls are served at present.
+    pub fn is_up(&self) -> bool {
+        self.shared.link.lock().is_up()
+    }
+
     /// Counters.
     pub fn stats(&self) -> RemoteStats {
         let (figures, silent_since) = {
@@ -380,7 +371,10 @@ impl Shared {
         };
         if output {
             self.writer.offer();
-            if !Duty::of(self).is_on() {
+            let duty = Duty::of(self);
+            if duty.is_elsewhere() {
+                self.write_in_passing();
+            } else if !duty.is_on() {
                 self.write_all();
             }
         }

@@ -196,7 +196,7 @@ impl Client {
 
     /// A figure of its connection.
     pub fn reconnects(&self) -> u64 {
-        self.fs.metadata().remote().unwrap().remote().stats().reconnects
+        self.fs.metadata().remote().unwrap().connection_stats().reconnects
     }
 }
 

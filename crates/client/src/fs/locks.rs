@@ -16,6 +16,7 @@ use kestrel_types::wire::{LockAnswer, LockKind, LockMode, LockReply, LockRequest
 use parking_lot::Mutex;
 
 use super::{Caller, Done, FileHandle, Fs, into_inode};
+use crate::metadata::LockCall;
 
 /// A request for a lock, which can be cancelled while it waits.
 #[derive(Debug, Clone, Default)]
@@ -28,7 +29,7 @@ enum Asked {
     #[default]
     NotYet,
     /// By this call.
-    By(u64),
+    By(LockCall),
     /// It is not wanted any more.
     Cancelled,
 }
@@ -115,7 +116,7 @@ impl Fs {
                 }
             }),
         );
-        let Some(waiting) = wait else { return };
+        let (Some(waiting), Some(call)) = (wait, call) else { return };
         let mut asked = waiting.0.lock();
         match *asked {
             Asked::Cancelled => {
@@ -234,9 +235,9 @@ impl Fs {
         });
     }
 
-    /// All locks held, to be claimed from a server that has restarted.
-    pub fn locks_to_reclaim(&self) -> Vec<LockSpan> {
-        self.locks.all()
+    /// All locks held of the files that a server keeps locks of, to be claimed from it: it has restarted.
+    pub fn locks_to_reclaim(&self, is_kept: &dyn Fn(InodeId) -> bool) -> Vec<LockSpan> {
+        self.locks.all(is_kept)
     }
 
     /// The server could not give back the locks of these files: their open handles fail with `EIO` from now on.
@@ -244,9 +245,10 @@ impl Fs {
         self.tell_lost(&self.locks.lost(lost));
     }
 
-    /// All locks were lost with the session. As [`Fs::locks_reclaimed`] for every file of which any was held.
-    pub fn locks_lost(&self) {
-        self.tell_lost(&self.locks.lost_all());
+    /// All locks of the files that a server keeps locks of were lost with the session. As [`Fs::locks_reclaimed`] for each of
+    /// which any was held.
+    pub fn locks_lost(&self, is_kept: &dyn Fn(InodeId) -> bool) {
+        self.tell_lost(&self.locks.lost_all(is_kept));
     }
 
     /// Has `tell` called with each file that loses locks: what is cached of it elsewhere must not be used as if it were locked.
@@ -272,17 +274,17 @@ impl Fs {
         }
     }
 
-    fn ask_lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> u64 {
+    fn ask_lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> Option<LockCall> {
         match self.metadata.locks() {
-            Some(server) => server.lock(request, done),
+            Some(server) => Some(server.lock(request, done)),
             None => {
                 done(Err(FsError::new(libc::ENOSYS, "locks of this volume are kept by the kernel")));
-                0
+                None
             }
         }
     }
 
-    fn cancel_call(&self, call: u64) {
+    fn cancel_call(&self, call: LockCall) {
         if let Some(server) = self.metadata.locks() {
             server.cancel(call);
         }

@@ -1,5 +1,8 @@
-//! What a session stands for: what is open, locked and being written here, kept so that it can be claimed again from a
-//! server that has lost it.
+//! What sessions stand for: what is open, locked and being written here, kept so that it can be claimed again from a server
+//! that has lost it.
+//!
+//! With several nodes each has its own part: the opens that it counts, the locks of files whose home it is, and one of them the
+//! object numbers that it handed out.
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -7,6 +10,7 @@ use std::time::Duration;
 use kestrel_net::remote::Holder;
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::name::InodeRef;
+use kestrel_types::placement::{Member, NodeId, Placement};
 use kestrel_types::wire::{
     LockSpan, RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, ReclaimReply, SessionState, Welcome,
 };
@@ -17,20 +21,20 @@ use crate::fs::Fs;
 use crate::object_ids::ObjectNumbers;
 use crate::storage::Offer;
 
-/// What this client holds.
+/// What this client holds, of all nodes together.
 pub struct Holdings {
     /// The volume's servers, for the log.
     server: String,
-    /// Identity of the volume; known since the first welcome.
-    uuid: OnceLock<String>,
+    /// Identity of the volume, and the table of its nodes as it was offered; known since the first welcome.
+    volume: OnceLock<(String, Option<String>)>,
+    /// Who owns what, if there are several nodes.
+    placement: OnceLock<Placement>,
     /// Open files.
     pub opens: Opens,
     /// Object numbers.
     pub numbers: ObjectNumbers,
     /// Who knows places and locks, once it exists. Before that nothing is held.
     fs: OnceLock<Weak<Fs>>,
-    /// Locks of each part of the reclaim under way.
-    claimed: Mutex<Vec<Vec<InodeId>>>,
 }
 
 impl Holdings {
@@ -38,11 +42,11 @@ impl Holdings {
     pub fn new(server: String) -> Self {
         Self {
             server,
-            uuid: OnceLock::new(),
+            volume: OnceLock::new(),
+            placement: OnceLock::new(),
             opens: Opens::default(),
             numbers: ObjectNumbers::remembered(),
             fs: OnceLock::new(),
-            claimed: Mutex::default(),
         }
     }
 
@@ -51,50 +55,135 @@ impl Holdings {
         let _ = self.fs.set(Arc::downgrade(fs));
     }
 
+    /// Tells that there are several nodes. Once, before anything is held.
+    pub fn is_placed_by(&self, placement: Placement) {
+        let _ = self.placement.set(placement);
+    }
+
     fn fs(&self) -> Option<Arc<Fs>> {
         self.fs.get()?.upgrade()
     }
-
-    fn oldest(&self) -> ObjectId {
-        // Before the file system exists there is no object.
-        self.fs().map_or(0, |fs| fs.packer().oldest_open())
-    }
 }
 
-impl Holder for Holdings {
-    fn welcomed(&self, welcome: &Welcome) -> Result<(), String> {
-        let offer = Offer::from_json(&welcome.descriptor, &self.server).map_err(|why| why.to_string())?;
-        let uuid = offer.descriptor(&self.server).map_err(|why| why.to_string())?.uuid;
-        if *self.uuid.get_or_init(|| uuid.clone()) != uuid {
+/// One node's part of what is held.
+pub struct Seat {
+    holdings: Arc<Holdings>,
+    /// The node: 0 in a volume of one node; of the first connection known since it was welcomed.
+    node: OnceLock<NodeId>,
+    /// Where the table says that it is, unless it is the first one.
+    address: Option<String>,
+    /// Locks of each part of the reclaim under way.
+    claimed: Mutex<Vec<Vec<InodeId>>>,
+}
+
+impl Seat {
+    /// Of the node that will be connected to first, whichever that is. It hands out object numbers.
+    pub fn first(holdings: Arc<Holdings>) -> Self {
+        Self { holdings, node: OnceLock::new(), address: None, claimed: Mutex::default() }
+    }
+
+    /// Of another node.
+    pub fn of(holdings: Arc<Holdings>, member: &Member) -> Self {
+        let (node, address) = (OnceLock::from(member.id), Some(member.address.clone()));
+        Self { holdings, node, address, claimed: Mutex::default() }
+    }
+
+    /// Its number.
+    pub fn node(&self) -> NodeId {
+        self.node.get().copied().unwrap_or(0)
+    }
+
+    /// Whether the node keeps the locks of a file.
+    fn is_home_of(&self, ino: InodeId) -> bool {
+        self.holdings.placement.get().is_none_or(|placement| placement.home_of(ino).id == self.node())
+    }
+
+    fn hands_out_objects(&self) -> bool {
+        self.address.is_none()
+    }
+
+    /// What the log and errors call it.
+    fn name(&self) -> String {
+        let server = &self.holdings.server;
+        match (self.holdings.placement.get(), &self.address) {
+            (None, None) => server.clone(),
+            (_, Some(address)) => format!("{server}: node {} at {address}", self.node()),
+            (Some(_), None) => format!("{server}: node {}", self.node()),
+        }
+    }
+
+    fn oldest(&self) -> ObjectId {
+        if !self.hands_out_objects() {
+            return ObjectId::MAX;
+        }
+        // Before the file system exists there is no object.
+        self.holdings.fs().map_or(0, |fs| fs.packer().oldest_open())
+    }
+
+    /// Whether the server is a node of the volume that is mounted.
+    fn check_volume(&self, offer: Offer) -> Result<(), String> {
+        let name = self.name();
+        let uuid = offer.descriptor(&name).map_err(|why| why.to_string())?.uuid;
+        let (mounted, table) = self.holdings.volume.get_or_init(|| (uuid.clone(), offer.placement.clone()));
+        if *mounted != uuid {
             return Err(format!(
-                "another volume (uuid {uuid}) is served at {} now; serve the old one there, or mount again",
-                self.server
+                "another volume (uuid {uuid}) is served at {name} now; serve the old one there, or mount again"
+            ));
+        }
+        if *table != offer.placement {
+            return Err(format!(
+                "{name}: its table of the volume's nodes is not the one that was mounted with; give all nodes the same \
+                 table, or mount again"
             ));
         }
         Ok(())
     }
+}
+
+impl Holder for Seat {
+    fn welcomed(&self, welcome: &Welcome) -> Result<(), String> {
+        let offer = Offer::from_json(&welcome.descriptor, &self.name()).map_err(|why| why.to_string())?;
+        // A volume of one node does not number it.
+        let answers = if offer.placement.is_some() { welcome.node } else { 0 };
+        self.check_volume(offer)?;
+        let node = *self.node.get_or_init(|| answers);
+        if node == answers {
+            return Ok(());
+        }
+        let at = self.address.as_deref().map_or(String::new(), |address| format!("at {address} "));
+        Err(format!(
+            "{}: {at}answers node {answers}, not node {node} as the table of nodes says; start node {node} there, or node \
+             {answers} at its own address",
+            self.holdings.server
+        ))
+    }
 
     fn reclaim(&self, lost: SessionState) -> Vec<Reclaim> {
-        let fs = self.fs();
+        let fs = self.holdings.fs();
         let file = |ino| fs.as_ref().map_or(InodeRef::by_id(ino), |fs| fs.last_seen(ino));
         let opens: Vec<ReclaimOpen> = self
+            .holdings
             .opens
-            .all()
+            .all_at(self.node())
             .into_iter()
             .map(|(ino, open)| ReclaimOpen { file: file(ino), count: open.count, linkable: open.linkable })
             .collect();
+        let is_ours = |ino| self.is_home_of(ino);
         let locks = match (&fs, lost) {
-            (Some(fs), SessionState::Known | SessionState::Restarted) => fs.locks_to_reclaim(),
+            (Some(fs), SessionState::Known | SessionState::Restarted) => fs.locks_to_reclaim(&is_ours),
             (Some(fs), SessionState::New | SessionState::Expired) => {
                 // Others may have had them meanwhile.
-                log::warn!("{}: away for longer than the lease: locks are lost (EIO)", self.server);
-                fs.locks_lost();
+                log::warn!("{}: away for longer than the lease: locks are lost (EIO)", self.name());
+                fs.locks_lost(&is_ours);
                 Vec::new()
             }
             (None, _) => Vec::new(),
         };
         let oldest = self.oldest();
-        let objects = self.numbers.held_from(oldest);
+        let objects = match self.hands_out_objects() {
+            true => self.holdings.numbers.held_from(oldest),
+            false => Vec::new(),
+        };
         let parts = parts(opens, locks, objects, oldest);
         let files = |part: &Reclaim| part.locks.iter().map(|lock| lock.ino).collect();
         *self.claimed.lock() = parts.iter().map(files).collect();
@@ -108,12 +197,13 @@ impl Holder for Holdings {
             match reply {
                 Ok(reclaimed) => {
                     opens += reclaimed.lost_opens.len();
-                    reclaimed.lost_opens.into_iter().for_each(|ino| self.opens.lost(ino));
+                    let lose = |ino| self.holdings.opens.lost(self.node(), ino);
+                    reclaimed.lost_opens.into_iter().for_each(lose);
                     let at = |at: u32| part.get(usize::try_from(at).ok()?).copied();
                     unlocked.extend(reclaimed.lost_locks.into_iter().filter_map(at));
                 }
                 Err(why) => {
-                    log::error!("{}: what was open could not be claimed again: {why}", self.server);
+                    log::error!("{}: what was open could not be claimed again: {why}", self.name());
                     unlocked.extend(part);
                 }
             }
@@ -121,11 +211,11 @@ impl Holder for Holdings {
         if opens > 0 || !unlocked.is_empty() {
             log::warn!(
                 "{}: {opens} open files are gone (ESTALE), {} locks are lost (EIO)",
-                self.server,
+                self.name(),
                 unlocked.len()
             );
         }
-        if let Some(fs) = self.fs() {
+        if let Some(fs) = self.holdings.fs() {
             fs.locks_reclaimed(&unlocked);
         }
     }
@@ -135,11 +225,11 @@ impl Holder for Holdings {
     }
 
     fn outage(&self, why: &str) {
-        log::warn!("{}: the metadata server does not answer: {why}; calls wait for it", self.server);
+        log::warn!("{}: the metadata server does not answer: {why}; calls wait for it", self.name());
     }
 
     fn restored(&self, after: Duration) {
-        log::info!("{}: the metadata server answers again after {after:.1?}", self.server);
+        log::info!("{}: the metadata server answers again after {after:.1?}", self.name());
     }
 }
 

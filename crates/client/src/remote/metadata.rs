@@ -1,8 +1,8 @@
-//! The metadata of a volume that a server serves.
+//! The metadata of a volume that servers serve.
 //!
 //! Counts what it asks as a node counts what it is asked, so that figures of both kinds of volumes can be compared; here the
 //! time of a request includes its way. Keeps the table of what is open up to date, and holds commits back until the bytes
-//! they name are durable where that takes a sync.
+//! they name are durable where that takes a sync. Which node is asked: [`super::routes`].
 
 use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
@@ -12,18 +12,21 @@ use kestrel_meta::node::Done;
 use kestrel_meta::ops;
 use kestrel_meta::stats::{self, LaneCounters, NodeStats};
 use kestrel_net::link::CallId;
-use kestrel_net::remote::Remote;
+use kestrel_net::remote::{Remote, RemoteStats};
 use kestrel_types::error::FsResult;
-use kestrel_types::request::{Reply, Request};
+use kestrel_types::placement::Placement;
+use kestrel_types::request::{Outcome, Reply, Request};
 use kestrel_types::wire::{LockReply, LockRequest};
 
 use super::durable::{SyncFirst, names_new_bytes};
 use super::holdings::Holdings;
+use super::nodes::{NodeLink, Nodes};
 use super::opens::Effect;
-use crate::metadata::{LockServer, Metadata};
+use super::routes::SecondTry;
+use crate::metadata::{LockCall, LockServer, Metadata};
 
 thread_local! {
-    /// This thread is calling back with an answer of the server.
+    /// This thread is calling back with an answer of a server.
     static ANSWERING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -33,7 +36,7 @@ pub fn is_answering() -> bool {
     ANSWERING.get()
 }
 
-/// Calls back with an answer of the server.
+/// Calls back with an answer of a server.
 fn answering(call: impl FnOnce()) {
     let before = ANSWERING.replace(true);
     call();
@@ -42,17 +45,30 @@ fn answering(call: impl FnOnce()) {
 
 /// The way to a volume's metadata across a network.
 pub struct RemoteMetadata {
-    remote: Arc<Remote>,
-    holdings: Arc<Holdings>,
-    counters: Arc<[LaneCounters; 1]>,
+    shared: Arc<Shared>,
     /// Where bytes need a sync before a commit may name them.
     sync_first: OnceLock<SyncFirst>,
 }
 
+/// What answers need.
+struct Shared {
+    nodes: Nodes,
+    holdings: Arc<Holdings>,
+    counters: [LaneCounters; 1],
+}
+
+/// Who wants an answer, and since when.
+struct Asked {
+    kind: usize,
+    since: Instant,
+    done: Done,
+}
+
 impl RemoteMetadata {
-    /// Over a connection whose session stands for `holdings`.
-    pub(super) fn new(remote: Arc<Remote>, holdings: Arc<Holdings>) -> Self {
-        Self { remote, holdings, counters: Arc::default(), sync_first: OnceLock::new() }
+    /// Over connections whose sessions stand for `holdings`.
+    pub(super) fn new(nodes: Nodes, holdings: Arc<Holdings>) -> Self {
+        let shared = Shared { nodes, holdings, counters: Default::default() };
+        Self { shared: Arc::new(shared), sync_first: OnceLock::new() }
     }
 
     /// From now on commits wait for `sync`.
@@ -60,35 +76,75 @@ impl RemoteMetadata {
         let _ = self.sync_first.set(sync);
     }
 
-    /// The connection.
-    pub fn remote(&self) -> &Arc<Remote> {
-        &self.remote
+    /// The connections to the volume's nodes, ascending by their numbers; one if there is only one node.
+    pub fn nodes(&self) -> &[NodeLink] {
+        &self.shared.nodes.links
     }
 
-    /// What happens with an answer before whoever asked gets it.
-    fn counted(&self, request: &Request, done: Done) -> Done {
-        let (since, kind, effect) = (Instant::now(), ops::kind(&request.op), Effect::of(&request.op));
-        let (counters, holdings) = (self.counters.clone(), self.holdings.clone());
-        Box::new(move |reply: Reply| {
-            counters[0].reply_shared(kind, reply.is_err(), since.elapsed());
-            holdings.opens.answered(effect, &reply);
-            answering(|| done(reply));
-        })
+    /// Who owns what; none in a volume of one node.
+    pub fn placement(&self) -> Option<&Placement> {
+        self.shared.nodes.placement.as_ref()
     }
+
+    /// A connection to any node that answers, for what all of them know.
+    pub fn remote(&self) -> &Arc<Remote> {
+        let nodes = &self.shared.nodes;
+        &nodes.links[nodes.any()].remote
+    }
+
+    /// Counters of all connections together.
+    pub fn connection_stats(&self) -> RemoteStats {
+        self.shared.nodes.stats()
+    }
+}
+
+impl Shared {
+    /// Sends a request to the node that leads it.
+    fn send(self: &Arc<Self>, request: Request, asked: Asked) {
+        let at = self.nodes.leader(&request.op, &self.holdings.opens);
+        let again = self.nodes.second_try(&request, at);
+        self.send_to(at, request, again, asked);
+    }
+
+    /// Sends a request to this node, and takes in what its answer means before whoever asked gets it.
+    fn send_to(self: &Arc<Self>, at: usize, request: Request, again: Option<SecondTry>, asked: Asked) {
+        let (shared, effect) = (self.clone(), Effect::of(&request.op));
+        let link = &self.nodes.links[at];
+        let answered = move |reply: Reply| {
+            shared.holdings.opens.answered(shared.nodes.links[at].node, effect, &reply);
+            match again {
+                Some(SecondTry { home, request }) if is_stale(&reply) => {
+                    answering(|| shared.send_to(home, request, None, asked));
+                }
+                _ => shared.answer(asked, reply),
+            }
+        };
+        link.remote.submit(request, Box::new(answered));
+    }
+
+    fn answer(&self, asked: Asked, reply: Reply) {
+        let Asked { kind, since, done } = asked;
+        self.counters[0].reply_shared(kind, reply.is_err(), since.elapsed());
+        answering(|| done(reply));
+    }
+}
+
+fn is_stale(reply: &Reply) -> bool {
+    matches!(reply, Err(Outcome::Failed(error)) if error.errno == libc::ESTALE)
 }
 
 impl Metadata for RemoteMetadata {
     fn submit(&self, request: Request, done: Done) {
-        let done = self.counted(&request, done);
+        let asked = Asked { kind: ops::kind(&request.op), since: Instant::now(), done };
         match self.sync_first.get().filter(|_| names_new_bytes(&request.op)) {
             Some(sync) => {
-                let remote = self.remote.clone();
+                let shared = self.shared.clone();
                 sync.then(Box::new(move |synced| match synced {
-                    Ok(()) => remote.submit(request, done),
-                    Err(why) => done(Err(why.into())),
+                    Ok(()) => shared.send(request, asked),
+                    Err(why) => shared.answer(asked, Err(why.into())),
                 }));
             }
-            None => self.remote.submit(request, done),
+            None => self.shared.send(request, asked),
         }
     }
 
@@ -101,24 +157,29 @@ impl Metadata for RemoteMetadata {
     }
 
     fn stats(&self) -> NodeStats {
-        NodeStats { open_files: self.holdings.opens.len() as u64, ..stats::sum(&*self.counters, 1) }
+        let open_files = self.shared.holdings.opens.len() as u64;
+        NodeStats { open_files, ..stats::sum(&self.shared.counters, 1) }
     }
 
     fn close(&self) -> FsResult<()> {
-        self.remote.close();
+        self.shared.nodes.close();
         Ok(())
     }
 }
 
 impl LockServer for RemoteMetadata {
-    fn lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> u64 {
+    fn lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> LockCall {
         let answered = move |reply| {
             answering(|| done(reply));
         };
-        self.remote.lock(request, Box::new(answered)).0
+        let at = self.shared.nodes.home_of(request.ino());
+        let CallId(call) = self.shared.nodes.links[at].remote.lock(request, Box::new(answered));
+        LockCall { server: at, call }
     }
 
-    fn cancel(&self, call: u64) {
-        self.remote.cancel(CallId(call));
+    fn cancel(&self, LockCall { server, call }: LockCall) {
+        if let Some(link) = self.shared.nodes.links.get(server) {
+            link.remote.cancel(CallId(call));
+        }
     }
 }

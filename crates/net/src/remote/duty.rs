@@ -23,6 +23,12 @@ impl Duty {
         ON.get() == self.0
     }
 
+    /// Whether this thread runs completions of another connection: it must not wait here until there is room to write, since
+    /// the node there waits for it, and that node may be who makes room.
+    pub fn is_elsewhere(&self) -> bool {
+        !ON.get().is_null() && !self.is_on()
+    }
+
     /// Marks the present thread, which does nothing else as long as it lives.
     pub fn take(&self) {
         ON.set(self.0);

@@ -36,14 +36,14 @@ fn connect(shared: &Shared) {
     let [s0, s1, s2, s3, s4, s5, s6, s7, ..] = dial::random();
     let mut backoff = Backoff::new(u64::from_be_bytes([s0, s1, s2, s3, s4, s5, s6, s7]));
     let mut reader = Reader { shared, outage: Outage::default(), served: false };
-    let mut address = 0;
     while !shared.is_closing() {
         reader.served = false;
         let begun = Instant::now();
-        let why = match dial::dial(&shared.config.addresses, address) {
+        let (addresses, first) = shared.route.lock().plan();
+        let why = match dial::dial(&addresses, first) {
             Ok((stream, index)) => {
-                address = index;
-                let name = &shared.config.addresses[index];
+                let name = &addresses[index];
+                shared.route.lock().turn_to(name);
                 let why = reader.serve(Arc::new(stream));
                 format!("{name}: {why}")
             }
@@ -65,7 +65,7 @@ fn connect(shared: &Shared) {
         }
         let now = shared.now();
         let pause = Duration::from_nanos((backoff.failed(now) - now).max(0).cast_unsigned());
-        address = (address + 1) % shared.config.addresses.len();
+        shared.route.lock().turn();
         let mut life = shared.life.lock();
         if *life == Life::Open {
             shared.changed.wait_for(&mut life, pause);

@@ -1,5 +1,7 @@
 //! Real connections on loopback: outages of every kind, and the model of a node behind them.
 
+mod several;
+
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};

@@ -116,6 +116,22 @@ impl Shared {
         self.write(false);
     }
 
+    /// As [`Shared::write_some`], by a thread that does not come back to see to the rest: the ticker does, at once.
+    pub(super) fn write_in_passing(&self) {
+        self.write(false);
+        if self.writer.is_stuck() {
+            self.ask_for_relief();
+        }
+    }
+
+    /// Has the ticker write.
+    fn ask_for_relief(&self) {
+        self.writer.relief.store(true, Ordering::Relaxed);
+        // The lock, because the ticker must not miss it between its look and its sleep.
+        drop(self.life.lock());
+        self.changed.notify_all();
+    }
+
     fn write(&self, patient: bool) {
         let mut rounds = ROUNDS_MAX;
         while self.writer.has_work() {
@@ -125,10 +141,7 @@ impl Shared {
                 Turn::Stuck => return,
                 Turn::Enough => {
                     drop(desk);
-                    self.writer.relief.store(true, Ordering::Relaxed);
-                    // The lock, because the ticker must not miss it between its look and its sleep.
-                    drop(self.life.lock());
-                    self.changed.notify_all();
+                    self.ask_for_relief();
                     return;
                 }
             }

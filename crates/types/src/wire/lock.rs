@@ -113,6 +113,14 @@ impl LockSpan {
 }
 
 impl LockRequest {
+    /// The file it is about.
+    pub fn ino(&self) -> InodeId {
+        match self {
+            LockRequest::Set { lock, .. } | LockRequest::Get(lock) => lock.ino,
+            LockRequest::Unlock { ino, .. } | LockRequest::ReleaseOwner { ino, .. } => *ino,
+        }
+    }
+
     /// Whether its range makes sense; decoding refuses one that does not.
     ///
     /// # Errors

@@ -1,0 +1,198 @@
+//! The metadata nodes of a volume: a connection to each, made when the volume is mounted and kept.
+//!
+//! Whichever node answers first tells the placement table, which names the others. Each must be the node that the table says,
+//! of the same volume, with the same table; now, and whenever it is connected to again (`Seat::welcomed`). To each the client
+//! is another client, with a number of its own: nodes write down what became of a client's numbered calls, and no two may
+//! take each other's for theirs.
+
+use std::sync::Arc;
+
+use kestrel_net::remote::{Remote, RemoteConfig, RemoteStats};
+use kestrel_types::placement::{Member, NodeId, Placement};
+
+use super::holdings::{Holdings, Seat};
+use super::{Introduction, RemoteUrl};
+use crate::error::VolumeError;
+use crate::storage::Offer;
+
+/// The connection to one node.
+pub struct NodeLink {
+    /// Its number; 0 in a volume of one node.
+    pub node: NodeId,
+    /// Where it is reached, for people.
+    pub address: String,
+    /// The connection.
+    pub remote: Arc<Remote>,
+}
+
+/// The first connection, and what came over it.
+pub(super) struct First {
+    url: RemoteUrl,
+    how: Introduction,
+    holdings: Arc<Holdings>,
+    seat: Arc<Seat>,
+    remote: Arc<Remote>,
+    /// What the node told of the volume.
+    pub offer: Offer,
+    /// Who owns what, if there are several nodes.
+    pub placement: Option<Placement>,
+}
+
+/// All nodes of a volume. Never none; in the order of the table's members.
+pub(super) struct Nodes {
+    /// Who owns what; none in a volume of one node.
+    pub placement: Option<Placement>,
+    /// Connections.
+    pub links: Vec<NodeLink>,
+    /// Which of them was there first. It hands out object numbers.
+    pub first: usize,
+}
+
+impl First {
+    /// Connects to whichever address of `url` answers.
+    ///
+    /// # Errors
+    /// If none does, none serves this volume, or what it tells cannot be understood.
+    pub fn connect(
+        url: &RemoteUrl,
+        how: &Introduction,
+        holdings: &Arc<Holdings>,
+    ) -> Result<Self, VolumeError> {
+        let server = url.to_string();
+        let seat = Arc::new(Seat::first(holdings.clone()));
+        let config = config(url, how, url.addresses.clone());
+        let (remote, welcome) = Remote::connect(config, seat.clone())
+            .map_err(|why| VolumeError::Io(format!("{server}: {why}")))?;
+        let offer = Offer::from_json(&welcome.descriptor, &server);
+        let read = offer.and_then(|offer| Ok((offer.placement(&server)?, offer)));
+        let (placement, offer) = read.inspect_err(|_| remote.close())?;
+        Ok(Self {
+            url: url.clone(),
+            how: how.clone(),
+            holdings: holdings.clone(),
+            seat,
+            remote,
+            offer,
+            placement,
+        })
+    }
+
+    /// Connects to all the other nodes. One that cannot be had stands with the reason in the place of its connection.
+    pub fn others(self) -> (Option<Placement>, Vec<(Member, Result<Arc<Remote>, VolumeError>)>, usize) {
+        let Some(placement) = self.placement.clone() else {
+            let member = Member { id: 0, address: self.remote.address() };
+            return (None, vec![(member, Ok(self.remote))], 0);
+        };
+        self.holdings.is_placed_by(placement.clone());
+        let members = placement.map.members();
+        let first = members.iter().position(|member| member.id == self.seat.node()).unwrap_or(0);
+        self.remote.settle(&members[first].address);
+        let connected = std::thread::scope(|scope| {
+            let connecting: Vec<_> = members
+                .iter()
+                .enumerate()
+                .map(|(at, member)| (at != first).then(|| scope.spawn(|| self.connect_to(member))))
+                .collect();
+            connecting
+                .into_iter()
+                .map(|thread| match thread {
+                    None => Ok(self.remote.clone()),
+                    Some(thread) => thread.join().unwrap_or_else(|_| {
+                        Err(VolumeError::Io(format!("{}: the thread that connects has failed", self.url)))
+                    }),
+                })
+                .collect::<Vec<_>>()
+        });
+        (Some(placement.clone()), members.iter().cloned().zip(connected).collect(), first)
+    }
+
+    fn connect_to(&self, member: &Member) -> Result<Arc<Remote>, VolumeError> {
+        let Member { id, address } = member;
+        let failed = |why: String| VolumeError::Io(format!("{}: node {id} at {address}: {why}", self.url));
+        if is_anywhere(address) {
+            return Err(failed(format!(
+                "that is where it listens, but not an address to connect to; {FORM_ANEW}"
+            )));
+        }
+        let seat = Seat::of(self.holdings.clone(), member);
+        Remote::connect(config(&self.url, &self.how, vec![address.clone()]), Arc::new(seat)).map(|(remote, _)| remote).map_err(
+            |why| failed(format!("{why}. All nodes of the volume must be reached from here; if this one is reached elsewhere: {FORM_ANEW}")),
+        )
+    }
+
+    /// The connection.
+    pub fn remote(&self) -> &Remote {
+        &self.remote
+    }
+
+    /// Lets go of it.
+    pub fn close(&self) {
+        self.remote.close();
+    }
+}
+
+/// What to do about an address in the table.
+const FORM_ANEW: &str =
+    "give the node's address as clients reach it when the cluster is formed (`kestrel cluster init --help`)";
+
+impl Nodes {
+    /// Connects to all nodes.
+    ///
+    /// # Errors
+    /// If one of them does not answer or is not what the table says; all that is wrong is told.
+    pub fn connect(first: First) -> Result<Self, VolumeError> {
+        let (placement, connected, first) = first.others();
+        let (mut links, mut wrong) = (Vec::with_capacity(connected.len()), Vec::new());
+        for (member, remote) in connected {
+            match remote {
+                Ok(remote) => links.push(NodeLink { node: member.id, address: member.address, remote }),
+                Err(why) => wrong.push(why.to_string()),
+            }
+        }
+        if wrong.is_empty() {
+            return Ok(Self { placement, links, first });
+        }
+        links.iter().for_each(|link| link.remote.close());
+        Err(VolumeError::Io(wrong.join("\n")))
+    }
+
+    /// The index of a node, which is one of the table's.
+    pub fn index_of(&self, node: NodeId) -> usize {
+        self.links.binary_search_by_key(&node, |link| link.node).unwrap_or(self.first)
+    }
+
+    /// The index of a node that answers: the first one if it does, or if none does.
+    pub fn any(&self) -> usize {
+        if self.links.len() == 1 || self.links[self.first].remote.is_up() {
+            return self.first;
+        }
+        self.links.iter().position(|link| link.remote.is_up()).unwrap_or(self.first)
+    }
+
+    /// Counters of all connections together.
+    pub fn stats(&self) -> RemoteStats {
+        self.links.iter().map(|link| link.remote.stats()).sum()
+    }
+
+    /// Ends all sessions, at once.
+    pub fn close(&self) {
+        match &*self.links {
+            [one] => one.remote.close(),
+            several => std::thread::scope(|scope| {
+                for link in several {
+                    scope.spawn(|| link.remote.close());
+                }
+            }),
+        }
+    }
+}
+
+fn config(url: &RemoteUrl, how: &Introduction, addresses: Vec<String>) -> RemoteConfig {
+    RemoteConfig { addresses, volume: url.name.clone(), who: how.who.clone(), deadline: how.deadline }
+}
+
+/// Whether an address says "all addresses of this machine", which is of use to who listens only.
+fn is_anywhere(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    matches!(host, "" | "*" | "0.0.0.0" | "[::]" | "::")
+}

@@ -1,0 +1,98 @@
+//! Which of several nodes is asked.
+//!
+//! | what the request is about | who is asked |
+//! | --- | --- |
+//! | an entry, an inode, what is found by a number | who leads it by the placement table ([`Placement::leader`]) |
+//! | a file that is open ([`Subject::Held`]) | a node that lets this client write it; one where it is open at all; else its home |
+//! | an open that is given back | a node that counts one, those first that do not let it be written ([`super::opens`]) |
+//! | object numbers | always the node that was there first: they have an order |
+//! | figures of the volume, what is to be durable | that one too, or another one if it does not answer |
+//! | locks | the file's home |
+//!
+//! **A second try.** A file without a name is known at its home only. Whoever was asked for it where its last name was says
+//! `ESTALE`, and so does whoever is asked for what does not exist any more. The request is asked again then, once, by number alone
+//! at the file's home. (It has failed, so it has changed nothing.)
+//!
+//! **Order.** Over one connection requests are executed in the order in which they were asked, as far as they touch the same keys. Over
+//! several they are not: what was asked of one node first may be executed after what was asked of another one later. Requests about
+//! the same file may have different leaders when it has several names, was renamed, or is open at a node that does not own its entry. The
+//! same request, sent by one thread twice, goes to the same node, unless opens or names change in between.
+//!
+//! Nothing in this crate relies on more. Whoever needs what he asked for before to be done waits for its answer: a flush
+//! for its commit before it answers or begins the next, a close for the flush before it releases, a truncation for the flush, a
+//! lock's holder for the lock before he looks at the content, the unlock for the flush, a rename for its answer before the file is looked for
+//! elsewhere. Calls of an application come one after the other because each waits for its answer, and those of two threads have no order.
+//! What is sent without anybody waiting for the answer are releases, and the order of a release and anything
+//! else does not matter: the opens of one client are interchangeable, and there is always one left for what uses a handle, because a handle is
+//! released after everything that came through it has been answered. A background compaction may lose its file under way; a node serves it
+//! all the same (it changes no content).
+//!
+//! [`Placement::leader`]: kestrel_types::placement::Placement::leader
+
+use kestrel_types::ids::InodeId;
+use kestrel_types::name::InodeRef;
+use kestrel_types::request::{Op, Request, SetAttr, Subject};
+
+use super::nodes::Nodes;
+use super::opens::Opens;
+
+/// The same request by number, and whom to ask if the first answers `ESTALE`.
+pub(super) struct SecondTry {
+    /// Index of the file's home.
+    pub home: usize,
+    /// The request.
+    pub request: Request,
+}
+
+impl Nodes {
+    /// The index of the node that is asked. An open that is given back is on its way when this returns.
+    pub fn leader(&self, op: &Op, opens: &Opens) -> usize {
+        let Some(placement) = &self.placement else { return self.first };
+        if let Some(member) = placement.leader(op) {
+            return self.index_of(member.id);
+        }
+        let at_or_home =
+            |node: Option<_>, ino| node.map_or_else(|| self.home_of(ino), |node| self.index_of(node));
+        match op.subject() {
+            Subject::Held(inode) => at_or_home(opens.held_at(inode.ino), inode.ino),
+            Subject::Open(ino) => at_or_home(opens.leave(ino), ino),
+            _ if matches!(op, Op::AllocObjects(_)) => self.first,
+            _ => self.any(),
+        }
+    }
+
+    /// The index of the node that keeps what is found by this number, the file's locks among it.
+    pub fn home_of(&self, ino: InodeId) -> usize {
+        self.placement.as_ref().map_or(self.first, |placement| self.index_of(placement.home_of(ino).id))
+    }
+
+    /// What to do if the node `at` says that it knows no such file.
+    pub fn second_try(&self, request: &Request, at: usize) -> Option<SecondTry> {
+        self.placement.as_ref()?;
+        let Subject::Inode(inode) = request.op.subject() else { return None };
+        let home = self.home_of(inode.ino);
+        if home == at {
+            return None;
+        }
+        let op = by_number(&request.op)?;
+        Some(SecondTry { home, request: Request { creds: request.creds.clone(), op } })
+    }
+}
+
+/// The same operation on an inode, without the place where it was last seen.
+fn by_number(op: &Op) -> Option<Op> {
+    let mut op = op.clone();
+    match &mut op {
+        Op::GetAttr(inode)
+        | Op::SetAttr(inode, SetAttr { through_handle: false, .. })
+        | Op::Access(inode, _)
+        | Op::ReadLink(inode)
+        | Op::Open(inode, _)
+        | Op::GetXattr(inode, _)
+        | Op::SetXattr(inode, ..)
+        | Op::ListXattr(inode)
+        | Op::RemoveXattr(inode, _) => *inode = InodeRef::by_id(inode.ino),
+        _ => return None,
+    }
+    Some(op)
+}
