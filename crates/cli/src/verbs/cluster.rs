@@ -3,6 +3,7 @@
 mod init;
 mod join;
 mod plan;
+mod status;
 mod token;
 
 use clap::{Args, Subcommand};
@@ -17,6 +18,7 @@ use crate::failure::{Failure, Verdict};
   kestrel cluster init /data/node1 --node 10.0.0.1:9440 --node 10.0.0.2:9440 --node 10.0.0.3:9440 --storage s3://…
   kestrel cluster join TOKEN /data/node2 --node 2
   kestrel serve /data/node2
+  kestrel cluster status kestrel://10.0.0.1/photos
   find /data -mindepth 1 | kestrel cluster plan --nodes 16
 
 docs/operations.md tells how a cluster is formed and run.")]
@@ -30,6 +32,7 @@ enum Action {
     Init(init::InitArgs),
     Join(join::JoinArgs),
     Token(token::TokenArgs),
+    Status(status::StatusArgs),
     Plan(plan::PlanArgs),
 }
 
@@ -39,6 +42,7 @@ pub fn run(args: &ClusterArgs) -> Result<Verdict, Failure> {
         Action::Init(args) => init::run(args),
         Action::Join(args) => join::run(args),
         Action::Token(args) => token::run(args),
+        Action::Status(args) => status::run(args),
         Action::Plan(args) => plan::run(args),
     }
 }

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use kestrel_meta::node::WORKERS_MAX;
 use kestrel_types::placement::{NodeId, Placement};
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +15,9 @@ use crate::remote::{ADDRESSES_MAX, SCHEME};
 
 /// Bytes of the word by which the nodes of a cluster know each other.
 pub const SECRET_BYTES: usize = 16;
+
+/// Metadata workers of each node of a new cluster. Machines may have fewer processors: an idle worker costs nothing.
+const WORKERS: u32 = 8;
 
 /// The volume is served by several nodes; this is one of them.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +29,8 @@ pub struct ClusterSection {
     pub(crate) placement: String,
     /// By what the nodes know each other, hexadecimal. Whoever knows it can speak as a node of the cluster.
     pub(crate) secret: String,
+    /// Metadata workers of each node: equally many, on whatever machine it runs.
+    pub workers: u32,
     /// The word in the directory with the volume's objects, if that is where they are: another directory under the same path
     /// does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -49,7 +55,13 @@ impl ClusterSection {
         File::open(random)
             .and_then(|mut file| file.read_exact(&mut secret))
             .map_err(|error| VolumeError::io("read", random, &error))?;
-        Ok(Self { node, placement: to_hex(&placement.encode()), secret: to_hex(&secret), objects_word: None })
+        Ok(Self {
+            node,
+            placement: to_hex(&placement.encode()),
+            secret: to_hex(&secret),
+            workers: WORKERS,
+            objects_word: None,
+        })
     }
 
     /// Who owns what.
@@ -97,6 +109,12 @@ impl ClusterSection {
     pub(super) fn check(&self) -> Result<(), VolumeError> {
         let placement = self.placement()?;
         self.secret()?;
+        if !(1..=WORKERS_MAX as u32).contains(&self.workers) {
+            return Err(VolumeError::Invalid(format!(
+                "the cluster's nodes have {} workers; there are 1 to {WORKERS_MAX}",
+                self.workers
+            )));
+        }
         match placement.map.member(self.node) {
             Some(_) => Ok(()),
             None => {

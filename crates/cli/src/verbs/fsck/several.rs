@@ -1,6 +1,7 @@
 //! The check of a volume that several nodes share, over the rows of all of them.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use kestrel_admin::check::{Options, ReadData, check};
 use kestrel_admin::cut::{Cut, CutError};
@@ -25,7 +26,7 @@ fn failed(why: impl std::fmt::Display) -> Failure {
 
 /// Whether the arguments name nodes of a cluster at rest.
 pub fn is_meant(args: &FsckArgs) -> bool {
-    let is_node = |dir| Descriptor::read(dir).is_ok_and(|descriptor| descriptor.cluster.is_some());
+    let is_node = |dir: &Path| Descriptor::read(dir).is_ok_and(|descriptor| descriptor.cluster.is_some());
     !args.others.is_empty() || locate("fsck", &args.volume).is_ok_and(|dir| is_node(&dir))
 }
 
