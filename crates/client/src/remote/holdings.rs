@@ -152,9 +152,8 @@ impl Holder for Seat {
         }
         let at = self.address.as_deref().map_or(String::new(), |address| format!("at {address} "));
         Err(format!(
-            "{}: {at}answers node {answers}, not node {node} as the table of nodes says; start node {node} there, or node \
-             {answers} at its own address",
-            self.holdings.server
+            "{at}answers node {answers}, not node {node} as the table of nodes says; start node {node} there, and node \
+             {answers} at its own address"
         ))
     }
 

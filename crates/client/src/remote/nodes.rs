@@ -110,14 +110,12 @@ impl First {
         let Member { id, address } = member;
         let failed = |why: String| VolumeError::Io(format!("{}: node {id} at {address}: {why}", self.url));
         if is_anywhere(address) {
-            return Err(failed(format!(
-                "that is where it listens, but not an address to connect to; {FORM_ANEW}"
-            )));
+            return Err(failed(format!("one can listen there, but not connect to it; {FORM_ANEW}")));
         }
         let seat = Seat::of(self.holdings.clone(), member);
-        Remote::connect(config(&self.url, &self.how, vec![address.clone()]), Arc::new(seat)).map(|(remote, _)| remote).map_err(
-            |why| failed(format!("{why}. All nodes of the volume must be reached from here; if this one is reached elsewhere: {FORM_ANEW}")),
-        )
+        Remote::connect(config(&self.url, &self.how, vec![address.clone()]), Arc::new(seat))
+            .map(|(remote, _)| remote)
+            .map_err(|why| failed(format!("{why}; all nodes of the volume are needed; {FORM_ANEW}")))
     }
 
     /// The connection.
@@ -132,8 +130,7 @@ impl First {
 }
 
 /// What to do about an address in the table.
-const FORM_ANEW: &str =
-    "give the node's address as clients reach it when the cluster is formed (`kestrel cluster init --help`)";
+const FORM_ANEW: &str = "`kestrel cluster init` takes with --node the addresses under which clients and other nodes reach the nodes";
 
 impl Nodes {
     /// Connects to all nodes.

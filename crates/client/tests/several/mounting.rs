@@ -1,0 +1,176 @@
+//! Connecting: what the first node tells, and what the others must be.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use kestrel_client::remote::ask_each;
+use kestrel_types::placement::{ClusterMap, Member, Placement};
+use serde_json::json;
+
+use crate::client::Client;
+use crate::cluster::{Cluster, PATIENCE, hex};
+
+/// Long enough to connect, short enough to wait for what fails.
+const SOON: Duration = Duration::from_millis(800);
+
+fn refusal(url: &str) -> String {
+    Client::try_mount(url, SOON).err().unwrap().to_string()
+}
+
+fn nobody() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+#[test]
+fn a_volume_without_a_table_has_one_connection() {
+    let cluster = Cluster::of_one();
+    let client = Client::mount(&cluster.url(0));
+    assert!(client.metadata().placement().is_none());
+    let nodes = client.metadata().nodes();
+    assert_eq!((nodes.len(), nodes[0].node, &nodes[0].address), (1, 0, &cluster.served[0].address()));
+    let file = client.create("file");
+    client.write(&file, &[7; 100_000]);
+    assert_eq!(client.read(&file), [7; 100_000]);
+    client.close(file);
+    assert_eq!(*cluster.notes(0).hellos.lock(), 1);
+    assert_eq!(client.fs.metadata().stats().open_files, 0);
+}
+
+#[test]
+fn any_node_tells_of_the_others_and_is_not_connected_to_again() {
+    let cluster = Cluster::start();
+    for first in [0, 2] {
+        let url = format!("kestrel://{},{}/vol", nobody(), cluster.served[first].address());
+        let client = Client::mount(&url);
+        let nodes = client.metadata().nodes().iter().map(|node| (node.node, node.address.clone()));
+        let table = cluster.table.map.members().iter().map(|member| (member.id, member.address.clone()));
+        assert_eq!(nodes.collect::<Vec<_>>(), table.collect::<Vec<_>>());
+        assert_eq!(client.metadata().placement(), Some(&cluster.table));
+        let file = client.create("file");
+        client.write(&file, &vec![first as u8; 200_000]);
+        client.close(file);
+        let asks = |op: &kestrel_types::request::Op| format!("{op:?}").starts_with("AllocObjects");
+        let hands_out: Vec<bool> = (0..3).map(|at| cluster.notes(at).take().iter().any(asks)).collect();
+        assert_eq!(hands_out, [first == 0, false, first == 2]);
+        let stats = client.metadata().connection_stats();
+        assert_eq!((stats.reconnects, stats.failed, stats.outage), (0, 0, None));
+        let each: u64 = client.metadata().nodes().iter().map(|node| node.remote.stats().calls).sum();
+        assert_eq!(stats.calls, each);
+    }
+    let hellos: Vec<u64> = (0..3).map(|at| *cluster.notes(at).hellos.lock()).collect();
+    assert_eq!(hellos, [2, 2, 2]);
+    cluster.check();
+}
+
+#[test]
+fn another_node_at_an_address_is_told() {
+    let mut cluster = Cluster::of(3);
+    cluster.offer.placement = Some(hex(&cluster.table));
+    cluster.serve(0);
+    cluster.serve_as(1, 3);
+    cluster.serve(2);
+    let (error, address) = (refusal(&cluster.url(0)), cluster.served[1].address());
+    assert!(error.contains(&format!("at {address} answers node 3, not node 2")), "{error}");
+    assert!(!error.contains("node 3 at 127"), "the others are what they should be: {error}");
+}
+
+#[test]
+fn a_node_that_does_not_answer_is_named_and_so_is_what_would_help() {
+    let mut cluster = Cluster::start();
+    cluster.kill(2);
+    let (error, address) = (refusal(&cluster.url(1)), cluster.served[2].address());
+    assert!(error.contains(&format!("node 3 at {address}")) && error.contains("--node"), "{error}");
+    assert!(!error.contains("node 1 at"), "{error}");
+}
+
+/// A cluster of which the second server tells something else.
+fn at_odds(tell: impl FnOnce(&mut Cluster)) -> String {
+    let mut cluster = Cluster::of(2);
+    cluster.offer.placement = Some(hex(&cluster.table));
+    cluster.serve(0);
+    tell(&mut cluster);
+    cluster.serve(1);
+    let error = refusal(&cluster.url(0));
+    assert!(error.contains("node 2 at"), "{error}");
+    error
+}
+
+#[test]
+fn nodes_of_another_volume_or_with_another_table_are_refused() {
+    let error = at_odds(|cluster| {
+        let other = Cluster::of(1);
+        cluster.offer = other.offer.clone();
+        cluster.offer.placement = Some(hex(&cluster.table));
+    });
+    assert!(error.contains("another volume"), "{error}");
+    let error = at_odds(|cluster| {
+        let newer = Placement { version: 2, ..cluster.table.clone() };
+        cluster.offer.placement = Some(hex(&newer));
+    });
+    assert!(error.contains("table"), "{error}");
+    assert!(at_odds(|cluster| cluster.offer.placement = None).contains("table"));
+}
+
+#[test]
+fn addresses_and_tables_that_are_of_no_use_are_told() {
+    let mut cluster = Cluster::of(1);
+    let told = |cluster: &mut Cluster, table: String, why: &str| {
+        cluster.offer.placement = Some(table);
+        cluster.kill(0);
+        cluster.serve(0);
+        let error = refusal(&cluster.url(0));
+        assert!(error.contains(why), "{error}");
+    };
+    for address in ["0.0.0.0:9440", "[::]:9440", ":9440"] {
+        let here = cluster.served[0].address();
+        let members = vec![Member { id: 1, address: here }, Member { id: 2, address: address.into() }];
+        let map = ClusterMap::even(members).unwrap();
+        let table = Placement { map, ..cluster.table.clone() };
+        told(&mut cluster, hex(&table), "--node");
+    }
+    told(&mut cluster, "zz".into(), "hexadecimal");
+    let mut newer = cluster.table.encode();
+    newer[0] += 1;
+    let digits = newer.iter().map(|byte| format!("{byte:02x}")).collect();
+    told(&mut cluster, digits, "use the version of kestrel");
+}
+
+#[test]
+fn all_nodes_are_asked_and_who_does_not_answer_is_told() {
+    let mut cluster = Cluster::start();
+    let ask = |cluster: &Cluster, limit| {
+        let mut events = Vec::new();
+        let on_event = &mut |node, event| events.push((node, event));
+        let answers =
+            ask_each(&cluster.url(0), "test", &json!({"verb": "status"}), Some(limit), on_event).unwrap();
+        events.sort_by_key(|(node, _)| *node);
+        (answers, events)
+    };
+    let (answers, events) = ask(&cluster, PATIENCE);
+    for (at, answer) in answers.into_iter().enumerate() {
+        assert_eq!((answer.node, answer.address), (at as u32 + 1, cluster.served[at].address()));
+        assert_eq!(answer.answer.unwrap(), json!(at + 1));
+    }
+    assert_eq!(events, [1, 2, 3].map(|node| (node, json!("working"))));
+    cluster.kill(1);
+    let (answers, _) = ask(&cluster, SOON);
+    let ends: Vec<bool> = answers.iter().map(|answer| answer.answer.is_ok()).collect();
+    assert_eq!(ends, [true, false, true]);
+    let why = answers[1].answer.as_ref().unwrap_err().to_string();
+    assert!(why.contains("node 2 at"), "{why}");
+
+    let one = Cluster::of_one();
+    let (answers, _) = ask(&one, PATIENCE);
+    assert_eq!((answers.len(), answers[0].node), (1, 0));
+    assert_eq!(answers[0].answer.as_ref().unwrap(), &json!(0));
+}
+
+#[test]
+fn a_farewell_is_said_to_all_at_once() {
+    let cluster = Cluster::start();
+    let client = Client::mount(&cluster.url(0));
+    let begun = Instant::now();
+    client.fs.shutdown().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(2));
+    assert!(client.metadata().nodes().iter().all(|node| !node.remote.is_up()));
+}

@@ -1,0 +1,132 @@
+//! One node goes away, or comes back without knowing anybody.
+
+use std::time::Duration;
+
+use kestrel_client::fs::wait;
+use kestrel_types::ids::InodeId;
+use kestrel_types::request::Op;
+use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
+
+use crate::client::{Client, READ_WRITE, at};
+use crate::cluster::{Cluster, until};
+
+fn exclusive(ino: InodeId) -> LockSpan {
+    LockSpan { ino, owner: 9, pid: 1, kind: LockKind::Posix, mode: LockMode::Write, start: 0, end: LOCK_END }
+}
+
+#[test]
+fn a_restarted_node_is_told_its_part_of_what_is_held_and_nothing_else() {
+    let mut cluster = Cluster::start();
+    let client = Client::mount(&cluster.url(0));
+    // Files open at each node, of several homes; one of them at two nodes. All of them are locked.
+    let mut files: Vec<_> = (0..9).map(|n| client.create(&cluster.name_at(n % 3, n / 3))).collect();
+    client.rename(&cluster.name_at(1, 0), &cluster.name_at(2, 5));
+    files.push(client.open(files[1].ino(), READ_WRITE));
+    for file in &files[..9] {
+        wait(|done| client.fs.set_lock(file, exclusive(file.ino()), None, done)).unwrap();
+        client.write(file, &[1; 2000]);
+    }
+    for restarted in 0..3 {
+        cluster.forget();
+        cluster.restart(restarted);
+        until("it is told", || !cluster.notes(restarted).reclaims.lock().is_empty());
+        until("it serves", || client.metadata().nodes()[restarted].remote.is_up());
+        for at in 0..3 {
+            let reclaims = cluster.notes(at).reclaims.lock();
+            assert_eq!(reclaims.len(), usize::from(at == restarted), "only who has forgotten is told");
+        }
+        let told = cluster.notes(restarted).reclaims.lock()[0].clone();
+        let mut opens: Vec<_> = told.opens.iter().map(|open| (open.file.ino, open.count)).collect();
+        let opened_there = files[..9].iter().enumerate().filter(|(n, _)| n % 3 == restarted);
+        let mut expected: Vec<_> = opened_there.map(|(_, file)| (file.ino(), 1)).collect();
+        if restarted == 2 {
+            expected.push((files[1].ino(), 1));
+        }
+        (opens.sort_unstable(), expected.sort_unstable());
+        assert_eq!(opens, expected);
+        let mut locks: Vec<_> = told.locks.iter().map(|lock| lock.ino).collect();
+        let at_home = files[..9].iter().map(|file| file.ino()).filter(|ino| cluster.home(*ino) == restarted);
+        let mut expected: Vec<_> = at_home.collect();
+        (locks.sort_unstable(), expected.sort_unstable());
+        assert!(!locks.is_empty());
+        assert_eq!(locks, expected);
+        assert_eq!(
+            (told.objects.is_empty(), told.oldest_open_object == u64::MAX),
+            (restarted != 0, restarted != 0)
+        );
+        // The session goes on as if nothing had been: files are open and locked.
+        for file in &files[..9] {
+            client.write(file, &[restarted as u8 + 2; 2000]);
+            assert!(wait(|done| client.fs.test_lock(file, exclusive(file.ino()), done)).unwrap().is_none());
+        }
+    }
+    let other = Client::mount(&cluster.url(1));
+    let locked = other.create(&cluster.name_at(0, 0));
+    until("the grace period is over", || {
+        let held = wait(|done| other.fs.test_lock(&locked, exclusive(files[0].ino()), done)).unwrap();
+        held.is_some()
+    });
+    other.close(locked);
+    files.into_iter().for_each(|file| client.close(file));
+    assert_eq!(client.fs.metadata().stats().open_files, 0);
+    cluster.check();
+}
+
+#[test]
+fn only_the_node_that_hands_out_numbers_hears_of_objects() {
+    let cluster = Cluster::start();
+    let client = Client::mount(&cluster.url(1));
+    let file = client.create("file");
+    client.write(&file, &[1; 100_000]);
+    for at in 0..3 {
+        until("it pings", || cluster.notes(at).oldest.lock().is_some());
+    }
+    let all = || (0..3).map(|at| cluster.notes(at).oldest.lock().unwrap() == u64::MAX).collect::<Vec<_>>();
+    until("an object is open", || all() == [true, false, true]);
+    client.close(file);
+}
+
+#[test]
+fn a_node_that_is_away_stops_what_it_leads_and_nothing_else() {
+    let mut cluster = Cluster::start();
+    let client = Client::mount(&cluster.url(0));
+    let open: Vec<_> = (0..3).map(|at| client.create(&cluster.name_at(at, 0))).collect();
+    // The one that was there first, which hands out numbers, too.
+    for away in [2, 0] {
+        cluster.kill(away);
+        until("that is noticed", || !client.metadata().nodes()[away].remote.is_up());
+        let waiting = client.start(Op::Lookup(at(&cluster.name_at(away, 0))));
+        for other in (0..3).filter(|other| *other != away) {
+            client.call(Op::Lookup(at(&cluster.name_at(other, 0)))).unwrap();
+            client.write(&open[other], &vec![away as u8; 3000]);
+            wait(|done| client.fs.fsync(&open[other], done)).unwrap();
+            client.call(Op::Usage).unwrap();
+        }
+        assert!(waiting.recv_timeout(Duration::from_millis(100)).is_err());
+        let stats = client.metadata().connection_stats();
+        assert!(stats.outage.is_some() && stats.in_flight + stats.waiting >= 1, "{stats:?}");
+        cluster.serve(away);
+        waiting.recv().unwrap().unwrap();
+        client.write(&open[away], &vec![away as u8; 3000]);
+        assert_eq!(client.metadata().connection_stats().outage, None);
+    }
+    assert_eq!(client.metadata().connection_stats().reconnects, 2);
+    open.into_iter().for_each(|file| client.close(file));
+    assert_eq!(client.fs.metadata().stats().open_files, 0);
+    cluster.check();
+}
+
+#[test]
+fn a_node_that_comes_back_as_another_is_not_served() {
+    let mut cluster = Cluster::start();
+    let client = Client::mount(&cluster.url(0));
+    cluster.kill(1);
+    cluster.serve_as(1, 3);
+    let waiting = client.start(Op::Lookup(at(&cluster.name_at(1, 0))));
+    let hellos = *cluster.notes(1).hellos.lock();
+    until("it was tried again and again", || *cluster.notes(1).hellos.lock() > hellos + 1);
+    assert!(waiting.try_recv().is_err());
+    cluster.restart(1);
+    assert!(waiting.recv().unwrap().is_err(), "there is no such file");
+    cluster.check();
+}
