@@ -40,6 +40,8 @@ const PREFIX: &str = "cut.";
 pub enum CutError {
     /// The volume's engine failed.
     Engine(EngineError),
+    /// Rows that somebody else was to give did not come.
+    Rows(String),
     /// The copy could not be written.
     Copy(PathBuf, String),
     /// Too much changed meanwhile.
@@ -50,6 +52,7 @@ impl fmt::Display for CutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CutError::Engine(error) => write!(f, "reading the metadata: {error}"),
+            CutError::Rows(why) => write!(f, "reading the metadata: {why}"),
             CutError::Copy(dir, why) => write!(
                 f,
                 "copying the metadata to {}: {why}; the copy needs as much room as the volume's metadata, or check the \

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::VolumeError;
 
-pub(crate) mod cluster;
+mod cluster;
 mod coding;
 mod lock;
 

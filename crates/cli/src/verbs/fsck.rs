@@ -1,5 +1,6 @@
 //! `kestrel fsck`.
 
+mod served;
 mod several;
 
 use std::path::Path;
@@ -166,7 +167,6 @@ pub fn check_in_use(volume: &InUse<'_>, data: bool, limit: usize, feed: &Feed<'_
 /// Checks, and repairs.
 pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
     let target = Target::of("fsck", &args.volume)?;
-    let is_of_several = several::is_meant(args);
     if args.repair && matches!(target, Target::Served(_)) {
         return Err(Failure::usage(
             "fsck: --repair needs the volume itself: stop the server and run it there, on the volume's directory",
@@ -176,25 +176,27 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
         Printer { limit: args.limit, json: args.json, findings: Vec::new(), repairs: Vec::new() };
     let mut progress = Progress::new();
     let fail = |why: &dyn std::fmt::Display| Failure::new("fsck", format!("{target}: {why}"));
+    let mut tell = |event: &Value| {
+        shown(&mut progress, event, &mut |event| printer.event(event));
+        true
+    };
+    let of_nodes = match &target {
+        Target::Served(_) => served::check(args, &Feed::new(&mut tell))?,
+        Target::Here(_) if several::is_meant(args) => Some(several::at_rest(args, &Feed::new(&mut tell))?),
+        Target::Here(_) => None,
+    };
     // A repair does not ask: opening the volume says who has it mounted.
-    let asked = if args.repair || is_of_several {
-        None
+    let asked = if args.repair || of_nodes.is_some() {
+        of_nodes
     } else {
         let question = json!({ "verb": "fsck", "data": args.data, "limit": args.limit });
         target.ask("fsck", &question, None, &mut |event| {
-            shown(&mut progress, &event, &mut |event| printer.event(event));
+            tell(&event);
         })?
     };
     let mut done = match asked {
         Some(done) => done,
-        None => {
-            let mut tell = |event: &Value| {
-                shown(&mut progress, event, &mut |event| printer.event(event));
-                true
-            };
-            let feed = Feed::new(&mut tell);
-            if is_of_several { several::at_rest(args, &feed)? } else { at_rest(args, &feed, &fail)? }
-        }
+        None => at_rest(args, &Feed::new(&mut tell), &fail)?,
     };
     drop(progress);
     if args.json {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Descriptor, Durability, FORMAT_VERSION_CLUSTER};
 use crate::error::VolumeError;
+use crate::hex::{from_hex, to_hex};
 use crate::remote::{ADDRESSES_MAX, SCHEME};
 
 /// Bytes of the word by which the nodes of a cluster know each other.
@@ -181,21 +182,6 @@ impl Descriptor {
     }
 }
 
-/// Bytes as hexadecimal digits.
-pub(crate) fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// What [`to_hex`] made.
-pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    if !rest.is_empty() {
-        return None;
-    }
-    pairs.iter().map(|[high, low]| Some(digit(*high)? << 4 | digit(*low)?)).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::settings;
@@ -251,11 +237,5 @@ mod tests {
         let lazy = Descriptor::new(settings(), 5).unwrap();
         let section = ClusterSection::new(1, &placement()).unwrap();
         assert!(lazy.in_cluster(section).unwrap_err().to_string().contains("durability commit"));
-    }
-
-    #[test]
-    fn hexadecimal_digits_come_back() {
-        assert_eq!(from_hex(&to_hex(&[0, 0x7f, 0xff])), Some(vec![0, 0x7f, 0xff]));
-        assert_eq!((from_hex("abc"), from_hex("0g"), from_hex("+1")), (None, None, None));
     }
 }

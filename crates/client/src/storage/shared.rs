@@ -15,8 +15,8 @@ use serde_json::Value;
 
 use super::{Base, Place, Storage, StoreOptions};
 use crate::descriptor::Descriptor;
-use crate::descriptor::cluster::from_hex;
 use crate::error::VolumeError;
+use crate::hex::from_hex;
 
 /// Random bytes of the word.
 const WORD_BYTES: usize = 16;

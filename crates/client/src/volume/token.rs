@@ -8,9 +8,9 @@ use std::path::Path;
 
 use kestrel_types::placement::{NodeId, Placement};
 
-use crate::descriptor::cluster::{from_hex, to_hex};
 use crate::descriptor::{ClusterSection, Descriptor};
 use crate::error::VolumeError;
+use crate::hex::{from_hex, to_hex};
 
 /// How a token begins; the number is its version.
 const PREFIX: &str = "kestrel-cluster-1:";
