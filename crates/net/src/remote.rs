@@ -14,11 +14,11 @@
 //! room to write would wait for itself.
 
 mod admin;
-mod dial;
+pub(crate) mod dial;
 mod duty;
 mod reader;
 mod sink;
-mod socket;
+pub(crate) mod socket;
 mod ticker;
 mod writer;
 
