@@ -26,6 +26,8 @@
 //!
 //! **Crashes.** Loans are forgotten by a lender that restarts, what it agreed to is on record and locked again; it asks the
 //! leader. A leader that restarts knows its decisions; what it does not know was not decided and changes nothing.
+//!
+//! [`host`] puts threads around it, [`Envelope::encode`] says what it tells others in bytes.
 
 mod commit;
 mod fetch;
@@ -36,6 +38,7 @@ mod message;
 mod poll;
 mod records;
 mod unsent;
+mod wire;
 mod work;
 
 use std::collections::{BTreeMap, VecDeque};

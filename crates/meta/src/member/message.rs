@@ -14,7 +14,7 @@ use crate::txn::Origin;
 use crate::view::Want;
 
 /// A message on its way, and the newest timestamp of its sender.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Envelope {
     /// Who sends it.
     pub from: NodeId,
@@ -68,7 +68,7 @@ pub enum Vote {
 }
 
 /// See the module's header.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// A request for the member that leads it. Numbered by the sender.
     Forward {
