@@ -1,5 +1,7 @@
 //! The metadata of several nodes put together, and checked as a whole.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use kestrel_admin::check::{Options, Totals, check};
 use kestrel_admin::cut::CutError;
 use kestrel_admin::finding::{Finding, FindingKind};

@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::attendant::Attendant;
 use super::clients::Clients;
 use super::facts::MountFacts;
+use super::node::NodeOfCluster;
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
 use crate::verbs::{compact, dump, fsck, gc, info as info_verb, path_bytes, status, warmup};
@@ -39,6 +40,8 @@ pub struct Serving {
     pub mount_point: Option<PathBuf>,
     /// Clients across a network, if it serves any.
     pub clients: OnceLock<Clients>,
+    /// Who it is among the nodes that share the volume, if several do.
+    pub node: Option<NodeOfCluster>,
     /// How it is mounted, if it is.
     pub facts: MountFacts,
     /// Nothing can be changed.

@@ -9,6 +9,7 @@ use kestrel_types::key::{Key, KeyRef, Table};
 use serde_json::{Value, json};
 
 use super::control::Serving;
+use super::node::NodeOfCluster;
 use crate::metrics::to_json;
 use crate::serve::attendant::Attendant;
 use crate::verbs::status::several::describe_part;
@@ -52,6 +53,7 @@ fn status(serving: &Serving, section: &ClusterSection) -> Result<Value, String> 
     let mut out = describe_part(&serving.dir, &serving.descriptor, section, &*serving.engine)
         .map_err(|why| why.to_string())?;
     serving.describe_process(&mut out);
+    out["peers"] = serving.node.as_ref().map(NodeOfCluster::peers).into();
     Ok(out)
 }
 

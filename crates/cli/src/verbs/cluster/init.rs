@@ -41,6 +41,11 @@ fn addresses(args: &InitArgs) -> Result<Vec<String>, Failure> {
     for node in &args.nodes {
         let bad = |why: &str| Failure::usage(format!("cluster: --node {node}: {why}"));
         let address = address(node).map_err(bad)?;
+        if ["0.0.0.0:", "[::]:", "*:"].iter().any(|anywhere| address.starts_with(anywhere)) {
+            return Err(bad(
+                "clients and the other nodes connect to it; `kestrel serve --listen` says where to listen",
+            ));
+        }
         if addresses.contains(&address) {
             return Err(bad("another node has this address"));
         }
