@@ -118,7 +118,7 @@ for pattern in '^kestrel.json$' '^meta/log/' '^meta/runs/'; do
 done
 
 fill
-sed -i 's/"format_version": 1/"format_version": 2/' "$volume/kestrel.json"
+sed -i 's/"format_version": 1/"format_version": 9/' "$volume/kestrel.json"
 if "$KESTREL" mount "$volume" "$mnt" >"$WORK/mount.out" 2>&1; then
     fail "a newer format was mounted"
 elif grep -qi newer "$WORK/mount.out"; then

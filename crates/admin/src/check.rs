@@ -62,6 +62,8 @@ pub struct Options<'a> {
     pub window_objects: usize,
     /// The volume that the metadata is a cut of, if it is in use.
     pub live: Option<Live<'a>>,
+    /// The metadata was put together from that of several nodes ([`crate::gather`]).
+    pub is_of_several: bool,
 }
 
 /// A volume in use.
@@ -79,7 +81,7 @@ pub struct Live<'a> {
 
 impl Default for Options<'_> {
     fn default() -> Self {
-        Self { store: None, data: None, window_objects: 4 << 20, live: None }
+        Self { store: None, data: None, window_objects: 4 << 20, live: None, is_of_several: false }
     }
 }
 
@@ -167,8 +169,15 @@ pub fn check(
     report: &mut dyn FnMut(Finding),
     progress: Progress<'_>,
 ) -> Result<Totals, CheckError> {
-    let mut check =
-        Check { engine, report, progress, totals: Totals::default(), shares: u16::MAX, live: options.live };
+    let mut check = Check {
+        engine,
+        report,
+        progress,
+        totals: Totals::default(),
+        shares: 0,
+        live: options.live,
+        is_of_several: options.is_of_several,
+    };
     system::shares(&mut check)?;
     let mut world = inodes::walk(&mut check)?;
     inodes::links(&mut check, &mut world)?;
@@ -193,9 +202,11 @@ struct Check<'a> {
     progress: Progress<'a>,
     totals: Totals,
     /// Workers whose shares of directories and objects are read; there must be none of others.
-    shares: u16,
+    shares: u32,
     /// The volume in use that the engine is a cut of.
     live: Option<Live<'a>>,
+    /// See [`Options::is_of_several`].
+    is_of_several: bool,
 }
 
 /// What the first walk learned.
@@ -265,7 +276,7 @@ impl<'a> Check<'a> {
 
     /// Whether a share's key suffix names a worker whose shares are read.
     fn is_share(&self, suffix: &[u8]) -> bool {
-        <[u8; 2]>::try_from(suffix).is_ok_and(|worker| u16::from_be_bytes(worker) < self.shares)
+        <[u8; 2]>::try_from(suffix).is_ok_and(|worker| u32::from(u16::from_be_bytes(worker)) < self.shares)
     }
 
     fn rows(&self, table: Table) -> Rows<'a> {

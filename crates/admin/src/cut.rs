@@ -40,6 +40,8 @@ const PREFIX: &str = "cut.";
 pub enum CutError {
     /// The volume's engine failed.
     Engine(EngineError),
+    /// Rows that somebody else was to give did not come.
+    Rows(String),
     /// The copy could not be written.
     Copy(PathBuf, String),
     /// Too much changed meanwhile.
@@ -50,6 +52,7 @@ impl fmt::Display for CutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CutError::Engine(error) => write!(f, "reading the metadata: {error}"),
+            CutError::Rows(why) => write!(f, "reading the metadata: {why}"),
             CutError::Copy(dir, why) => write!(
                 f,
                 "copying the metadata to {}: {why}; the copy needs as much room as the volume's metadata, or check the \
@@ -78,7 +81,7 @@ pub struct Cut {
 }
 
 /// A directory that goes away.
-struct Scratch(PathBuf);
+pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
@@ -98,25 +101,12 @@ impl Cut {
         reserve_bytes: u64,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, CutError> {
-        let dir = parent.join(format!("{PREFIX}{}", std::process::id()));
+        let (rows, scratch) = empty(parent, reserve_bytes)?;
+        let dir = &scratch.0;
         let copy = |why: &dyn fmt::Display| CutError::Copy(dir.clone(), why.to_string());
-        let _ = fs::remove_dir_all(&dir);
-        fs::DirBuilder::new().mode(0o700).create(&dir).map_err(|why| copy(&why))?;
-        let scratch = Scratch(dir.clone());
         let spool_path = dir.join("spool");
         let spool = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&spool_path);
         let spool = Spool::new(spool.map_err(|why| copy(&why))?, SPOOL_BYTES_MAX);
-        let nothing: BeforeSync = Arc::new(|| Ok(()));
-        let options = EmbeddedOptions {
-            memory_bytes: MEMORY_BYTES,
-            sync_interval: None,
-            segment_bytes: LOG_BYTES_MAX / 8,
-            log_bytes_max: LOG_BYTES_MAX,
-            reserve_bytes,
-            ..EmbeddedOptions::default()
-        };
-        let rows = EmbeddedEngine::open(&dir.join("rows"), [0; 16], options, nothing, &mut |_| true);
-        let rows = rows.map_err(|why| copy(&why))?;
 
         let mut batch = Batch::new(&rows);
         let mut done = 0;
@@ -152,6 +142,7 @@ impl Cut {
             (None, Ok(())) => {}
         }
         batch.send().map_err(|why| copy(&why))?;
+        drop(batch);
         let _ = fs::remove_file(&spool_path);
         Ok(Cut { rows, _dir: scratch })
     }
@@ -172,25 +163,45 @@ impl Cut {
     }
 }
 
+/// An engine without rows in a scratch directory below `parent`; it leaves `reserve_bytes` free there.
+pub(crate) fn empty(parent: &Path, reserve_bytes: u64) -> Result<(EmbeddedEngine, Scratch), CutError> {
+    let dir = parent.join(format!("{PREFIX}{}", std::process::id()));
+    let copy = |why: &dyn fmt::Display| CutError::Copy(dir.clone(), why.to_string());
+    let _ = fs::remove_dir_all(&dir);
+    fs::DirBuilder::new().mode(0o700).create(&dir).map_err(|why| copy(&why))?;
+    let scratch = Scratch(dir.clone());
+    let nothing: BeforeSync = Arc::new(|| Ok(()));
+    let options = EmbeddedOptions {
+        memory_bytes: MEMORY_BYTES,
+        sync_interval: None,
+        segment_bytes: LOG_BYTES_MAX / 8,
+        log_bytes_max: LOG_BYTES_MAX,
+        reserve_bytes,
+        ..EmbeddedOptions::default()
+    };
+    let rows = EmbeddedEngine::open(&dir.join("rows"), [0; 16], options, nothing, &mut |_| true);
+    Ok((rows.map_err(|why| copy(&why))?, scratch))
+}
+
 /// Changes gathered for one commit.
-struct Batch<'a> {
+pub(crate) struct Batch<'a> {
     rows: &'a EmbeddedEngine,
     changes: Vec<Mutation>,
     bytes: usize,
 }
 
 impl<'a> Batch<'a> {
-    fn new(rows: &'a EmbeddedEngine) -> Self {
+    pub(crate) fn new(rows: &'a EmbeddedEngine) -> Self {
         Self { rows, changes: Vec::new(), bytes: 0 }
     }
 
-    fn add(&mut self, change: Mutation) -> Result<(), EngineError> {
+    pub(crate) fn add(&mut self, change: Mutation) -> Result<(), EngineError> {
         self.bytes += change.value.as_ref().map_or(0, |value| value.len());
         self.changes.push(change);
         if self.changes.len() >= BATCH_ROWS || self.bytes >= BATCH_BYTES { self.send() } else { Ok(()) }
     }
 
-    fn send(&mut self) -> Result<(), EngineError> {
+    pub(crate) fn send(&mut self) -> Result<(), EngineError> {
         self.bytes = 0;
         let changes = std::mem::take(&mut self.changes);
         if changes.is_empty() { Ok(()) } else { self.rows.commit(BatchKind::Growing, changes).map(drop) }

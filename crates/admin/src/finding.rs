@@ -105,6 +105,8 @@ finding_kinds! {
     MovedWrong = "moved-wrong", Error;
     /// A client's session or the answer to one of its requests is damaged, or an answer belongs to no session.
     TxnWrong = "txn-wrong", Error;
+    /// A row lies at a node that does not own it, where nobody reads it.
+    RowMisplaced = "row-misplaced", Error;
     /// A row that this version does not know.
     RowUnknown = "row-unknown", Error;
     /// Objects that nothing refers to: `kestrel gc` removes them.

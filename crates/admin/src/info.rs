@@ -161,6 +161,37 @@ pub fn tree_sums(engine: &dyn Engine, top: InodeId) -> Result<TreeSums, InfoErro
     Ok(sums)
 }
 
+/// One node's part of the figures of a volume that several share. Parts may be below nought, their sum is not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PartSums {
+    /// Entries that are not directories.
+    pub files: i64,
+    /// Directories without the root.
+    pub dirs: i64,
+    /// Sizes of the files that have one name.
+    pub bytes: i64,
+    /// Bytes of objects that are referred to.
+    pub referenced_bytes: i64,
+}
+
+/// Adds up the shares that lie here.
+///
+/// # Errors
+/// Those of the engine; damaged shares.
+pub fn part_sums(engine: &dyn Engine) -> Result<PartSums, InfoError> {
+    let mut sums = PartSums::default();
+    for row in Rows::new(engine, Table::DirStat) {
+        let stat = DirStat::decode(&row?.1)?;
+        sums.files += stat.children - stat.subdirs;
+        sums.dirs += stat.subdirs;
+        sums.bytes = sums.bytes.wrapping_add(stat.bytes);
+    }
+    for row in Rows::new(engine, Table::ObjStat) {
+        sums.referenced_bytes += ObjStat::decode(&row?.1)?.referenced;
+    }
+    Ok(sums)
+}
+
 /// What metadata refers to in the block store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ObjectSums {

@@ -9,6 +9,7 @@ pub mod check;
 pub mod cut;
 pub mod dump;
 pub mod finding;
+pub mod gather;
 pub mod gc;
 pub mod idset;
 pub mod info;

@@ -188,6 +188,34 @@ pub const INODES: &[u8] = b"inodes";
 pub const OBJECTS: &[u8] = b"objects";
 /// Row of the volume's sums, present only after a clean stop.
 pub const USAGE: &[u8] = b"usage";
+/// Row of the ceiling of commit timestamps.
+pub const CLOCK: &[u8] = b"clock";
+/// Row of how many workers have shares.
+pub const SHARES: &[u8] = b"shares";
+
+/// Most workers a node has.
+pub const WORKERS_MAX: u32 = 64;
+
+/// Sums of a clean stop: files, directories, bytes.
+///
+/// # Errors
+/// If the row is not one.
+pub fn decode_usage(bytes: &[u8]) -> Result<[i64; 3], DecodeError> {
+    let mut reader = Reader::new(bytes);
+    if reader.u8()? != VERSION {
+        return Err(DecodeError("sums of an unknown format version"));
+    }
+    let sums = [reader.i64()?, reader.i64()?, reader.i64()?];
+    reader.end()?;
+    Ok(sums)
+}
+
+/// Row of such sums.
+pub fn encode_usage(sums: [i64; 3]) -> Box<[u8]> {
+    let mut out = vec![VERSION];
+    sums.iter().for_each(|sum| out.extend_from_slice(&sum.to_be_bytes()));
+    out.into_boxed_slice()
+}
 
 /// A name as people read it: bytes that are not printable as `\xNN`.
 pub fn readable(name: &[u8]) -> String {
@@ -237,6 +265,7 @@ mod tests {
         let place = DirId { parent: 7, name: b"x\xff".as_slice().into() };
         assert_eq!(DirId::decode(&place.encode()), Ok(place));
         assert_eq!(decode_ceiling(&encode_ceiling(9)), Ok(9));
+        assert_eq!(decode_usage(&encode_usage([1, -2, 3])), Ok([1, -2, 3]));
         assert_eq!(decode_xattr(&encode_xattr(b"v")), Ok(&b"v"[..]));
         for bad in [&b""[..], b"\x02", b"\x01\0"] {
             assert!(DirId::decode(bad).is_err() && decode_ceiling(bad).is_err());

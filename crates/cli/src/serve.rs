@@ -8,6 +8,8 @@ pub mod facts;
 pub mod holder;
 pub mod http;
 pub mod limits;
+pub mod node;
+pub mod part;
 pub mod process;
 pub mod remote;
 pub mod runtime;

@@ -10,17 +10,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::VolumeError;
 
+mod cluster;
 mod coding;
 mod lock;
 
+pub use cluster::{ClusterSection, SECRET_BYTES};
 pub use coding::{CodingSettings, DATA_KEYS_MAX, Encryption, WrappedKey};
 use lock::DescriptorLock;
 
 /// Name of the descriptor within the volume's directory.
 pub const FILE_NAME: &str = "kestrel.json";
 
-/// Newest format version this program reads and writes.
+/// Format version of a volume that one node keeps.
 pub const FORMAT_VERSION: u32 = 1;
+
+/// Format version of a volume that several nodes share, the newest this program reads and writes: programs that do not know
+/// of several nodes must not take one's part for the volume.
+pub const FORMAT_VERSION_CLUSTER: u32 = 2;
 
 /// Largest descriptor, bytes; anything longer is not ours.
 const FILE_BYTES_MAX: u64 = 64 * 1024;
@@ -107,6 +113,9 @@ pub struct Descriptor {
     /// How its objects are coded; none as long as no object was ever to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coding: Option<CodingSettings>,
+    /// Which node of which cluster this is, if several share the volume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterSection>,
     /// CRC-32C, hexadecimal, of this document with this field empty, written as compact JSON.
     pub checksum: String,
 }
@@ -124,9 +133,9 @@ impl Descriptor {
             .map_err(|error| VolumeError::io("read", Path::new("/dev/urandom"), &error))?;
         let uuid = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let magic = "kestrelfs".to_string();
-        let (coding, checksum) = (None, String::new());
-        let mut new =
-            Self { magic, format_version: FORMAT_VERSION, uuid, created, settings, coding, checksum };
+        let (coding, cluster, checksum) = (None, None, String::new());
+        let format_version = FORMAT_VERSION;
+        let mut new = Self { magic, format_version, uuid, created, settings, coding, cluster, checksum };
         new.checksum = new.expected_checksum()?;
         Ok(new)
     }
@@ -175,16 +184,28 @@ impl Descriptor {
     /// # Errors
     /// As those of [`Descriptor::read`].
     pub(crate) fn from_json(loose: serde_json::Value, source: &Path) -> Result<Self, VolumeError> {
+        Self::judge(loose, source, false)
+    }
+
+    /// The descriptor that the server named `source` shows to its clients.
+    ///
+    /// # Errors
+    /// As those of [`Descriptor::read`].
+    pub(crate) fn from_offer(loose: serde_json::Value, source: &Path) -> Result<Self, VolumeError> {
+        Self::judge(loose, source, true)
+    }
+
+    fn judge(loose: serde_json::Value, source: &Path, is_offered: bool) -> Result<Self, VolumeError> {
         let corrupt = |why: &str| VolumeError::Corrupt(source.to_path_buf(), why.to_string());
         // The version first: a newer descriptor may have fields this program cannot judge.
         if loose.get("magic").and_then(|magic| magic.as_str()) != Some("kestrelfs") {
             return Err(corrupt("it does not describe a KestrelFS volume"));
         }
         match loose.get("format_version").and_then(|version| version.as_u64()) {
-            Some(version) if version > u64::from(FORMAT_VERSION) => {
+            Some(version) if version > u64::from(FORMAT_VERSION_CLUSTER) => {
                 return Err(VolumeError::Newer(source.to_path_buf(), version));
             }
-            Some(version) if version == u64::from(FORMAT_VERSION) => {}
+            Some(version) if version >= u64::from(FORMAT_VERSION) => {}
             _ => return Err(corrupt("its format version is missing or invalid")),
         }
         let descriptor: Self = serde_json::from_value(loose)
@@ -194,7 +215,8 @@ impl Descriptor {
         if descriptor.checksum != descriptor.expected_checksum()? || !hex {
             return Err(corrupt("its checksum does not match its content; restore the file from a backup"));
         }
-        descriptor.check().map_err(|error| match error {
+        let checked = descriptor.check_all(is_offered);
+        checked.map_err(|error| match error {
             VolumeError::Invalid(why) => VolumeError::Invalid(format!("{}: {why}", source.display())),
             other => other,
         })?;
@@ -221,6 +243,13 @@ impl Descriptor {
     ) -> Result<Self, VolumeError> {
         let lock = DescriptorLock::take(dir)?;
         let mut descriptor = Self::read(dir)?;
+        if let Some(section) = &descriptor.cluster {
+            return Err(VolumeError::Invalid(format!(
+                "{}: node {} of a cluster: its settings are those of all its nodes, and they cannot be changed together yet",
+                dir.display(),
+                section.node
+            )));
+        }
         change(&mut descriptor)?;
         descriptor.check()?;
         descriptor.checksum = descriptor.expected_checksum()?;
@@ -252,9 +281,14 @@ impl Descriptor {
     }
 
     fn check(&self) -> Result<(), VolumeError> {
+        self.check_all(false)
+    }
+
+    fn check_all(&self, is_offered: bool) -> Result<(), VolumeError> {
         self.settings.check()?;
         let encryption = self.coding.as_ref().and_then(|coding| coding.encryption.as_ref());
-        encryption.map_or(Ok(()), Encryption::check)
+        encryption.map_or(Ok(()), Encryption::check)?;
+        self.check_cluster(is_offered)
     }
 }
 
@@ -284,7 +318,7 @@ pub fn volume_dir(url: &str) -> Result<PathBuf, VolumeError> {
 mod tests {
     use super::*;
 
-    fn settings() -> Settings {
+    pub(super) fn settings() -> Settings {
         Settings {
             name: "demo".into(),
             storage: None,

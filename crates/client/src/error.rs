@@ -23,6 +23,15 @@ pub enum VolumeError {
         /// What the holder wrote about itself: process number and what it does.
         holder: String,
     },
+    /// What is there is one node's part of a volume that several nodes share.
+    OneOfSeveral {
+        /// The node's directory.
+        dir: PathBuf,
+        /// Its number.
+        node: u32,
+        /// The volume's URL.
+        url: String,
+    },
     /// The volume's key is missing, wrong or cannot be read.
     Key(String),
     /// The operating system refused.
@@ -60,6 +69,12 @@ impl fmt::Display for VolumeError {
                 path.display()
             ),
             VolumeError::Corrupt(path, why) => write!(f, "{}: damaged: {why}", path.display()),
+            VolumeError::OneOfSeveral { dir, node, url } => write!(
+                f,
+                "{0}: node {node} of a cluster, which has only a part of the volume; serve it with `kestrel serve {0}`, as all other \
+                 nodes, and use {url} instead",
+                dir.display()
+            ),
             VolumeError::InUse { dir, holder } => {
                 write!(f, "{}: in use by {holder}; unmount it or end that process first", dir.display())
             }

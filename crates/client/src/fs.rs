@@ -30,6 +30,7 @@ use kestrel_data::packer::Packer;
 use kestrel_data::reader::Reader;
 use kestrel_data::store::BlockStore;
 use kestrel_data::{Budget, Buffers, Payload, Placed, Pool, ReadAheadConfig, Turn};
+use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::node::Node;
 use kestrel_types::clock::Clock;
 use kestrel_types::error::{FsError, FsResult};
@@ -231,9 +232,14 @@ impl Fs {
         &self.metadata
     }
 
-    /// The metadata node, if it is in this process.
+    /// The metadata node, if it is in this process and keeps the whole volume.
     pub fn node(&self) -> Option<&Arc<Node>> {
         self.metadata.local()
+    }
+
+    /// The member, if this process is one of several nodes that share the volume.
+    pub fn member(&self) -> Option<&Arc<MemberHost>> {
+        self.metadata.member()
     }
 
     /// The block store behind this client.

@@ -11,6 +11,7 @@ mod file;
 pub mod fs;
 mod groups;
 mod held_locks;
+pub mod hex;
 pub mod keys;
 mod known;
 pub mod metadata;

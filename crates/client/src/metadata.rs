@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::node::{Done, Node};
 use kestrel_meta::stats::NodeStats;
 use kestrel_types::error::FsResult;
@@ -31,6 +32,12 @@ pub trait Metadata: Send + Sync {
 
     /// The node, if it is in this process: what needs the engine (deleting, rewriting, checking, dumping) runs here then.
     fn local(&self) -> Option<&Arc<Node>> {
+        None
+    }
+
+    /// The member, if this process is one of several nodes that share the volume. It has no [`Metadata::local`] then: what needs the
+    /// engine of a whole volume finds only a part of it.
+    fn member(&self) -> Option<&Arc<MemberHost>> {
         None
     }
 
@@ -97,6 +104,34 @@ impl Metadata for Embedded {
 
     fn stats(&self) -> NodeStats {
         self.0.stats()
+    }
+
+    fn close(&self) -> FsResult<()> {
+        self.0.close()
+    }
+}
+
+/// One of several nodes, in this process; requests go to whichever leads them.
+pub struct Hosted(Arc<MemberHost>);
+
+impl Hosted {
+    /// The way by way of `host`.
+    pub fn new(host: Arc<MemberHost>) -> Self {
+        Self(host)
+    }
+}
+
+impl Metadata for Hosted {
+    fn submit(&self, request: Request, done: Done) {
+        self.0.submit(request, done);
+    }
+
+    fn member(&self) -> Option<&Arc<MemberHost>> {
+        Some(&self.0)
+    }
+
+    fn stats(&self) -> NodeStats {
+        self.0.node().stats()
     }
 
     fn close(&self) -> FsResult<()> {

@@ -19,6 +19,7 @@ mod holdings;
 mod metadata;
 mod nodes;
 mod opens;
+mod panel;
 mod routes;
 mod url;
 
@@ -30,7 +31,8 @@ use kestrel_types::clock::{Clock, SystemClock};
 pub use self::ask::{NodeAnswer, ask, ask_each};
 pub use self::metadata::{RemoteMetadata, is_answering};
 pub use self::nodes::NodeLink;
-pub use self::url::{PORT_DEFAULT, RemoteUrl, SCHEME};
+pub use self::panel::Panel;
+pub use self::url::{ADDRESSES_MAX, PORT_DEFAULT, RemoteUrl, SCHEME, address};
 
 use self::durable::SyncFirst;
 use self::holdings::Holdings;

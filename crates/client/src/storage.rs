@@ -23,6 +23,7 @@ use crate::volume::{data_reserve, disk_bytes};
 
 mod shared;
 
+pub(crate) use shared::mark_objects;
 pub use shared::{Offer, SharedDir};
 
 /// Directory of the block store within the volume's, unless the settings name another place.
@@ -113,6 +114,21 @@ pub(crate) fn check(descriptor: &Descriptor, options: &StoreOptions) -> Result<(
     Place::of(Path::new(""), &descriptor.settings, options).map(drop)
 }
 
+/// Checks that a cluster's objects are reached from here, as far as that needs no request.
+///
+/// # Errors
+/// Says what is in the way.
+pub(crate) fn check_reached(
+    dir: &Path,
+    descriptor: &Descriptor,
+    options: &StoreOptions,
+) -> Result<(), VolumeError> {
+    match (Place::of(dir, &descriptor.settings, options)?, &descriptor.cluster) {
+        (Place::Dir(objects), Some(section)) => shared::recognize(&objects, section.objects_word.as_deref()),
+        _ => Ok(()),
+    }
+}
+
 /// Makes the place for a new volume's objects.
 ///
 /// # Errors
@@ -165,6 +181,7 @@ impl Storage {
     /// # Errors
     /// If the store cannot be reached, is another volume's, or needs a key that is not there.
     pub fn open(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<Self, VolumeError> {
+        check_reached(dir, descriptor, options)?;
         Self::open_at(Place::of(dir, &descriptor.settings, options)?, descriptor, options)
     }
 

@@ -3,7 +3,7 @@
 //! [`Volume::open`] gives the raw parts, for the tools that check, dump and collect; [`Volume::serve`] starts a metadata
 //! node and a file system on them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,28 +11,34 @@ use kestrel_data::store::BlockStore;
 use kestrel_meta::engine::BeforeSync;
 use kestrel_meta::engine::EngineError;
 use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_meta::member::MemberConfig;
+use kestrel_meta::member::host::{Carrier, MemberHost};
 use kestrel_meta::node::{self, Node, NodeConfig};
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 
 use crate::descriptor::{Descriptor, Durability, volume_dir};
 use crate::error::VolumeError;
 use crate::fs::Fs;
-use crate::metadata::Embedded;
+use crate::metadata::{Embedded, Hosted, Metadata};
 use crate::object_ids::ObjectNumbers;
 use crate::recovery::Recovery;
 use crate::storage::{Storage, StoreOptions};
 
 pub(crate) mod assembly;
+mod cluster;
 mod format;
 mod lock;
 mod sizes;
+mod token;
 
 use assembly::Assembly;
+pub use cluster::{form, join};
 pub use format::{NewVolume, format};
 pub use lock::VolumeLock;
 use sizes::fitting_options;
 pub use sizes::scratch_reserve;
 pub(crate) use sizes::{data_reserve, disk_bytes};
+pub use token::Token;
 
 /// Directory of the metadata engine.
 const META_DIR: &str = "meta";
@@ -88,9 +94,19 @@ impl Volume {
     /// that goes to the background does so before.
     ///
     /// # Errors
-    /// If it is not there, damaged, newer, or in use; the text says which and what to do.
+    /// If it is not there, damaged, newer, one node's part of one, or in use; the text says which and what to do.
     pub fn open(url: &str, role: &str, resources: &Resources) -> Result<Self, VolumeError> {
         let dir = volume_dir(url)?;
+        Descriptor::read(&dir)?.is_whole(&dir)?;
+        Self::open_part(&dir, role, resources)
+    }
+
+    /// The same for a directory that may be one node's part of a volume: for whoever knows what to do with it.
+    ///
+    /// # Errors
+    /// As for [`Volume::open`].
+    pub fn open_part(dir: &Path, role: &str, resources: &Resources) -> Result<Self, VolumeError> {
+        let dir = dir.to_path_buf();
         let descriptor = Descriptor::read(&dir)?;
         let lock = VolumeLock::take(&dir, role)?;
         // Before the metadata: recovery reads file data and takes back what is not whole.
@@ -135,15 +151,48 @@ impl Volume {
         self.start(resources, false, true)
     }
 
+    /// Starts the node of a cluster that this is, which reaches the others by way of `carrier`, and a file system for what it does on
+    /// its own.
+    ///
+    /// # Errors
+    /// As for [`Volume::serve`], and if this is no node of a cluster.
+    pub fn serve_part(
+        self,
+        resources: &Resources,
+        carrier: Arc<dyn Carrier>,
+    ) -> Result<MountedVolume, VolumeError> {
+        let Some(section) = &self.descriptor.cluster else {
+            let why = "not a node of a cluster: it has all of the volume";
+            return Err(VolumeError::Invalid(format!("{}: {why}", self.dir.display())));
+        };
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let config = MemberConfig {
+            me: section.node,
+            placement: section.placement()?,
+            node: NodeConfig { workers: section.workers as usize, ..self.node_config(resources, true) },
+            seed: clock.now().cast_unsigned(),
+        };
+        let host = MemberHost::open(self.engine.clone(), clock.clone(), config, carrier)
+            .map_err(|error| VolumeError::Engine(format!("{}: {error}", self.dir.display())))?;
+        self.assemble(Arc::new(Hosted::new(host)), clock, resources, false)
+    }
+
     fn start(
         self,
         resources: &Resources,
         read_only: bool,
         serves: bool,
     ) -> Result<MountedVolume, VolumeError> {
-        let settings = &self.descriptor.settings;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let config = NodeConfig {
+        let config = self.node_config(resources, serves);
+        let node = Node::open(self.engine.clone(), clock.clone(), config)
+            .map_err(|error| VolumeError::Engine(format!("{}: {error}", self.dir.display())))?;
+        self.assemble(Arc::new(Embedded::new(node)), clock, resources, read_only)
+    }
+
+    fn node_config(&self, resources: &Resources, serves: bool) -> NodeConfig {
+        let settings = &self.descriptor.settings;
+        NodeConfig {
             workers: resources.workers,
             durability: match settings.durability {
                 Durability::Commit => node::Durability::Commit,
@@ -152,15 +201,17 @@ impl Volume {
             grace: i64::from(settings.grace_seconds) * SECOND,
             serves,
             ..NodeConfig::default()
-        };
-        let node = Node::open(self.engine.clone(), clock.clone(), config)
-            .map_err(|error| VolumeError::Engine(format!("{}: {error}", self.dir.display())))?;
-        let plan = Assembly {
-            metadata: Arc::new(Embedded::new(node)),
-            numbers: ObjectNumbers::default(),
-            clock,
-            read_only,
-        };
+        }
+    }
+
+    fn assemble(
+        self,
+        metadata: Arc<dyn Metadata>,
+        clock: Arc<dyn Clock>,
+        resources: &Resources,
+        read_only: bool,
+    ) -> Result<MountedVolume, VolumeError> {
+        let plan = Assembly { metadata, numbers: ObjectNumbers::default(), clock, read_only };
         let fs = plan.assemble(&self.descriptor, self.store.clone(), resources)?;
         Ok(MountedVolume { fs, volume: self })
     }

@@ -6,7 +6,6 @@ use kestrel_net::handler::Outbox;
 use kestrel_types::error::FsResult;
 use kestrel_types::wire::{Answered, Checksum, JSON_BYTES_MAX, ReplyTo, ToClient, encode_to_client};
 
-use crate::TABLE;
 use crate::session::Session;
 
 /// Answers questions.
@@ -23,6 +22,7 @@ pub struct Asker {
     pub(crate) session: Arc<Session>,
     pub(crate) incarnation: u64,
     pub(crate) id: u64,
+    pub(crate) table: u64,
 }
 
 impl Asker {
@@ -42,7 +42,11 @@ impl Asker {
 
     /// Gives the answer, JSON text.
     pub fn answer(self, answer: FsResult<Box<[u8]>>) {
-        self.send(&ToClient::Reply(ReplyTo { id: self.id, table: TABLE, answered: Answered::Admin(answer) }));
+        self.send(&ToClient::Reply(ReplyTo {
+            id: self.id,
+            table: self.table,
+            answered: Answered::Admin(answer),
+        }));
     }
 
     fn send(&self, message: &ToClient) {

@@ -2,6 +2,8 @@
 
 use kestrel_types::clock::{Nanos, SECOND};
 
+use crate::peers::Identity;
+
 /// How long the answers of a client that vanished are kept, so that it can still learn what became of its calls.
 pub const KEEP_EXPIRED: Nanos = 30 * 60 * SECOND;
 
@@ -37,6 +39,8 @@ pub struct ServerConfig {
     pub grace: Nanos,
     /// How long the answers of a client that vanished are kept.
     pub keep_expired: Nanos,
+    /// What other nodes of the cluster are known by, if it is a member's server.
+    pub peers: Option<Identity>,
     /// Most clients at a time.
     pub sessions_max: usize,
     /// Most opens that one client may have at a time, several of one file included.
@@ -53,6 +57,7 @@ impl Default for ServerConfig {
             lease: 30 * SECOND,
             grace: 30 * SECOND,
             keep_expired: KEEP_EXPIRED,
+            peers: None,
             sessions_max: SESSIONS_MAX,
             opens_max: OPENS_MAX,
         }

@@ -4,7 +4,8 @@
 //!    the client ask for it. What is decided then is noted in the session at once.
 //! 2. Without it the node gets what is to be executed, as one batch, and what was gathered meanwhile is sent.
 //!
-//! A client that breaks the protocol is told so and loses the connection, not its session.
+//! A client that breaks the protocol is told so and loses the connection, not its session. Another node's connection has no
+//! session: what it brings goes to the member.
 
 use std::sync::Arc;
 
@@ -17,11 +18,12 @@ use kestrel_types::wire::{Answered, Body, Call, Checksum, ToClient, ToServer, Wi
 
 use crate::admin::Asker;
 use crate::admit::{Effect, admit};
-use crate::server::{Batch, Server, Submitted};
+use crate::server::{Batch, Guest, Server, Submitted};
 use crate::session::window::{Admission, Waiter};
 use crate::session::{Claims, Line, Phase, Session, State};
 
 const SECOND_HELLO: FsError = FsError::new(libc::EPROTO, "a connection begins with one Hello");
+const NO_NODE: FsError = FsError::new(libc::EPROTO, "a client is no node of the cluster");
 const TOO_EARLY: FsError =
     FsError::new(libc::EPROTO, "a client says what it holds before it asks for anything else");
 const BEYOND: FsError =
@@ -38,11 +40,13 @@ enum Stage {
     Silent,
     /// It serves this session, as its connection with this number.
     Serving(Arc<Session>, u64),
+    /// It is another node's.
+    Peer(Guest),
     /// Nothing more is taken from it.
     Over,
 }
 
-/// A connection of a client.
+/// A connection of a client, or of another node.
 pub struct Connection {
     server: Arc<Server>,
     outbox: Arc<dyn Outbox>,
@@ -90,8 +94,18 @@ impl Connection {
                         Err(why) => return self.break_off(why),
                     }
                 }
+                Some(ToServer::PeerHello(hello)) => match self.server.greet_peer(&hello, &self.outbox) {
+                    Ok(guest) => self.stage = Stage::Peer(guest),
+                    Err(why) => return self.break_off(why),
+                },
                 Some(_) => return self.break_off(SECOND_HELLO),
             }
+        }
+        if let Stage::Peer(guest) = self.stage {
+            if let Err(why) = self.server.hear_peer(guest, messages) {
+                self.break_off(why);
+            }
+            return;
         }
         let Stage::Serving(session, incarnation) = &self.stage else { return };
         let (session, incarnation) = (session.clone(), *incarnation);
@@ -142,7 +156,8 @@ impl Connection {
         work: &mut Work,
     ) -> Result<(), FsError> {
         match message {
-            ToServer::Hello(_) => return Err(SECOND_HELLO),
+            ToServer::Hello(_) | ToServer::PeerHello(_) => return Err(SECOND_HELLO),
+            ToServer::Peer(_) => return Err(NO_NODE),
             ToServer::Ping { oldest_open_object } => {
                 settle(state);
                 self.server.shared.objects.lock().raise(state.holder, oldest_open_object);
@@ -269,7 +284,7 @@ impl Connection {
         let server = &self.server;
         if !work.requests.is_empty() {
             answers.expect(work.submitted);
-            server.node.submit_batch(work.requests, answers);
+            server.backend.submit_batch(work.requests, answers);
         }
         answers.submitted();
         if work.claims {
@@ -282,6 +297,7 @@ impl Connection {
                 session: session.clone(),
                 incarnation,
                 id,
+                table: server.shared.table,
             };
             server.admin.submit(question, asker);
         }
@@ -306,12 +322,16 @@ impl Connection {
 
     /// Nothing more comes or goes. The session lives on until its lease ends.
     pub fn closed(&mut self) {
-        if let Stage::Serving(session, incarnation) = std::mem::replace(&mut self.stage, Stage::Over) {
-            let mut state = session.state.lock();
-            if state.is_current(incarnation) {
-                state.line = None;
-                self.server.shared.desk.lock().disconnect(state.holder);
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Serving(session, incarnation) => {
+                let mut state = session.state.lock();
+                if state.is_current(incarnation) {
+                    state.line = None;
+                    self.server.shared.desk.lock().disconnect(state.holder);
+                }
             }
+            Stage::Peer(guest) => self.server.peer_left(guest),
+            Stage::Silent | Stage::Over => {}
         }
     }
 }

@@ -81,6 +81,10 @@ counts! {
     stale_messages,
     /// Calls refused because they do not fit the session.
     calls_refused,
+    /// Connections of other nodes that were let in.
+    peers_welcomed,
+    /// Envelopes of other nodes received.
+    envelopes,
     /// Bytes of frames sent.
     bytes_out,
 }

@@ -4,6 +4,9 @@
 //! clients. It keeps neither threads nor clocks nor sockets: it is called with batches of messages and with the time, by
 //! [`listen`] for real and by the simulation in one thread.
 //!
+//! Behind it is one [`backend`]: a node that has its volume to itself, or a member of a cluster. Members' nodes reach each other by
+//! the same port ([`peers`], `server/gate.rs`).
+//!
 //! What it promises (`metadata.md` §6, `docs/protocol.md`):
 //!
 //! - **Exactly once.** A numbered call is executed once, whatever is lost or sent again, also across a restart of the node
@@ -14,14 +17,13 @@
 
 pub mod admin;
 pub mod admit;
+pub mod backend;
 pub mod config;
 pub mod connection;
 pub mod figures;
 pub mod listen;
 pub mod locks;
 pub mod objects;
+pub mod peers;
 pub mod server;
 pub mod session;
-
-/// Version of the table of placement: one node has one for ever.
-pub(crate) const TABLE: u64 = 1;

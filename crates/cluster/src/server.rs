@@ -6,6 +6,7 @@
 //! **Time** is handed in with every call: nanoseconds of one monotonic clock. Only records that outlive the process carry wall
 //! time, which comes from the volume's clock.
 
+mod gate;
 mod grace;
 mod greet;
 mod lockdesk;
@@ -17,8 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kestrel_meta::node::{Done, Node};
-use kestrel_meta::txn::Origin;
+use kestrel_meta::node::Done;
 use kestrel_net::handler::Outbox;
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::{FsError, FsResult};
@@ -28,6 +28,7 @@ use kestrel_types::wire::{Checksum, ClientId, Refused, SessionState, ToClient, e
 use parking_lot::Mutex;
 
 use crate::admin::Admin;
+use crate::backend::Backend;
 use crate::config::{LEASE_MAX, LEASE_MIN, ServerConfig};
 use crate::connection::Connection;
 use crate::figures::{Counts, Figures, SessionInfo};
@@ -35,17 +36,21 @@ use crate::locks::LockLimits;
 use crate::objects::Objects;
 use crate::session::{Phase, Session};
 
+use gate::Gate;
 use grace::Grace;
 use lockdesk::LockDesk;
 
+pub(crate) use gate::Guest;
 pub(crate) use replies::{Batch, Submitted};
 
-/// A request on its way to the node.
-pub(crate) type Submission = (Request, Option<Origin>, Done);
+/// A request of the server's own.
+pub(crate) type Submission = (Request, Done);
 
 /// What answers need. It does not refer to the node, so answers that never come do not keep it open.
 pub(crate) struct Shared {
     pub config: ServerConfig,
+    /// Version of the table of placement.
+    pub table: u64,
     pub directory: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Number of the last holder of locks and objects. None is given twice.
     pub last_holder: AtomicU64,
@@ -59,7 +64,8 @@ pub(crate) struct Shared {
 
 /// See the module's header.
 pub struct Server {
-    pub(crate) node: Arc<Node>,
+    pub(crate) backend: Backend,
+    gate: Option<Gate>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) admin: Arc<dyn Admin>,
     clock: Arc<dyn Clock>,
@@ -67,13 +73,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves a node that was opened for it (`NodeConfig::serves`): reads which clients had sessions and begins the grace
+    /// Serves a node, or a member, that was opened for it (`NodeConfig::serves`): reads which clients had sessions and begins the grace
     /// period, or ends it at once if there were none. `clock` is the volume's wall clock, `now` the monotonic one.
     ///
     /// # Errors
     /// `EINVAL` for settings that make no sense; the engine's.
     pub fn new(
-        node: Arc<Node>,
+        backend: impl Into<Backend>,
         clock: Arc<dyn Clock>,
         config: ServerConfig,
         limits: LockLimits,
@@ -86,18 +92,22 @@ impl Server {
                 "server: a lease is 1 to 600 s, a grace period at most 600 s",
             ));
         }
-        let records = node.sessions()?;
+        let backend = backend.into();
+        let records = backend.node().sessions()?;
+        let gate = Gate::of(&backend, config.peers.as_ref());
         let shared = Shared {
             config,
+            table: backend.table(),
             directory: Mutex::default(),
             last_holder: AtomicU64::new(0),
-            desk: Mutex::new(LockDesk::new(limits)),
+            desk: Mutex::new(LockDesk::new(limits, backend.table())),
             objects: Mutex::default(),
             grace: Mutex::default(),
             releases: Mutex::default(),
             counts: Counts::default(),
         };
-        let server = Arc::new(Self { node, shared: Arc::new(shared), admin, clock, ticked: Mutex::new(now) });
+        let shared = Arc::new(shared);
+        let server = Arc::new(Self { backend, gate, shared, admin, clock, ticked: Mutex::new(now) });
         server.restore(records, now)?;
         Ok(server)
     }
@@ -131,7 +141,7 @@ impl Server {
         }
         drop(directory);
         if grace.is_over(now) {
-            self.node.end_grace()?;
+            self.backend.node().end_grace()?;
         } else {
             self.shared.desk.lock().begin_grace();
             *self.shared.grace.lock() = Some(grace);
@@ -194,6 +204,7 @@ impl Server {
 
     /// Closes every connection. Sessions stay recorded, so that clients find them again at the next start.
     pub fn close(&self) {
+        self.close_peers();
         for session in self.all_sessions() {
             let line = session.state.lock().line.take();
             if let Some(line) = line {
@@ -215,7 +226,6 @@ impl Server {
                 let request = Request { creds: Creds::root(), op: Op::Release(ino) };
                 requests.push((
                     request,
-                    None,
                     Box::new(move |reply| {
                         if let Err(why) = reply {
                             log::warn!("inode {ino}: open of a client that is gone: {why:?}");
@@ -225,7 +235,7 @@ impl Server {
             }
         }
         if !requests.is_empty() {
-            self.node.submit_many_from(requests);
+            self.backend.submit_own(requests);
         }
     }
 }

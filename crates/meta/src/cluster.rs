@@ -115,7 +115,7 @@ impl Cluster {
             | Op::AllocObjects(_) => {
                 Some(FsError::new(libc::ENOTSUP, "several nodes do not keep content of files yet"))
             }
-            Op::Usage | Op::TreeUsage(_) => {
+            Op::TreeUsage(_) => {
                 Some(FsError::new(libc::ENOTSUP, "several nodes do not add up the volume's figures yet"))
             }
             _ => None,

@@ -21,17 +21,24 @@
 //! nothing while they wait.
 //!
 //! **Exactly once.** Every answer to a numbered request, an error too, is recorded in the batch that decides it: copies
-//! of a request may come by way of several members, late, when the client has long gone on.
+//! of a request may come by way of several members, late, when the client has long gone on. (Not so where requests come by sessions,
+//! each straight to the member that leads it: there only what has changed something is recorded, as on a single node.)
 //!
 //! **Crashes.** Loans are forgotten by a lender that restarts, what it agreed to is on record and locked again; it asks the
 //! leader. A leader that restarts knows its decisions; what it does not know was not decided and changes nothing.
+//!
+//! [`host`] puts threads around it, [`Envelope::encode`] says what it tells others in bytes.
 
 mod commit;
 mod fetch;
+pub mod host;
 mod lead;
 mod lend;
 mod message;
+mod poll;
 mod records;
+mod unsent;
+mod wire;
 mod work;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -47,18 +54,22 @@ use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
 pub use message::{Envelope, Fetched, LoanId, Message, Vote};
+pub use poll::{Answer, Question};
 
 use crate::cluster::Cluster;
-use crate::engine::{BatchKind, Engine, Mutation};
+use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{counter_row, decode_counter, system_key};
 use crate::locks::TxnId;
-use crate::node::{Done, Durability, Node, NodeConfig, Replies, RootAttr};
+use crate::node::{Done, Durability, Node, NodeConfig, RootAttr};
 use crate::pipeline::engine_error;
 use crate::txn::Origin;
-use crate::worker::{Ear, Elsewhere};
+use crate::worker::{Ear, Elsewhere, Stray};
 use commit::Decision;
 use fetch::Fetching;
+use host::Bell;
 use lend::Loan;
+use poll::Poll;
+pub use records::{Prepared, decode_prepared};
 use work::{Back, Forwarding, Work};
 
 /// What has no answer for so long is sent again.
@@ -77,8 +88,7 @@ pub struct MemberConfig {
     pub me: NodeId,
     /// Who owns what.
     pub placement: Placement,
-    /// Settings of its node. All members have equally many workers, mode `commit`, and replies in line: there is no other
-    /// thread that a member would hear of.
+    /// Settings of its node. All members have equally many workers, and mode `commit`.
     pub node: NodeConfig,
     /// Seed of the random times after which it tries again.
     pub seed: u64,
@@ -95,18 +105,38 @@ enum Todo {
 enum Heard {
     Reply(Reply),
     Elsewhere(Elsewhere),
+    /// Nothing more will become durable. Of no ticket.
+    LogFailed(EngineError),
 }
 
+/// What was said to a member, perhaps on other threads, and not looked at yet.
 #[derive(Default)]
-struct Inbox(Mutex<VecDeque<(u64, Heard)>>);
+struct Inbox {
+    heard: Mutex<VecDeque<(u64, Heard)>>,
+    /// Whom to wake, if the member has threads around it.
+    bell: Option<Arc<Bell>>,
+}
+
+impl Inbox {
+    fn push(&self, ticket: u64, heard: Heard) {
+        self.heard.lock().push_back((ticket, heard));
+        self.ring();
+    }
+
+    fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
+    }
+}
 
 impl Ear for Inbox {
     fn hear(&self, number: usize, reply: Reply) {
-        self.0.lock().push_back((number as u64, Heard::Reply(reply)));
+        self.push(number as u64, Heard::Reply(reply));
     }
 
-    fn elsewhere(&self, number: usize, why: Elsewhere) {
-        self.0.lock().push_back((number as u64, Heard::Elsewhere(why)));
+    fn elsewhere(&self, number: usize, stray: Stray) {
+        self.push(number as u64, Heard::Elsewhere(stray.why));
     }
 }
 
@@ -138,8 +168,16 @@ pub struct Member {
     decisions: BTreeMap<TxnId, Decision>,
     /// What it has lent.
     loans: BTreeMap<TxnId, Loan>,
+    /// Questions to all members, by number.
+    polls: BTreeMap<u64, Poll>,
     /// Locks were given up: those who wait for that may go on.
     unlocked: bool,
+    /// How often that was so.
+    unlocks: u64,
+    /// Requests that have ended, for whoever lets go of the member.
+    finished: Vec<(Done, Reply)>,
+    /// That messages are too large was logged.
+    told_unsent: bool,
 }
 
 impl Member {
@@ -168,10 +206,20 @@ impl Member {
         config: MemberConfig,
         now: Nanos,
     ) -> FsResult<Self> {
-        let NodeConfig { durability, serves, replies, .. } = config.node;
-        if durability != Durability::Commit || serves || replies != Replies::Inline {
-            let why = "member: its node is of mode commit, serves no sessions, and replies in line";
-            return Err(FsError::new(libc::EINVAL, why));
+        Self::open_with(engine, clock, config, now, None)
+    }
+
+    /// As [`Member::open`]. With a bell, which is rung on whatever thread when there is something to look at, who holds the member
+    /// leaves to do what may take other threads' time: [`Node::drive_due`] and [`Member::take_finished`].
+    fn open_with(
+        engine: Arc<dyn Engine>,
+        clock: Arc<dyn Clock>,
+        config: MemberConfig,
+        now: Nanos,
+        bell: Option<Arc<Bell>>,
+    ) -> FsResult<Self> {
+        if config.node.durability != Durability::Commit {
+            return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit"));
         }
         let cluster = Cluster::new(config.me, config.placement)?;
         let epoch = next_epoch(&*engine)?;
@@ -185,7 +233,7 @@ impl Member {
             random: config.seed ^ epoch.rotate_left(32) ^ u64::from(config.me),
             // Others may still answer what an earlier start asked.
             numbers: epoch << 32,
-            inbox: Arc::default(),
+            inbox: Arc::new(Inbox { bell, ..Inbox::default() }),
             outbox: Vec::new(),
             own: VecDeque::new(),
             waiting: Vec::new(),
@@ -196,7 +244,11 @@ impl Member {
             leads: BTreeMap::new(),
             decisions: BTreeMap::new(),
             loans: BTreeMap::new(),
+            polls: BTreeMap::new(),
             unlocked: false,
+            unlocks: 0,
+            finished: Vec::new(),
+            told_unsent: false,
         };
         member.restore(records);
         Ok(member)
@@ -224,7 +276,19 @@ impl Member {
         self.tick_fetches();
         self.tick_loans();
         self.tick_decisions();
+        self.tick_polls();
         self.pump();
+    }
+
+    /// Something was heard, or has become durable.
+    fn go_on(&mut self, now: Nanos) {
+        self.now = now;
+        self.pump();
+    }
+
+    /// Requests that have ended since this was asked last, and who wants to know: to be told with no lock held.
+    fn take_finished(&mut self) -> Vec<(Done, Reply)> {
+        std::mem::take(&mut self.finished)
     }
 
     /// What it says to others since this was asked last.
@@ -240,6 +304,11 @@ impl Member {
     /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know.
     pub fn is_idle(&self) -> bool {
         self.works.is_empty() && self.loans.is_empty() && self.decisions.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Whether time alone may give it something to do.
+    fn is_waiting(&self) -> bool {
+        !self.is_idle() || !self.forwards.is_empty() || !self.fetches.is_empty() || !self.polls.is_empty()
     }
 
     fn handle(&mut self, from: NodeId, message: Message) {
@@ -263,6 +332,8 @@ impl Member {
             Message::Decided(txn) => self.decided(from, txn),
             Message::Ask(txn) => self.asked(from, txn),
             Message::Alive(txn) => self.alive(txn),
+            Message::Poll { number, question } => self.polled(from, number, question),
+            Message::Polled { number, answer } => self.told(from, number, answer),
         }
     }
 
@@ -273,11 +344,12 @@ impl Member {
                 self.handle(self.me, message);
                 continue;
             }
-            let heard = self.inbox.0.lock().pop_front();
+            let heard = self.inbox.heard.lock().pop_front();
             if let Some((ticket, heard)) = heard {
                 match heard {
                     Heard::Reply(reply) => self.answer(ticket, reply),
                     Heard::Elsewhere(why) => self.elsewhere(ticket, why),
+                    Heard::LogFailed(why) => self.log_failed(&why),
                 }
                 continue;
             }
@@ -294,7 +366,30 @@ impl Member {
                 self.resume_parked();
                 continue;
             }
-            return;
+            if self.inbox.bell.is_some() {
+                return;
+            }
+            for (done, reply) in self.take_finished() {
+                done(reply);
+            }
+            if !self.node.drive_due() {
+                return;
+            }
+        }
+    }
+
+    /// Nothing of what waits for the log will happen: who waits for a reply hears why. Others may not hear of a decision whose record
+    /// may have been lost; they go on asking until this node has started again.
+    fn log_failed(&mut self, why: &EngineError) {
+        for (_, todo) in std::mem::take(&mut self.waiting) {
+            let ticket = match todo {
+                Todo::Send(..) => continue,
+                Todo::Finish(txn) => self.leads.get(&txn).copied(),
+                Todo::Answer(ticket, _) => Some(ticket),
+            };
+            if let Some(ticket) = ticket {
+                self.answer(ticket, Err(engine_error(why.clone()).into()));
+            }
         }
     }
 
@@ -309,9 +404,20 @@ impl Member {
 
     /// Does something once a position is durable.
     fn when_durable(&mut self, position: Position, todo: Todo) {
-        // Somebody waits: that is what has the log synced.
-        self.node.engine().on_durable(position, Box::new(|_| ()));
         self.waiting.push((position, todo));
+        let engine = self.node.engine();
+        if position <= engine.durable() {
+            return;
+        }
+        // Somebody waits: that is what has the log synced.
+        let inbox = self.inbox.clone();
+        engine.on_durable(
+            position,
+            Box::new(move |result| match result {
+                Ok(()) => inbox.ring(),
+                Err(why) => inbox.push(0, Heard::LogFailed(why)),
+            }),
+        );
     }
 
     fn cluster(&self) -> &Cluster {

@@ -121,6 +121,8 @@ pub struct Node {
     reopening: Mutex<()>,
     /// Newest position any batch was committed at.
     committed: AtomicU64,
+    /// A member has let go of all roles, or brought a request: [`Node::drive_due`] is to look at every lane.
+    due: AtomicBool,
     courier: Courier,
 }
 

@@ -245,10 +245,11 @@ fn execute(
                 }
             };
             if let Some(verdict) = verdict {
-                // Of several nodes one may be asked again by way of another, late: see `crate::member`.
+                // Of several nodes one may be asked again by way of another, late, unless sessions see to that: see
+                // `crate::member`.
                 let ended = matches!(verdict, Verdict::Reply(_));
                 let first = told(number).is_none() && job.origin.is_some();
-                let records = cluster.is_some() && ended && first;
+                let records = cluster.is_some() && !means.core.serves && ended && first;
                 steps.push(Step { verdict, wait, changed, session, depends, records });
                 break;
             }

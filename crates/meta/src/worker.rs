@@ -34,11 +34,22 @@ pub trait Ear: Send + Sync {
     /// Takes a reply.
     fn hear(&self, number: usize, reply: Reply);
 
-    /// One of several nodes cannot serve a request by itself, nothing has happened, and there will be no reply. Only a
-    /// [`crate::member`] sends its node such requests.
-    fn elsewhere(&self, number: usize, _why: Elsewhere) {
+    /// One of several nodes cannot serve a request by itself, nothing has happened, and there will be no reply: it hands the request
+    /// back. Only a [`crate::member`] sends its node such requests.
+    fn elsewhere(&self, number: usize, _stray: Stray) {
         self.hear(number, Err(FsError::new(libc::ENOTSUP, "metadata: this concerns several nodes").into()));
     }
+}
+
+/// A request that its node cannot serve by itself.
+#[derive(Debug)]
+pub struct Stray {
+    /// The request.
+    pub request: Request,
+    /// Where it comes from, if it is numbered.
+    pub origin: Option<Origin>,
+    /// What is in its way.
+    pub why: Elsewhere,
 }
 
 /// Why a node cannot serve a request by itself.

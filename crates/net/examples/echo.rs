@@ -172,7 +172,7 @@ impl Connection for EchoConnection {
                     continue;
                 }
                 ToServer::Ping { .. } => ToClient::Pong,
-                ToServer::Cancel { .. } | ToServer::Bye => continue,
+                _ => continue,
             };
             // These are small.
             let _ = wire::encode_to_client(&reply, Checksum::Off, &mut self.replies);

@@ -16,19 +16,25 @@ pub const PAUSE_MAX: Nanos = 5 * SECOND;
 pub struct Backoff {
     state: u64,
     pause: Nanos,
+    pause_max: Nanos,
 }
 
 impl Backoff {
     /// Begins without failures. Clients take different seeds.
     pub fn new(seed: u64) -> Self {
-        Self { state: seed, pause: PAUSE_MIN }
+        Self::up_to(seed, PAUSE_MAX)
+    }
+
+    /// As [`Backoff::new`], with another longest pause.
+    pub fn up_to(seed: u64, pause_max: Nanos) -> Self {
+        Self { state: seed, pause: PAUSE_MIN, pause_max }
     }
 
     /// An attempt failed: when to make the next one.
     pub fn failed(&mut self, now: Nanos) -> Nanos {
         let half = self.pause / 2;
         let jitter = (self.draw() % half.max(1).cast_unsigned()).cast_signed();
-        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        self.pause = (self.pause * 2).min(self.pause_max);
         now.saturating_add(half + jitter)
     }
 

@@ -15,12 +15,12 @@
 //! its own. What it cannot write there is left to the other connection's ticker.
 
 mod admin;
-mod dial;
+pub(crate) mod dial;
 mod duty;
 mod reader;
 mod route;
 mod sink;
-mod socket;
+pub(crate) mod socket;
 mod stats;
 mod ticker;
 mod writer;

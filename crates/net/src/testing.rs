@@ -117,7 +117,7 @@ pub fn obliging(message: ToServer, outbox: &Arc<dyn Outbox>) {
         }
         ToServer::Call(call) => outbox.send(&encoded(&reply(call.id, Ok(Answer::Done)))),
         ToServer::Ping { .. } => outbox.send(&encoded(&ToClient::Pong)),
-        ToServer::Cancel { .. } | ToServer::Bye => {}
+        ToServer::Cancel { .. } | ToServer::Bye | ToServer::PeerHello(_) | ToServer::Peer(_) => {}
     }
 }
 

@@ -111,6 +111,14 @@ pub fn id_in(counter: u64, member: NodeId, slot: Slot) -> InodeId {
     counter << (MEMBER_BITS + slot_bits) | u64::from(member) << slot_bits | u64::from(slot)
 }
 
+/// The counter that an inode number was made of, and the node that made it up ([`id_in`]).
+#[inline]
+pub fn maker_of_id(id: InodeId) -> (u64, NodeId) {
+    let rest = id >> SLOTS.trailing_zeros();
+    // Below 1024, which fits.
+    (rest >> MEMBER_BITS, (rest % (1 << MEMBER_BITS)) as NodeId)
+}
+
 /// Maps a hash to one of `count` places, by its high bits (Lemire's multiply-shift).
 #[inline]
 pub fn place_of(hash: u64, count: usize) -> usize {
@@ -183,6 +191,8 @@ mod tests {
         assert_eq!(slot_of_id(id_in(COUNTERS_MAX - 1, 1023, 16383)), 16383);
         assert!(id_in(COUNTERS_MAX - 1, 1023, 16383) < 1 << 63);
         assert_eq!(slot_of_id(crate::ids::ROOT), 1);
+        assert_eq!(maker_of_id(id_in(COUNTERS_MAX - 1, 1023, 77)), (COUNTERS_MAX - 1, 1023));
+        assert_eq!(maker_of_id(crate::ids::ROOT), (0, 0));
     }
 
     #[test]

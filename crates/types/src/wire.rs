@@ -1,7 +1,7 @@
-//! The protocol between clients and metadata nodes: messages and their bytes (`docs/protocol.md`).
+//! The protocol between clients and metadata nodes, and between these: messages and their bytes (`docs/protocol.md`).
 //!
 //! A connection is a stream of frames each way: a header of [`HEADER_BYTES`] and a payload of at most [`FRAME_BYTES_MAX`].
-//! The first frame is the client's [`Hello`], answered by [`Welcome`] or [`Refused`]. From then on both sides send when they
+//! The first frame is the client's [`Hello`], answered by [`Welcome`] or [`Refused`], or another node's [`PeerHello`]. From then on both sides send when they
 //! like; replies come in any order and name the call they belong to.
 //!
 //! **Encoding.** Integers of the header are big-endian; within messages small ones are LEB128 varints, see `docs/protocol.md`.
@@ -19,6 +19,7 @@ mod frame;
 mod lock;
 mod message;
 mod op;
+mod peer;
 mod reclaim;
 mod reply;
 mod session;
@@ -32,6 +33,8 @@ pub use message::{
     Answered, Body, Call, ClientId, Hello, Refused, ReplyTo, SessionState, ToClient, ToServer, Versions,
     Welcome,
 };
+pub use op::{decode_request, encode_request};
+pub use peer::{PeerHello, PeerSecret};
 pub use reclaim::{RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, ReclaimReply, Reclaimed};
 pub use reply::{decode_reply, encode_reply};
 
@@ -41,7 +44,7 @@ use crate::codec::DecodeError;
 use crate::error::FsError;
 
 /// Version of the protocol that this build speaks.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 16;
@@ -189,7 +192,15 @@ pub fn encode_reply_to(reply: &ReplyTo, checksum: Checksum, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads a client's message.
+/// Appends an envelope of a member as a frame: [`encode_to_server`] for bytes that are not in a box.
+///
+/// # Errors
+/// As [`encode_to_server`].
+pub fn encode_peer(envelope: &[u8], checksum: Checksum, out: &mut Vec<u8>) -> Result<(), TooLarge> {
+    frame::put(out, session::PEER, checksum, |w| w.raw(envelope))
+}
+
+/// Reads a client's message, or another node's.
 ///
 /// # Errors
 /// See [`WireError`]; the connection must be closed.

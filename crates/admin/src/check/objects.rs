@@ -102,7 +102,7 @@ pub fn check(
         first = window.next;
         pass += 1;
     }
-    super::system::ceiling(check, crate::rows::OBJECTS, highest)?;
+    super::system::numbers(check, crate::rows::OBJECTS, highest)?;
     leaked(check);
     name_files(check, &bad)?;
     Ok(())

@@ -45,7 +45,7 @@ struct Shares {
 /// Walks the shares beside the entries.
 pub struct ShareWalk<'a> {
     rows: Rows<'a>,
-    shares: u16,
+    shares: u32,
 }
 
 impl<'a> ShareWalk<'a> {
@@ -83,12 +83,13 @@ impl<'a> ShareWalk<'a> {
 }
 
 /// Takes all shares of one directory; those of workers from `workers` on nobody would read.
-fn take(rows: &mut Rows<'_>, dir: InodeId, workers: u16) -> Result<Shares, EngineError> {
+fn take(rows: &mut Rows<'_>, dir: InodeId, workers: u32) -> Result<Shares, EngineError> {
     let mut shares = Shares::default();
     while rows.peek()?.is_some_and(|(key, _)| key.id == dir) {
         let Some(row) = rows.next() else { break };
         let (key, value) = row?;
-        let worker = <[u8; 2]>::try_from(&*key.suffix).map_or(u16::MAX, u16::from_be_bytes);
+        let worker = <[u8; 2]>::try_from(&*key.suffix)
+            .map_or(u32::MAX, |worker| u32::from(u16::from_be_bytes(worker)));
         match DirStat::decode(&value) {
             Ok(stat) if worker < workers => {
                 let total = &mut shares.total;

@@ -1,29 +1,30 @@
 //! Volume-wide records: counters must be above everything that was handed out, sums must be true.
 
 use kestrel_meta::engine::EngineError;
-use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::ids::ROOT;
 use kestrel_types::key::{Key, Table};
 
 use super::{Check, World};
 use crate::finding::{Act, Finding, FindingKind, Stage};
-use crate::rows::{DirId, INODES, USAGE, decode_ceiling, delete, encode_ceiling, get, put, readable};
+use crate::rows::{
+    CLOCK, DirId, INODES, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage, delete, encode_ceiling,
+    get, put, readable,
+};
 
-/// Record of the ceiling of commit timestamps.
-const CLOCK: &[u8] = b"clock";
-
-/// Record of how many workers have shares.
-const SHARES: &[u8] = b"shares";
-
-/// Most workers a node has.
-const WORKERS_MAX: u16 = 64;
+/// Numbers that shares of the workers of several nodes may have.
+const SHARES_OF_SEVERAL: u32 = 1 << 16;
 
 /// Learns how many workers have shares. Without the record all that may exist are read, which is always right.
+/// Of several nodes each has its own workers; who puts their rows together looks whether a share is one of theirs.
 pub fn shares(check: &mut Check<'_>) -> Result<(), EngineError> {
+    if check.is_of_several {
+        check.shares = SHARES_OF_SEVERAL;
+        return Ok(());
+    }
     let stored = get(check.engine, Key::new(Table::System, 0, SHARES))?;
     let detail = match stored.as_deref().map(decode_ceiling) {
         Some(Ok(shares)) if (1..=u64::from(WORKERS_MAX)).contains(&shares) => {
-            check.shares = u16::try_from(shares).unwrap_or(WORKERS_MAX);
+            check.shares = u32::try_from(shares).unwrap_or(WORKERS_MAX);
             return Ok(());
         }
         Some(Ok(shares)) => format!("{shares} workers; there are 1 to {WORKERS_MAX}"),
@@ -40,14 +41,20 @@ pub fn shares(check: &mut Check<'_>) -> Result<(), EngineError> {
 /// Checks the counters that entries and inodes were numbered from, the root's place, and the sums of a clean stop.
 pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     let highest = world.inodes.max().max(world.dirs.last().map(|dir| dir.0)).unwrap_or(ROOT);
-    ceiling(check, INODES, highest)?;
+    numbers(check, INODES, highest)?;
     ceiling(check, CLOCK, world.newest_change)?;
     root_place(check)?;
     usage(check, world)
 }
 
+/// Checks that a counter that numbers are taken from is above `highest`. Of several nodes each has its own, which is looked at when
+/// their rows are put together.
+pub fn numbers(check: &mut Check<'_>, name: &[u8], highest: u64) -> Result<(), EngineError> {
+    if check.is_of_several { Ok(()) } else { ceiling(check, name, highest) }
+}
+
 /// Checks that a counter's ceiling is above `highest`.
-pub fn ceiling(check: &mut Check<'_>, name: &[u8], highest: u64) -> Result<(), EngineError> {
+fn ceiling(check: &mut Check<'_>, name: &[u8], highest: u64) -> Result<(), EngineError> {
     let stored = get(check.engine, Key::new(Table::System, 0, name))?;
     let detail = match stored.as_deref().map(decode_ceiling) {
         Some(Ok(ceiling)) if ceiling > highest => return Ok(()),
@@ -95,14 +102,4 @@ fn usage(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     let says = "removed: the next start counts anew";
     check.found(finding.with(Stage::Derived, says, Act::Rows(vec![delete(&key)])));
     Ok(())
-}
-
-fn decode_usage(bytes: &[u8]) -> Result<[i64; 3], DecodeError> {
-    let mut reader = Reader::new(bytes);
-    if reader.u8()? != 1 {
-        return Err(DecodeError("sums of an unknown format version"));
-    }
-    let sums = [reader.i64()?, reader.i64()?, reader.i64()?];
-    reader.end()?;
-    Ok(sums)
 }

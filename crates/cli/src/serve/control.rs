@@ -17,6 +17,7 @@ use serde_json::Value;
 use super::attendant::Attendant;
 use super::clients::Clients;
 use super::facts::MountFacts;
+use super::node::NodeOfCluster;
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
 use crate::verbs::{compact, dump, fsck, gc, info as info_verb, path_bytes, status, warmup};
@@ -39,6 +40,8 @@ pub struct Serving {
     pub mount_point: Option<PathBuf>,
     /// Clients across a network, if it serves any.
     pub clients: OnceLock<Clients>,
+    /// Who it is among the nodes that share the volume, if several do.
+    pub node: Option<NodeOfCluster>,
     /// How it is mounted, if it is.
     pub facts: MountFacts,
     /// Nothing can be changed.
@@ -60,6 +63,9 @@ impl Attendant for Serving {
     }
 
     fn answer(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String> {
+        if let Some(section) = &self.descriptor.cluster {
+            return super::part::answer(self, section, question);
+        }
         let feed = Feed::new(tell);
         match question["verb"].as_str() {
             Some("status") => self.status(),
@@ -91,7 +97,9 @@ impl Serving {
         tell: &mut dyn FnMut(&Value) -> bool,
     ) -> Result<Value, String> {
         match question["verb"].as_str() {
-            Some("status" | "stats" | "info" | "fsck" | "gc" | "compact") => self.answer(question, tell),
+            Some("status" | "stats" | "info" | "fsck" | "gc" | "compact" | "rows") => {
+                self.answer(question, tell)
+            }
             verb => {
                 let verb = verb.unwrap_or("this");
                 Err(format!(
@@ -105,15 +113,20 @@ impl Serving {
     fn status(&self) -> Result<Value, String> {
         let mut out =
             status::describe(&self.dir, &self.descriptor, &*self.engine).map_err(|why| why.to_string())?;
+        self.describe_process(&mut out);
+        Ok(out)
+    }
+
+    /// What a status tells of this process.
+    pub fn describe_process(&self, out: &mut Value) {
         out["mounted"] = self.mount_point.is_some().into();
         out["pid"] = std::process::id().into();
         out["mount_point"] = self.mount_point.as_ref().map(|dir| dir.to_string_lossy()).into();
         out["address"] = self.clients.get().map(|clients| clients.address.to_string()).into();
         out["served"] = self.clients.get().map(Clients::status).into();
         out["read_only"] = self.read_only.into();
-        self.facts.describe(&mut out);
+        self.facts.describe(out);
         out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
-        Ok(out)
     }
 
     fn info(&self, question: &Value) -> Result<Value, String> {

@@ -1,16 +1,27 @@
 //! `kestrel cluster`.
 
+mod init;
+mod join;
 mod plan;
+mod status;
+mod token;
 
 use clap::{Args, Subcommand};
+use kestrel_client::error::VolumeError;
 
 use crate::failure::{Failure, Verdict};
 
-/// Plan a cluster of several metadata nodes.
+/// Form a cluster of several metadata nodes, or plan one.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_help = "Examples:
-  find /data -mindepth 1 | kestrel cluster plan --nodes 16")]
+  kestrel cluster init /data/node1 --node 10.0.0.1:9440 --node 10.0.0.2:9440 --node 10.0.0.3:9440 --storage s3://…
+  kestrel cluster join TOKEN /data/node2 --node 2
+  kestrel serve /data/node2
+  kestrel cluster status kestrel://10.0.0.1/photos
+  find /data -mindepth 1 | kestrel cluster plan --nodes 16
+
+docs/operations.md tells how a cluster is formed and run.")]
 pub struct ClusterArgs {
     #[command(subcommand)]
     action: Action,
@@ -18,12 +29,24 @@ pub struct ClusterArgs {
 
 #[derive(Debug, Subcommand)]
 enum Action {
+    Init(init::InitArgs),
+    Join(join::JoinArgs),
+    Token(token::TokenArgs),
+    Status(status::StatusArgs),
     Plan(plan::PlanArgs),
 }
 
 /// Does it.
 pub fn run(args: &ClusterArgs) -> Result<Verdict, Failure> {
     match &args.action {
+        Action::Init(args) => init::run(args),
+        Action::Join(args) => join::run(args),
+        Action::Token(args) => token::run(args),
+        Action::Status(args) => status::run(args),
         Action::Plan(args) => plan::run(args),
     }
+}
+
+fn failed(why: VolumeError) -> Failure {
+    Failure::new("cluster", why)
 }

@@ -1,4 +1,6 @@
-//! `kestrel format`.
+//! `kestrel format`, and what other verbs that make a volume have in common with it.
+
+use std::path::Path;
 
 use clap::{Args, ValueEnum};
 use kestrel_client::descriptor::{Durability, Settings};
@@ -29,10 +31,21 @@ pub enum Mode {
   kestrel format file:///data/vol --storage file:///bigdisk/objects --block-size 8M
   kestrel format /data/vol --storage 's3://bucket/prefix?endpoint=https://s3.example.org&region=eu-1'
 
-Credentials of a store are never kept in the volume: see --credentials.")]
+Credentials of a store are never kept in the volume: see --credentials. A volume that several metadata nodes share is made by
+`kestrel cluster init`.")]
 pub struct FormatArgs {
     /// Where: a path or file:///path; missing or empty
     pub volume: String,
+    /// When changes survive power loss
+    #[arg(long, value_enum, default_value = "fsync")]
+    pub durability: Mode,
+    #[command(flatten)]
+    pub new: NewVolumeArgs,
+}
+
+/// What a new volume is to be, whoever keeps its metadata.
+#[derive(Debug, Args)]
+pub struct NewVolumeArgs {
     /// Name of the volume; the directory's by default
     #[arg(long)]
     pub name: Option<String>,
@@ -46,9 +59,6 @@ pub struct FormatArgs {
     /// Files up to this size are kept in the metadata; at most 16K
     #[arg(long, value_name = "SIZE", value_parser = size_arg, default_value = "4K")]
     pub inline_max: u64,
-    /// When changes survive power loss
-    #[arg(long, value_enum, default_value = "fsync")]
-    pub durability: Mode,
     /// How long data stays after nothing refers to it any more
     #[arg(long, value_name = "TIME", value_parser = duration_arg, default_value = "60s")]
     pub grace: std::time::Duration,
@@ -68,38 +78,45 @@ pub struct FormatArgs {
     pub store: StoreArgs,
 }
 
+impl NewVolumeArgs {
+    /// The volume to make at `dir` for `verb`.
+    pub fn new_volume(&self, verb: &str, dir: &Path, durability: Durability) -> Result<NewVolume, Failure> {
+        let from_dir = || {
+            let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+            if name.is_empty() { "kestrel".to_string() } else { name }
+        };
+        let small = |name: &str, value: u64| {
+            u32::try_from(value).map_err(|_| Failure::usage(format!("{verb}: {name} {value}: too large")))
+        };
+        let settings = Settings {
+            name: self.name.clone().unwrap_or_else(from_dir),
+            storage: self.storage.clone(),
+            block_bytes: small("--block-size", self.block_size)?,
+            inline_max: small("--inline-max", self.inline_max)?,
+            durability,
+            grace_seconds: small("--grace", self.grace.as_secs())?,
+        };
+        settings.check().map_err(|why| Failure::usage(format!("{verb}: {why}")))?;
+        let encrypt_with = match (self.encrypt, keys::key_file(self.store.key_file.as_deref())) {
+            (false, _) => None,
+            (true, None) => {
+                let why = "--encrypt needs a key: create one with `kestrel key create FILE` and give --key-file FILE";
+                return Err(Failure::usage(format!("{verb}: {why}")));
+            }
+            (true, file) => file,
+        };
+        Ok(NewVolume { settings, compression: self.compress, encrypt_with, force: self.force })
+    }
+}
+
 /// Creates the volume.
 pub fn run(args: &FormatArgs) -> Result<Verdict, Failure> {
     let dir = super::locate("format", &args.volume)?;
-    let from_dir = || {
-        let name = dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        if name.is_empty() { "kestrel".to_string() } else { name }
-    };
-    let small = |name: &str, value: u64| {
-        u32::try_from(value).map_err(|_| Failure::usage(format!("format: {name} {value}: too large")))
-    };
-    let settings = Settings {
-        name: args.name.clone().unwrap_or_else(from_dir),
-        storage: args.storage.clone(),
-        block_bytes: small("--block-size", args.block_size)?,
-        inline_max: small("--inline-max", args.inline_max)?,
-        durability: if args.durability == Mode::Commit { Durability::Commit } else { Durability::Fsync },
-        grace_seconds: small("--grace", args.grace.as_secs())?,
-    };
-    settings.check().map_err(|why| Failure::usage(format!("format: {why}")))?;
-    let encrypt_with = match (args.encrypt, keys::key_file(args.store.key_file.as_deref())) {
-        (false, _) => None,
-        (true, None) => {
-            let why =
-                "--encrypt needs a key: create one with `kestrel key create FILE` and give --key-file FILE";
-            return Err(Failure::usage(format!("format: {why}")));
-        }
-        (true, file) => file,
-    };
-    let new = NewVolume { settings, compression: args.compress, encrypt_with, force: args.force };
-    let made = volume::format(&args.volume, new, &args.store.options("format")?)
+    let durability = if args.durability == Mode::Commit { Durability::Commit } else { Durability::Fsync };
+    let new = args.new.new_volume("format", &dir, durability)?;
+    let made = volume::format(&args.volume, new, &args.new.store.options("format")?)
         .map_err(|why| Failure::new("format", why))?;
-    if args.json {
+    if args.new.json {
         print_json(&json!({ "volume": dir, "name": made.settings.name, "uuid": made.uuid }));
     } else {
         println!(

@@ -1,5 +1,8 @@
 //! `kestrel fsck`.
 
+mod served;
+mod several;
+
 use std::path::Path;
 
 use clap::Args;
@@ -34,14 +37,18 @@ const READERS_REMOTE: usize = 32;
   kestrel fsck /data/vol --data --json
   kestrel fsck /data/vol --repair
   kestrel fsck kestrel://meta1/photos
+  kestrel fsck /data/node1 /data/node2 /data/node3
 
 Changes nothing without --repair. A mounted volume is checked while it is used, on a consistent copy of its metadata that
 needs as much room in the volume's directory as they do; --repair needs the volume unmounted. What cannot be put back where
-it belongs goes to /lost+found. Exit code 0: nothing is damaged (any more); 1: something is, or the check failed; 2: wrong
+it belongs goes to /lost+found. Of a volume that several nodes share, the nodes are checked together. Exit code 0: nothing is damaged (any more); 1: something is, or the check failed; 2: wrong
 usage.")]
 pub struct FsckArgs {
     /// The volume: a path, file:///path or kestrel://host[:port]/NAME
     pub volume: String,
+    /// Of a cluster none of whose nodes runs: the directories of all other nodes
+    #[arg(value_name = "NODE")]
+    pub others: Vec<String>,
     /// Read all file data and verify its checksums
     #[arg(long)]
     pub data: bool,
@@ -169,24 +176,27 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
         Printer { limit: args.limit, json: args.json, findings: Vec::new(), repairs: Vec::new() };
     let mut progress = Progress::new();
     let fail = |why: &dyn std::fmt::Display| Failure::new("fsck", format!("{target}: {why}"));
+    let mut tell = |event: &Value| {
+        shown(&mut progress, event, &mut |event| printer.event(event));
+        true
+    };
+    let of_nodes = match &target {
+        Target::Served(_) => served::check(args, &Feed::new(&mut tell))?,
+        Target::Here(_) if several::is_meant(args) => Some(several::at_rest(args, &Feed::new(&mut tell))?),
+        Target::Here(_) => None,
+    };
     // A repair does not ask: opening the volume says who has it mounted.
-    let asked = if args.repair {
-        None
+    let asked = if args.repair || of_nodes.is_some() {
+        of_nodes
     } else {
         let question = json!({ "verb": "fsck", "data": args.data, "limit": args.limit });
         target.ask("fsck", &question, None, &mut |event| {
-            shown(&mut progress, &event, &mut |event| printer.event(event));
+            tell(&event);
         })?
     };
     let mut done = match asked {
         Some(done) => done,
-        None => {
-            let mut tell = |event: &Value| {
-                shown(&mut progress, event, &mut |event| printer.event(event));
-                true
-            };
-            at_rest(args, &Feed::new(&mut tell), &fail)?
-        }
+        None => at_rest(args, &Feed::new(&mut tell), &fail)?,
     };
     drop(progress);
     if args.json {

@@ -259,6 +259,7 @@ fn serve_here(args: &MountArgs, plan: &Plan, volume_dir: &Path) -> Result<Verdic
         dir: volume_dir.to_path_buf(),
         mount_point: Some(plan.dir.clone()),
         clients: OnceLock::new(),
+        node: None,
         facts: MountFacts::default(),
         read_only,
         begun,

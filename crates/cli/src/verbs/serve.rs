@@ -6,10 +6,11 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use kestrel_client::descriptor::Descriptor;
+use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::remote::PORT_DEFAULT;
 use kestrel_client::storage::Offer;
 use kestrel_client::volume::{MountedVolume, Resources, Volume, VolumeLock};
+use kestrel_cluster::backend::Backend;
 use kestrel_cluster::config::{LEASE_MAX, LEASE_MIN, ServerConfig};
 use kestrel_cluster::listen::Door;
 use kestrel_cluster::locks::LockLimits;
@@ -25,6 +26,7 @@ use crate::serve::clients::{Clients, Questions};
 use crate::serve::control::Serving;
 use crate::serve::facts::MountFacts;
 use crate::serve::holder::{END_TIME_MAX, Holder};
+use crate::serve::node::NodeOfCluster;
 use crate::serve::process::ProcessArgs;
 use crate::units::duration_arg;
 
@@ -41,18 +43,20 @@ const LAST_ANSWERS: Duration = Duration::from_secs(5);
   kestrel serve /data/vol --listen [::]:9440 --name photos --lease 60s
   kestrel serve /data/vol --foreground --log-level debug
   kestrel serve /data/vol --stop
+  kestrel serve /data/node2
 
 Clients mount it with `kestrel mount kestrel://HOST:PORT/NAME DIR`. Metadata goes through this process, file data straight
 between them and the block store: format the volume with --storage s3://… unless all of them run on this machine. Returns
 when it serves; the process stays in the background. Clients wait while it is restarted, and go on with their open files and
 locks. There is no authentication yet: who reaches the address may do what any user of the volume may. SIGTERM and SIGINT
-end it cleanly.")]
+end it cleanly. Of a volume that several nodes share each is served like this; they find each other by the addresses that were
+given when the cluster was formed.")]
 pub struct ServeArgs {
     /// The volume: a path or file:///path
     pub volume: String,
-    /// Where to listen: ADDRESS:PORT
-    #[arg(long, value_name = "ADDR", default_value_t = format!("127.0.0.1:{PORT_DEFAULT}"))]
-    pub listen: String,
+    /// Where to listen: ADDRESS:PORT; by default a node of a cluster at its address, any other at 127.0.0.1:9440
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<String>,
     /// Name by which clients ask for the volume; by default the one it was formatted with
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
@@ -100,12 +104,13 @@ fn check(args: &ServeArgs) -> Result<Plan, Failure> {
     if !leases.contains(&args.lease) || args.grace.is_some_and(|grace| grace > *leases.end()) {
         return Err(Failure::usage("serve: --lease must be 1s to 10m, --grace at most 10m"));
     }
-    let listen = args.listen.to_socket_addrs().map_err(|why| {
-        Failure::usage(format!("serve: --listen {}: {why}; give ADDRESS:PORT", args.listen))
-    })?;
-    let listen = listen.into_iter().next();
-    let listen =
-        listen.ok_or_else(|| Failure::usage(format!("serve: --listen {}: no address", args.listen)))?;
+    let section = descriptor.cluster.as_ref();
+    if section.is_some() && args.name.as_ref().is_some_and(|name| *name != descriptor.settings.name) {
+        return Err(Failure::usage(
+            "serve: --name: all nodes of a cluster serve the volume under its own name",
+        ));
+    }
+    let listen = listen(args, section)?;
     let name = args.name.clone().unwrap_or(descriptor.settings.name);
     // What a URL can carry.
     if name.is_empty() || name.len() > 255 || name.contains('/') || name.chars().any(char::is_control) {
@@ -114,6 +119,23 @@ fn check(args: &ServeArgs) -> Result<Plan, Failure> {
     args.process.check("serve")?;
     args.store.options("serve")?;
     Ok(Plan { volume, name, listen })
+}
+
+/// Where to listen.
+fn listen(args: &ServeArgs, section: Option<&ClusterSection>) -> Result<SocketAddr, Failure> {
+    let wanted = match (&args.listen, section) {
+        (Some(listen), _) => listen.clone(),
+        (None, None) => format!("127.0.0.1:{PORT_DEFAULT}"),
+        (None, Some(section)) => {
+            let placement = section.placement().map_err(fail)?;
+            let member = placement.map.member(section.node);
+            member.map(|member| member.address.clone()).ok_or_else(|| fail("the node is not in the table"))?
+        }
+    };
+    let found = wanted
+        .to_socket_addrs()
+        .map_err(|why| Failure::usage(format!("serve: --listen {wanted}: {why}; give ADDRESS:PORT")))?;
+    found.into_iter().next().ok_or_else(|| Failure::usage(format!("serve: --listen {wanted}: no address")))
 }
 
 fn background(args: &ServeArgs) -> Result<Verdict, Failure> {
@@ -156,10 +178,16 @@ fn serve_volume(args: &ServeArgs, plan: &Plan) -> Result<Verdict, Failure> {
         ..Resources::default()
     };
     let role = format!("kestrel serve {}", plan.name);
-    let opened = Volume::open(&plan.volume.to_string_lossy(), &role, &resources)
-        .and_then(|volume| volume.serve_clients(&resources))
-        .map_err(fail)?;
-    let served = attend(args, plan, &opened, listener, begun);
+    let volume = Volume::open_part(&plan.volume, &role, &resources).map_err(fail)?;
+    let section = volume.descriptor.cluster.clone();
+    let node = section.map(|section| NodeOfCluster::start(&volume.descriptor, &section));
+    let node = node.transpose().map_err(fail)?;
+    let opened = match &node {
+        Some(node) => volume.serve_part(&resources, node.peers.clone()),
+        None => volume.serve_clients(&resources),
+    };
+    let opened = opened.map_err(fail)?;
+    let served = attend(args, plan, &opened, node, listener, begun);
     let stored = opened.fs.shutdown().map_err(fail);
     let settled = opened.volume.engine.settle().map_err(fail);
     if let Err(why) = stored.as_ref().and(settled.as_ref()) {
@@ -173,11 +201,12 @@ fn attend(
     args: &ServeArgs,
     plan: &Plan,
     opened: &MountedVolume,
+    node: Option<NodeOfCluster>,
     listener: TcpListener,
     begun: Instant,
 ) -> Result<Verdict, Failure> {
     let questions = Arc::new(Questions::default());
-    let server = server(args, plan, opened, questions.clone())?;
+    let server = server(args, plan, opened, node.as_ref(), questions.clone())?;
     let in_use = Arc::downgrade(&server);
     // While it is not there, nobody can be asked what he uses.
     opened
@@ -194,6 +223,7 @@ fn attend(
         dir: plan.volume.clone(),
         mount_point: None,
         clients: OnceLock::new(),
+        node,
         facts: MountFacts::default(),
         read_only: false,
         begun,
@@ -233,10 +263,10 @@ fn server(
     args: &ServeArgs,
     plan: &Plan,
     opened: &MountedVolume,
+    node: Option<&NodeOfCluster>,
     questions: Arc<Questions>,
 ) -> Result<Arc<Server>, Failure> {
     let volume = &opened.volume;
-    let node = opened.fs.node().ok_or_else(|| fail("the volume was opened without its metadata"))?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let nanos = |time: Duration| Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX);
     let config = ServerConfig {
@@ -246,9 +276,16 @@ fn server(
         epoch: clock.now().unsigned_abs(),
         lease: nanos(args.lease),
         grace: nanos(args.grace.unwrap_or(args.lease)),
+        node: node.map_or(0, |node| node.node),
+        peers: node.map(|node| node.identity.clone()),
         ..ServerConfig::default()
     };
-    Server::new(node.clone(), clock, config, LockLimits::default(), questions, 0).map_err(fail)
+    let backend = match (opened.fs.node(), opened.fs.member()) {
+        (Some(node), _) => Backend::from(node.clone()),
+        (None, Some(host)) => Backend::from(host.clone()),
+        (None, None) => return Err(fail("the volume was opened without its metadata")),
+    };
+    Server::new(backend, clock, config, LockLimits::default(), questions, 0).map_err(fail)
 }
 
 /// Ends the process that serves the volume, and waits until it has.

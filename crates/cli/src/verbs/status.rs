@@ -1,5 +1,7 @@
 //! `kestrel status`.
 
+pub mod several;
+
 use std::path::Path;
 
 use clap::Args;
@@ -38,9 +40,20 @@ pub struct StatusArgs {
 pub fn describe(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Result<Value, InfoError> {
     let tree = info::tree_sums(engine, ROOT)?;
     let objects = info::object_sums(engine)?;
+    let mut out = settings(dir, descriptor, engine);
+    out["files"] = tree.files.into();
+    out["directories"] = (tree.dirs + 1).into();
+    out["bytes"] = tree.bytes.into();
+    out["objects"] = objects.objects.into();
+    out["object_bytes"] = objects.referenced_bytes.into();
+    Ok(out)
+}
+
+/// Name and settings of a volume, and what its metadata takes here.
+fn settings(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Value {
     let settings = &descriptor.settings;
     let stats = engine.stats();
-    Ok(json!({
+    json!({
         "volume": dir.to_string_lossy(),
         "name": settings.name,
         "uuid": descriptor.uuid,
@@ -51,13 +64,8 @@ pub fn describe(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Res
         "block_size": settings.block_bytes,
         "inline_max": settings.inline_max,
         "grace_seconds": settings.grace_seconds,
-        "files": tree.files,
-        "directories": tree.dirs + 1,
-        "bytes": tree.bytes,
-        "objects": objects.objects,
-        "object_bytes": objects.referenced_bytes,
         "metadata_disk_bytes": stats.log_disk_bytes + stats.run_disk_bytes,
-    }))
+    })
 }
 
 /// The volume, or the process behind the mount that the argument lies in.
@@ -77,7 +85,10 @@ fn target(args: &StatusArgs) -> Result<Target, Failure> {
 pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
     let target = target(args)?;
     let question = json!({ "verb": "status" });
-    let asked = target.ask("status", &question, kestrel_client::control::QUICK, &mut |_| {})?;
+    let asked = match &target {
+        Target::Served(url) => Some(several::ask(url).map_err(|why| Failure::new("status", why))?),
+        Target::Here(_) => target.ask("status", &question, kestrel_client::control::QUICK, &mut |_| {})?,
+    };
     let status = match (asked, &target) {
         (Some(mut status), Target::Served(url)) => {
             status["volume"] = url.as_str().into();
@@ -122,8 +133,14 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
         count(number("directories")),
         bytes(number("bytes"))
     );
-    println!("objects      {} with {} referred to", count(number("objects")), bytes(number("object_bytes")));
+    match status["objects"].as_u64() {
+        Some(objects) => {
+            println!("objects      {} with {} referred to", count(objects), bytes(number("object_bytes")));
+        }
+        None => println!("objects      {} referred to", bytes(number("object_bytes"))),
+    }
     println!("metadata     {} on disk", bytes(number("metadata_disk_bytes")));
+    several::show(&status);
     if status["served"].is_object() {
         show_served(&status);
     }

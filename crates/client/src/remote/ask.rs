@@ -86,7 +86,7 @@ pub fn ask_each(
     })
 }
 
-fn connect(url: &RemoteUrl, who: &str, limit: Option<Duration>) -> Result<First, VolumeError> {
+pub(super) fn connect(url: &RemoteUrl, who: &str, limit: Option<Duration>) -> Result<First, VolumeError> {
     let deadline = limit.unwrap_or(DEADLINE_DEFAULT);
     let how = Introduction { who: who.to_string(), deadline, read_only: true };
     First::connect(url, &how, &Arc::new(Holdings::new(url.to_string())))

@@ -11,7 +11,7 @@ pub const SCHEME: &str = "kestrel://";
 pub const PORT_DEFAULT: u16 = 9440;
 
 /// Most addresses in a URL.
-const ADDRESSES_MAX: usize = 64;
+pub const ADDRESSES_MAX: usize = 64;
 
 /// Where a volume is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +59,10 @@ impl fmt::Display for RemoteUrl {
 }
 
 /// `host:port`, with the default port if there is none.
-fn address(text: &str) -> Result<String, &'static str> {
+///
+/// # Errors
+/// Says what is wrong with it.
+pub fn address(text: &str) -> Result<String, &'static str> {
     // An IPv6 address stands in brackets, so that its colons are not taken for the port's.
     let (host, port) = match text.strip_prefix('[') {
         Some(inner) => match inner.split_once(']') {

@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::{Base, Place, Storage, StoreOptions};
 use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
+use crate::hex::from_hex;
 
 /// Random bytes of the word.
 const WORD_BYTES: usize = 16;
@@ -58,9 +59,13 @@ impl Offer {
                 Some(SharedDir { path, word })
             }
         };
-        let descriptor =
-            serde_json::to_value(descriptor).map_err(|why| VolumeError::Invalid(why.to_string()))?;
-        Ok(Self { descriptor, objects, placement: None })
+        let shown = serde_json::to_value(descriptor.for_clients()?);
+        let placement = descriptor.cluster.as_ref().map(|section| section.placement_hex().to_string());
+        Ok(Self {
+            descriptor: shown.map_err(|why| VolumeError::Invalid(why.to_string()))?,
+            objects,
+            placement,
+        })
     }
 
     /// The offer as it travels.
@@ -90,7 +95,7 @@ impl Offer {
     /// # Errors
     /// As for [`Descriptor::read`].
     pub fn descriptor(&self, server: &str) -> Result<Descriptor, VolumeError> {
-        Descriptor::from_json(self.descriptor.clone(), Path::new(server))
+        Descriptor::from_offer(self.descriptor.clone(), Path::new(server))
     }
 
     /// Where everything is among the volume's metadata nodes; none if it has only one.
@@ -112,14 +117,6 @@ impl Offer {
             PlacementError::Damaged(why) => damaged(format!("{why}; use the same version of kestrel")),
         })
     }
-}
-
-/// The bytes that pairs of hexadecimal digits stand for.
-fn from_hex(digits: &str) -> Option<Vec<u8>> {
-    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
-    let digit = |digit: u8| char::from(digit).to_digit(16);
-    let byte = |[high, low]: &[u8; 2]| Some((digit(*high)? << 4 | digit(*low)?) as u8);
-    rest.is_empty().then(|| pairs.iter().map(byte).collect())?
 }
 
 impl Storage {
@@ -180,17 +177,53 @@ fn read(path: &Path) -> std::io::Result<String> {
 
 fn find(shared: &SharedDir, server: &str) -> Result<(), VolumeError> {
     let dir = shared.path.display();
-    let unreachable = |why: String| {
+    look(&shared.path, &shared.word).map_err(|why| {
         VolumeError::Io(format!(
             "the volume at {server} keeps its objects in the server's directory {dir}, which is not reached from here: {why}; \
              share that directory under the same path, or use a volume formatted with --storage s3://…"
         ))
-    };
-    match read(&shared.path.join(MARKER)) {
-        Ok(word) if word == shared.word => Ok(()),
-        Ok(_) => Err(unreachable("another directory lies there".into())),
-        Err(error) => Err(unreachable(error.to_string())),
+    })
+}
+
+/// Looks whether the word lies in the directory.
+fn look(dir: &Path, word: &str) -> Result<(), String> {
+    match read(&dir.join(MARKER)) {
+        Ok(found) if found == word => Ok(()),
+        Ok(_) => Err("another directory lies there".into()),
+        Err(error) => Err(error.to_string()),
     }
+}
+
+/// Leaves a word in the directory of objects of the volume at `dir`, if they are in one: the other nodes of its cluster know it by that.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn mark_objects(
+    dir: &Path,
+    descriptor: &Descriptor,
+    options: &StoreOptions,
+) -> Result<Option<String>, VolumeError> {
+    match Place::of(dir, &descriptor.settings, options)? {
+        Place::S3(_) => Ok(None),
+        Place::Dir(objects) => mark(&objects).map(Some),
+    }
+}
+
+/// Checks that a directory with objects is the one that all nodes of a cluster use.
+///
+/// # Errors
+/// Says what lies there instead, and what to do.
+pub(super) fn recognize(objects: &Path, word: Option<&str>) -> Result<(), VolumeError> {
+    let dir = objects.display();
+    let word = word.ok_or_else(|| {
+        VolumeError::Invalid(format!("the cluster's objects are in {dir}, but nothing says how to know it"))
+    })?;
+    look(objects, word).map_err(|why| {
+        VolumeError::Io(format!(
+            "the cluster's objects are in the directory {dir}, which is not reached from here: {why}; share that directory \
+             under the same path, or form the cluster with --storage s3://…"
+        ))
+    })
 }
 
 #[cfg(test)]

@@ -294,6 +294,7 @@ impl Visitor {
                 Body::Admin(_) => {}
             },
             ToServer::Cancel { .. } | ToServer::Bye => {}
+            ToServer::PeerHello(_) | ToServer::Peer(_) => panic!("a client speaks as a node"),
         }
         false
     }

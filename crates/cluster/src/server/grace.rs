@@ -87,7 +87,7 @@ impl Server {
                 self.expire(&session, now);
             }
         }
-        if let Err(why) = self.node.end_grace() {
+        if let Err(why) = self.backend.node().end_grace() {
             log::error!("the grace period does not end: {why}");
             return;
         }

@@ -9,7 +9,6 @@ use kestrel_types::request::{Outcome, Reply};
 use kestrel_types::wire::{ClientId, Hello, SessionState, ToClient, Versions, Welcome};
 
 use super::{Server, Shared};
-use crate::TABLE;
 use crate::session::{Line, Phase, Session, State};
 
 /// Nanoseconds of a millisecond.
@@ -61,7 +60,7 @@ impl Server {
             Some(record) => {
                 let (shared, waiting) = (self.shared.clone(), session.clone());
                 let done = Box::new(move |reply| shared.recorded(&waiting, incarnation, &welcome, reply));
-                self.node.record_session(&record, done);
+                self.backend.node().record_session(&record, done);
             }
         }
         Ok(session)
@@ -150,7 +149,7 @@ impl Server {
             descriptor: config.descriptor.clone(),
             session,
             lease_ms: u32::try_from(config.lease / MS).unwrap_or(u32::MAX),
-            table: TABLE,
+            table: self.shared.table,
         }
     }
 }

@@ -13,7 +13,6 @@ use kestrel_types::wire::{
     Answered, Checksum, LockAnswer, LockReply, LockRequest, LockSpan, ReplyTo, ToClient, encode_to_client,
 };
 
-use crate::TABLE;
 use crate::locks::{LockLimits, Locks, Owner, Set, Ticket};
 
 const INTERRUPTED: FsError = FsError::new(libc::EINTR, "waiting for the lock was given up");
@@ -32,6 +31,8 @@ struct Parked {
 
 /// See the module's header.
 pub(crate) struct LockDesk {
+    /// Version of the table of placement, for answers.
+    table: u64,
     pub locks: Locks,
     /// The grace period lasts: nobody gets a lock that was not held before.
     grace: bool,
@@ -41,8 +42,8 @@ pub(crate) struct LockDesk {
 }
 
 impl LockDesk {
-    pub fn new(limits: LockLimits) -> Self {
-        Self { locks: Locks::new(limits), grace: false, parked: Vec::new(), lines: BTreeMap::new() }
+    pub fn new(limits: LockLimits, table: u64) -> Self {
+        Self { table, locks: Locks::new(limits), grace: false, parked: Vec::new(), lines: BTreeMap::new() }
     }
 
     /// The grace period begins.
@@ -155,7 +156,7 @@ impl LockDesk {
     /// Answers a call that waited. (If its client is not connected, it asks again.)
     fn answer(&self, ticket: Ticket, reply: LockReply) {
         let Some((outbox, checksum)) = self.lines.get(&ticket.session) else { return };
-        let reply = ReplyTo { id: ticket.call, table: TABLE, answered: Answered::Lock(reply) };
+        let reply = ReplyTo { id: ticket.call, table: self.table, answered: Answered::Lock(reply) };
         let mut frame = Vec::new();
         // An answer about a lock is short.
         if encode_to_client(&ToClient::Reply(reply), *checksum, &mut frame).is_ok() {

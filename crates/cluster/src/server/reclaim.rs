@@ -11,7 +11,6 @@ use kestrel_types::request::{Answer, Reply};
 use kestrel_types::wire::{Answered, RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, Reclaimed, ReplyTo, ToClient};
 
 use super::{Server, Shared};
-use crate::TABLE;
 use crate::session::{Part, Phase, Session, State};
 
 /// A claim for the node: the file, and how many opens are missing.
@@ -37,7 +36,7 @@ impl Server {
                 let (shared, waiting) = (self.shared.clone(), session.clone());
                 let (ino, count) = (open.file.ino, open.count);
                 let done = Box::new(move |reply| shared.claimed(&waiting, holder, (ino, count), reply));
-                self.node.reclaim_open(open.file, open.count, open.linkable, done);
+                self.backend.node().reclaim_open(open.file, open.count, open.linkable, done);
             }
         }
     }
@@ -151,7 +150,11 @@ impl Shared {
         }
         // The client says everything again, over another connection.
         let asked = !part.superseded;
-        asked.then_some(ReplyTo { id: part.call, table: TABLE, answered: Answered::Reclaim(Ok(part.lost)) })
+        asked.then_some(ReplyTo {
+            id: part.call,
+            table: self.table,
+            answered: Answered::Reclaim(Ok(part.lost)),
+        })
     }
 
     fn answer_reclaim(&self, session: &Session, answer: Option<ReplyTo>) {

@@ -16,7 +16,6 @@ use kestrel_types::wire::{Answered, Checksum, ReplyTo, ToClient, encode_to_clien
 use parking_lot::Mutex;
 
 use super::Shared;
-use crate::TABLE;
 use crate::admit::Effect;
 use crate::session::{Session, State};
 
@@ -87,7 +86,7 @@ impl Batch {
 
     /// Answers a call.
     pub fn answer(&self, id: u64, answered: Answered) {
-        self.send(&ToClient::Reply(ReplyTo { id, table: TABLE, answered }));
+        self.send(&ToClient::Reply(ReplyTo { id, table: self.shared.table, answered }));
     }
 
     /// The batch has been submitted.
@@ -118,7 +117,11 @@ impl Batch {
         // On a newer connection the call has not been asked yet: when it is, the answer is there.
         let asked = waiting.filter(|waiter| state.is_current(waiter.incarnation));
         let Some(waiter) = asked else { return state.window.finish(call.seq, reply, keep) };
-        let message = ToClient::Reply(ReplyTo { id: waiter.id, table: TABLE, answered: Answered::Op(reply) });
+        let message = ToClient::Reply(ReplyTo {
+            id: waiter.id,
+            table: self.shared.table,
+            answered: Answered::Op(reply),
+        });
         let mut elsewhere = None;
         if waiter.incarnation == self.incarnation {
             self.send(&message);

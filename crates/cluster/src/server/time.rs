@@ -65,7 +65,7 @@ impl Server {
         if !self.give_up(session, Phase::Expired, now) {
             return;
         }
-        if let Err(why) = self.node.end_session(session.client, self.clock.now()) {
+        if let Err(why) = self.backend.node().end_session(session.client, self.clock.now()) {
             log::warn!("client {}: the end of its session is not recorded: {why}", session.client);
         }
     }
@@ -122,7 +122,7 @@ impl Server {
         drop(state);
         directory.remove(&session.client);
         // With the directory held, so that a session of the same client that begins now is recorded after this.
-        if let Err(why) = self.node.forget_client(session.client) {
+        if let Err(why) = self.backend.node().forget_client(session.client) {
             log::warn!("client {}: its records are not deleted: {why}", session.client);
         }
     }

@@ -94,6 +94,14 @@ impl Member {
 
     pub(super) fn voted(&mut self, from: NodeId, txn: TxnId, vote: Vote) {
         let Some((ticket, lead)) = self.led(txn) else { return };
+        if let (Phase::Borrowing, Vote::Failed(why)) = (&lead.phase, &vote)
+            && lead.lenders.contains_key(&from)
+        {
+            // He cannot even lend.
+            let why = why.clone();
+            self.give_up(ticket);
+            return self.conclude(ticket, Err(why.into()));
+        }
         let Phase::Preparing(nodes, ..) = &mut lead.phase else { return };
         if !nodes.contains(&from) {
             return;
@@ -119,7 +127,7 @@ impl Member {
     /// All lenders agree: decides.
     fn commit_txn(&mut self, ticket: u64) {
         let Some(work) = self.works.get_mut(&ticket) else { return };
-        let origin = work.origin;
+        let (origin, records) = (work.origin, !self.node.core().serves);
         let Stage::Leading(lead) = &mut work.stage else { return };
         let Phase::Preparing(_, changes, mut ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing)
         else {
@@ -130,7 +138,8 @@ impl Member {
         debug_assert!(own.is_none_or(|own| self.still_lends(txn, own)), "its own loans it does not give up");
         let lenders: Vec<NodeId> = changes.into_keys().collect();
         let mut batch = std::mem::take(&mut ended.mutations);
-        batch.extend(origin.map(|origin| txn::answer_row(origin, &ended.reply)));
+        let recorded = origin.filter(|_| records || ended.reply.is_ok());
+        batch.extend(recorded.map(|origin| txn::answer_row(origin, &ended.reply)));
         if !lenders.is_empty() {
             batch.push(Mutation { key: decision_key(txn), value: Some(encode_decision(&lenders)) });
         }

@@ -126,6 +126,7 @@ impl Member {
         self.cluster().locks.release(txn);
         drop(quiet);
         self.unlocked = true;
+        self.unlocks += 1;
     }
 
     /// Whether a loan still exists as it was.

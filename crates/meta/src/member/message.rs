@@ -6,6 +6,7 @@ use kestrel_types::key::Key;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Reply, Request};
 
+use super::poll::{Answer, Question};
 use crate::engine::Mutation;
 use crate::locks::{Mode, TxnId};
 use crate::rows::{Missing, Span};
@@ -13,7 +14,7 @@ use crate::txn::Origin;
 use crate::view::Want;
 
 /// A message on its way, and the newest timestamp of its sender.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Envelope {
     /// Who sends it.
     pub from: NodeId,
@@ -67,7 +68,7 @@ pub enum Vote {
 }
 
 /// See the module's header.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Message {
     /// A request for the member that leads it. Numbered by the sender.
     Forward {
@@ -134,6 +135,20 @@ pub enum Message {
     Ask(TxnId),
     /// It goes on.
     Alive(TxnId),
+    /// A question to all members. Numbered by the sender.
+    Poll {
+        /// The sender's number.
+        number: u64,
+        /// What he wants to know.
+        question: Question,
+    },
+    /// Answers.
+    Polled {
+        /// As asked.
+        number: u64,
+        /// What the member says.
+        answer: Answer,
+    },
 }
 
 /// Suffix and value of a row.

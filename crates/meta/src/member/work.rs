@@ -9,12 +9,13 @@ use kestrel_types::request::{Op, Reply, Request};
 
 use super::lead::Lead;
 use super::message::Message;
+use super::poll::{Question, Then, out_of_reach};
 use super::{DEADLINE, FORWARDED_MAX, Member, RESEND, Todo};
 use crate::engine::BatchKind;
 use crate::node::Done;
 use crate::txn::{self, Origin};
 use crate::view::Want;
-use crate::worker::Elsewhere;
+use crate::worker::{Elsewhere, Stray};
 
 /// The longest random pause before something is tried again.
 const PAUSE_MAX: Nanos = 500 * MILLISECOND;
@@ -48,6 +49,8 @@ pub(super) enum Stage {
     Resting { until: Nanos, leads: bool },
     /// It is a transaction.
     Leading(Lead),
+    /// It waits for what all members say; the poll has its own deadline.
+    Polling,
     /// It has ended; the reply waits for the log.
     Ending,
 }
@@ -60,6 +63,8 @@ pub(super) struct Work {
     pub until: Nanos,
     pub stage: Stage,
     pub tries: u32,
+    /// How often locks had been given up when the node tried it last.
+    unlocks: u64,
     /// Parts of its path that were no directories.
     pub no_dirs: BTreeSet<Want>,
     /// What the number of a new inode is made of: the same in every run of a transaction.
@@ -91,7 +96,7 @@ impl Member {
 
     pub(super) fn forwarded(&mut self, number: u64, reply: Reply) {
         if let Some(forwarding) = self.forwards.remove(&number) {
-            (forwarding.done)(reply);
+            self.finished.push((forwarding.done, reply));
         }
     }
 
@@ -108,9 +113,23 @@ impl Member {
         let until = self.now + DEADLINE;
         let (backs, no_dirs) = (vec![back], BTreeSet::new());
         let stage = Stage::Alone;
-        let work = Work { request, origin, backs, until, stage, tries: 0, no_dirs, counter: None };
+        let work =
+            Work { request, origin, backs, until, stage, tries: 0, unlocks: 0, no_dirs, counter: None };
         self.works.insert(ticket, work);
         self.run_alone(ticket);
+    }
+
+    /// Takes a request of a session that the node has tried to serve alone. Copies of it do not come: its session sees to that.
+    pub(super) fn take_up(&mut self, stray: Stray, done: Done) {
+        let Stray { request, origin, why } = stray;
+        let ticket = self.number();
+        let until = self.now + DEADLINE;
+        let (backs, no_dirs, stage) = (vec![Back::Here(done)], BTreeSet::new(), Stage::Alone);
+        // What it met may have been given up before this: then it is not parked.
+        let unlocks = self.unlocks.wrapping_sub(1);
+        let work = Work { request, origin, backs, until, stage, tries: 0, unlocks, no_dirs, counter: None };
+        self.works.insert(ticket, work);
+        self.elsewhere(ticket, why);
     }
 
     /// Lets the node try it alone.
@@ -120,7 +139,12 @@ impl Member {
         if matches!(work.request.op, Op::ReadDir { .. }) && !alone {
             return self.lead(ticket);
         }
+        if matches!(work.request.op, Op::Usage) && !alone {
+            work.stage = Stage::Polling;
+            return self.poll(Question::Usage, Then::TellUsage(ticket));
+        }
         work.stage = Stage::Alone;
+        work.unlocks = self.unlocks;
         self.node.submit_alone(work.request.clone(), work.origin, self.inbox.clone(), ticket as usize);
     }
 
@@ -129,9 +153,12 @@ impl Member {
         match why {
             Elsewhere::Away => self.lead(ticket),
             Elsewhere::Locked => {
-                if let Some(work) = self.works.get_mut(&ticket) {
-                    work.stage = Stage::Parked;
+                let Some(work) = self.works.get_mut(&ticket) else { return };
+                // Locks that were given up since the node tried it wake nobody any more.
+                if work.unlocks != self.unlocks {
+                    return self.run_alone(ticket);
                 }
+                work.stage = Stage::Parked;
             }
             Elsewhere::Dentry(want) => {
                 if let Some(work) = self.works.get_mut(&ticket) {
@@ -168,7 +195,10 @@ impl Member {
     pub(super) fn answer(&mut self, ticket: u64, reply: Reply) {
         let Some(work) = self.works.remove(&ticket) else { return };
         if let Some(origin) = work.origin {
-            self.running.remove(&(origin.client, origin.seq));
+            let number = (origin.client, origin.seq);
+            if self.running.get(&number) == Some(&ticket) {
+                self.running.remove(&number);
+            }
         }
         for back in work.backs {
             // There is more than one only if somebody asked again.
@@ -176,11 +206,13 @@ impl Member {
         }
     }
 
-    /// Ends a request that changed nothing with this reply, which is recorded.
+    /// Ends a request that changed nothing with this reply, which is recorded unless requests come by sessions.
     pub(super) fn conclude(&mut self, ticket: u64, reply: Reply) {
         let Some(work) = self.works.get_mut(&ticket) else { return };
         work.stage = Stage::Ending;
-        let Some(origin) = work.origin else { return self.answer(ticket, reply) };
+        // A session sees to it that no copy comes late, and what has changed nothing may be tried again after a restart.
+        let origin = work.origin.filter(|_| !self.node.core().serves);
+        let Some(origin) = origin else { return self.answer(ticket, reply) };
         match self.commit(BatchKind::Freeing, vec![txn::answer_row(origin, &reply)]) {
             Ok(position) => self.when_durable(position, Todo::Answer(ticket, reply)),
             Err(why) => self.answer(ticket, Err(why.into())),
@@ -189,7 +221,7 @@ impl Member {
 
     fn give(&mut self, back: Back, reply: Reply) {
         match back {
-            Back::Here(done) => done(reply),
+            Back::Here(done) => self.finished.push((done, reply)),
             Back::To(node, number) => self.send(node, Message::Forwarded(number, reply)),
         }
     }
@@ -197,8 +229,8 @@ impl Member {
     pub(super) fn tick_works(&mut self) {
         let now = self.now;
         let due = |work: &Work| match &work.stage {
-            // The node answers, and so does the log.
-            Stage::Alone | Stage::Ending => false,
+            // The node answers, and so do the log and the poll.
+            Stage::Alone | Stage::Ending | Stage::Polling => false,
             Stage::Resting { until, .. } => *until <= now || work.until <= now,
             Stage::Leading(lead) => work.until <= now && !lead.is_decided() || lead.sent() + RESEND <= now,
             Stage::Parked | Stage::Fetching => work.until <= now,
@@ -233,8 +265,7 @@ impl Member {
     fn time_out(&mut self, ticket: u64) {
         self.give_up(ticket);
         self.forget_fetches(ticket);
-        let text = "metadata: other nodes of the cluster could not be reached in time; nothing has changed";
-        self.conclude(ticket, Err(FsError::new(libc::ETIMEDOUT, text).into()));
+        self.conclude(ticket, Err(out_of_reach().into()));
     }
 }
 

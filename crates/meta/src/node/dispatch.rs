@@ -15,7 +15,7 @@ use super::courier::Parcel;
 use super::{Durability, Node};
 use crate::ops::{self, Lane};
 use crate::pipeline::{self, Desk, Means, Verdict};
-use crate::worker::{Elsewhere, Job, Role, Sink, Slot, Woken};
+use crate::worker::{Job, Role, Sink, Slot, Stray, Woken};
 
 /// Batches a thread runs for others after its own before it looks for somebody to take over.
 const ROUNDS_MAX: usize = 8;
@@ -45,7 +45,7 @@ struct Aftermath {
     own: Option<Own>,
     replies: Vec<(Sink, Reply)>,
     /// Requests that this node cannot serve by itself.
-    elsewhere: Vec<(Sink, Elsewhere)>,
+    elsewhere: Vec<(Sink, Stray)>,
     /// Replies that must wait for their own batch, and its position.
     waiting: Vec<Parcel>,
     position: Position,
@@ -113,9 +113,15 @@ impl Node {
     }
 
     /// Serves lanes until they are empty or somebody else serves them.
-    pub(super) fn drive(&self, mut pending: u128) {
+    pub(super) fn drive(&self, pending: u128) {
+        let left = self.drive_some(pending, usize::MAX);
+        debug_assert_eq!(left, 0, "nothing bounds it");
+    }
+
+    /// As [`Node::drive`], at most so many batches; the lanes that were not come to.
+    fn drive_some(&self, mut pending: u128, rounds_max: usize) -> u128 {
         let mut rounds = 0;
-        while pending != 0 {
+        while pending != 0 && rounds < rounds_max {
             let lane = pending.trailing_zeros() as usize;
             pending &= !(1 << lane);
             if !self.lanes[lane].has_work() {
@@ -131,6 +137,7 @@ impl Node {
                 self.deliver(after);
             }
         }
+        pending
     }
 
     /// What remains after a batch of this thread's own request.
@@ -215,7 +222,10 @@ impl Node {
                 },
                 Verdict::Elsewhere(why) => match job.sink {
                     Sink::Caller => after.own = Some(Own::Reply(Err(several()))),
-                    sink => after.elsewhere.push((sink, why)),
+                    sink => {
+                        let stray = Stray { request: job.request, origin: job.origin, why };
+                        after.elsewhere.push((sink, stray));
+                    }
                 },
                 Verdict::Move(to, route) => {
                     job.hops += 1;
@@ -267,9 +277,9 @@ impl Node {
         for (sink, reply) in after.replies {
             sink.give(reply);
         }
-        for (sink, why) in after.elsewhere {
+        for (sink, stray) in after.elsewhere {
             match sink {
-                Sink::Ear(ear, number) => ear.elsewhere(number, why),
+                Sink::Ear(ear, number) => ear.elsewhere(number, stray),
                 sink => sink.give(Err(several())),
             }
         }
@@ -284,7 +294,24 @@ impl Node {
     /// Takes every role, in order.
     pub(super) fn hold_all(&self) -> Held<'_> {
         let roles = self.lanes.iter().rev().take(1).chain(&self.lanes[..self.core.workers]);
-        Held { node: self, roles: roles.map(|lane| lane.role.lock()).collect() }
+        Held { node: self, roles: roles.map(|lane| lane.role.lock()).collect(), serves: true }
+    }
+
+    /// As [`Node::hold_all`], for a member, which has locks of its own: what comes meanwhile waits for [`Node::drive_due`].
+    pub(super) fn hold_quietly(&self) -> Held<'_> {
+        let mut held = self.hold_all();
+        held.serves = false;
+        held
+    }
+
+    /// Serves what came while a member held every role, and what it brought; for others not for ever. False if nothing was due: else
+    /// it has to be called again.
+    pub(crate) fn drive_due(&self) -> bool {
+        let due = self.due.swap(false, Ordering::AcqRel);
+        if due && self.drive_some((1 << self.lanes.len()) - 1, self.lanes.len() + ROUNDS_MAX) != 0 {
+            self.due.store(true, Ordering::Release);
+        }
+        due
     }
 }
 
@@ -292,6 +319,7 @@ impl Node {
 pub(crate) struct Held<'a> {
     node: &'a Node,
     roles: Vec<MutexGuard<'a, Role>>,
+    serves: bool,
 }
 
 impl Held<'_> {
@@ -304,7 +332,11 @@ impl Held<'_> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.roles.clear();
-        self.node.drive((1 << self.node.lanes.len()) - 1);
+        if self.serves {
+            self.node.drive((1 << self.node.lanes.len()) - 1);
+        } else {
+            self.node.due.store(true, Ordering::Release);
+        }
     }
 }
 

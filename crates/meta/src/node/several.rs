@@ -93,12 +93,12 @@ impl Node {
         &self.core
     }
 
-    /// Holds every role: no batch runs meanwhile.
+    /// Holds every role: no batch runs meanwhile. What waits is served by [`Node::drive_due`].
     pub(crate) fn quiesce(&self) -> Held<'_> {
-        self.hold_all()
+        self.hold_quietly()
     }
 
-    /// Has a request served by this node alone, or says to `ear` why it cannot be.
+    /// Has a request served by this node alone, or says to `ear` why it cannot be; by [`Node::drive_due`].
     pub(crate) fn submit_alone(
         &self,
         request: Request,
@@ -106,8 +106,26 @@ impl Node {
         ear: Arc<dyn Ear>,
         number: usize,
     ) {
-        let pending = self.enqueue(request, origin, Sink::Ear(ear, number), Instant::now());
+        self.enqueue(request, origin, Sink::Ear(ear, number), Instant::now());
+        self.due.store(true, Ordering::Release);
+    }
+
+    /// As [`Node::submit_batch`], with numbers that the caller has chosen, and with what it cannot serve alone handed back.
+    pub(crate) fn submit_numbered(
+        &self,
+        requests: impl Iterator<Item = (usize, Request, Option<Origin>)>,
+        ear: &Arc<dyn Ear>,
+    ) {
+        let (mut pending, now) = (0, Instant::now());
+        for (number, request, origin) in requests {
+            pending |= self.enqueue(request, origin, Sink::Ear(ear.clone(), number), now);
+        }
         self.drive(pending);
+    }
+
+    /// Files, directories and bytes of the volume, as far as this node's shares have them.
+    pub(crate) fn figures(&self) -> [i64; 3] {
+        self.usage_now()
     }
 
     /// Something that no inode number was made of.
@@ -149,7 +167,7 @@ impl Node {
         no_dirs: &BTreeSet<Want>,
         counter: u64,
     ) -> FsResult<Ran> {
-        let mut held = self.hold_all();
+        let mut held = self.hold_quietly();
         let stamp = self.stamps.tick(&*self.engine, self.clock.now()).map_err(engine_error)?;
         let Role { rows, effects, walks, .. } = held.exclusive();
         rows.clear();

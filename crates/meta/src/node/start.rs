@@ -236,6 +236,7 @@ impl Node {
             closed: AtomicBool::new(false),
             reopening: Mutex::new(()),
             committed: AtomicU64::new(0),
+            due: AtomicBool::new(false),
             courier,
         };
         if config.serves {

@@ -15,7 +15,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(3);
 const RESOLVED_MAX: usize = 8;
 
 /// Connects to the first address that answers, beginning with number `first`; answers its number too.
-pub(super) fn dial(addresses: &[String], first: usize) -> Result<(TcpStream, usize), String> {
+pub(crate) fn dial(addresses: &[String], first: usize) -> Result<(TcpStream, usize), String> {
     let mut why = String::new();
     for index in (0..addresses.len()).map(|offset| (first + offset) % addresses.len()) {
         match connect(&addresses[index]) {
@@ -47,13 +47,13 @@ fn connect(address: &str) -> io::Result<TcpStream> {
 }
 
 /// Checksums are worth their price wherever a wire is crossed.
-pub(super) fn checksum(stream: &TcpStream) -> Checksum {
+pub(crate) fn checksum(stream: &TcpStream) -> Checksum {
     let near = |address: io::Result<SocketAddr>| address.is_ok_and(|address| address.ip().is_loopback());
     if near(stream.local_addr()) && near(stream.peer_addr()) { Checksum::Off } else { Checksum::Crc32c }
 }
 
 /// Sixteen random bytes, not all zero.
-pub(super) fn random() -> [u8; 16] {
+pub(crate) fn random() -> [u8; 16] {
     let mut bytes = [0; 16];
     let read = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     if read.is_err() || bytes == [0; 16] {

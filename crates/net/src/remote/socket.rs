@@ -7,13 +7,13 @@ use std::time::Duration;
 
 /// Which way a socket is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ready {
+pub(crate) struct Ready {
     pub read: bool,
     pub write: bool,
 }
 
 /// Writes what there is room for; `WouldBlock` if there is none. The socket itself stays in blocking mode, for the reader.
-pub(super) fn write_some(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+pub(crate) fn write_some(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
     loop {
         // SAFETY: the pointer and the length are those of a slice that lives until the call returns; the kernel only reads it.
         let written = unsafe {
@@ -35,7 +35,7 @@ pub(super) fn write_some(stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> 
 }
 
 /// Reads what there is, waiting for something. Zero: the other side has closed.
-pub(super) fn read_some(mut stream: &TcpStream, space: &mut [u8]) -> io::Result<usize> {
+pub(crate) fn read_some(mut stream: &TcpStream, space: &mut [u8]) -> io::Result<usize> {
     loop {
         match stream.read(space) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -46,7 +46,7 @@ pub(super) fn read_some(mut stream: &TcpStream, space: &mut [u8]) -> io::Result<
 
 /// Waits until the socket can be read (if `read` is set) or written, or something is wrong with it (then it is ready both ways).
 /// None within `limit`: not ready.
-pub(super) fn wait(stream: &TcpStream, read: bool, limit: Duration) -> io::Result<Ready> {
+pub(crate) fn wait(stream: &TcpStream, read: bool, limit: Duration) -> io::Result<Ready> {
     let events = libc::POLLOUT | if read { libc::POLLIN } else { 0 };
     let mut poll = libc::pollfd { fd: stream.as_raw_fd(), events, revents: 0 };
     let limit_ms = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX);
@@ -66,7 +66,7 @@ pub(super) fn wait(stream: &TcpStream, read: bool, limit: Duration) -> io::Resul
 }
 
 /// Closes both ways; whoever reads or waits to write wakes up.
-pub(super) fn cut(stream: &TcpStream) {
+pub(crate) fn cut(stream: &TcpStream) {
     // It may be closed already; that is as good.
     let _ = stream.shutdown(Shutdown::Both);
 }

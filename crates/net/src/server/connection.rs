@@ -200,13 +200,13 @@ impl Task {
             };
             let message = wire::decode_to_server(frame)?;
             match (&message, greeted) {
-                (ToServer::Hello(_), false) => {
+                (ToServer::Hello(_) | ToServer::PeerHello(_), false) => {
                     self.channel.greeted.store(true, Ordering::Relaxed);
                     self.shared.stranger_left();
                     self.frames.set_payload_max(FRAME_BYTES_MAX);
                 }
                 (_, false) => return Err(WireError::NotHello),
-                (ToServer::Hello(_), true) => {
+                (ToServer::Hello(_) | ToServer::PeerHello(_), true) => {
                     return Err(WireError::Malformed(DecodeError("a second Hello on one connection")));
                 }
                 (_, true) => {}

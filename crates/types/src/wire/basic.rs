@@ -49,6 +49,11 @@ impl<'a> Writer<'a> {
         self.out.extend_from_slice(&bytes);
     }
 
+    /// Bytes whose end is that of the frame.
+    pub fn raw(&mut self, bytes: &[u8]) {
+        self.out.extend_from_slice(bytes);
+    }
+
     /// A string of any length that fits the frame.
     pub fn string(&mut self, bytes: &[u8]) {
         put_string(self.out, bytes);

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::lock::{LockReply, LockRequest};
+use super::peer::PeerHello;
 use super::reclaim::{Reclaim, ReclaimReply};
 use crate::error::FsResult;
 use crate::ids::ObjectId;
@@ -56,7 +57,7 @@ pub struct Hello {
     pub established: bool,
 }
 
-/// A message from a client.
+/// A message from a client, or from another node of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToServer {
     /// First message of a connection, and only that. Answer: Welcome or Refused.
@@ -77,6 +78,10 @@ pub enum ToServer {
     },
     /// The session ends: opens and locks are released. No answer; the client closes.
     Bye,
+    /// First message of a connection of another node, and only that. No answer, or Refused.
+    PeerHello(PeerHello),
+    /// From another node: one envelope of its member. No answer; and none to a Ping from there.
+    Peer(Box<[u8]>),
 }
 
 /// A call.

@@ -1,5 +1,6 @@
 //! Requests: who asks, and the operation with its operands.
 
+use super::TooLarge;
 use super::basic::{self, Writer, flags, inode_ref, list, mode, place};
 use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
@@ -45,6 +46,25 @@ const UNCHANGED: u8 = 0;
 const INLINE: u8 = 1;
 const PACKED: u8 = 2;
 const PATCHES: u8 = 3;
+
+/// Appends the bytes of a request, as they are in a Call frame.
+///
+/// # Errors
+/// If it exceeds a limit; `out` is then as it was.
+pub fn encode_request(request: &Request, out: &mut Vec<u8>) -> Result<(), TooLarge> {
+    let start = out.len();
+    let mut writer = Writer::new(out);
+    put_request(request, &mut writer);
+    writer.finish().inspect_err(|_| out.truncate(start))
+}
+
+/// Reads what [`encode_request`] wrote, and leaves what follows.
+///
+/// # Errors
+/// If the bytes are truncated or out of bounds.
+pub fn decode_request(reader: &mut Reader<'_>) -> Result<Request, DecodeError> {
+    request(reader)
+}
 
 pub(super) fn put_request(request: &Request, w: &mut Writer<'_>) {
     w.creds(&request.creds);

@@ -7,7 +7,7 @@ use super::basic::{self, Writer};
 use super::{
     Answered, Body, Call, ClientId, Frame, HELLO_BYTES_MAX, Hello, JSON_BYTES_MAX, Refused, ReplyTo,
     SessionState, ToClient, ToServer, VOLUME_BYTES_MAX, Versions, WHO_BYTES_MAX, Welcome, WireError, lock,
-    op, reclaim, reply,
+    op, peer, reclaim, reply,
 };
 use crate::codec::{DecodeError, Reader};
 use crate::error::FsError;
@@ -18,6 +18,8 @@ pub(super) const CALL: u8 = 2;
 const PING: u8 = 3;
 const CANCEL: u8 = 4;
 const BYE: u8 = 5;
+const PEER_HELLO: u8 = 6;
+pub(super) const PEER: u8 = 7;
 
 // Kinds of frames from nodes.
 const WELCOME: u8 = 0x81;
@@ -27,7 +29,7 @@ const EVENT: u8 = 0x84;
 const PONG: u8 = 0x85;
 
 /// What a Hello begins with.
-const MAGIC: [u8; 4] = *b"KSTL";
+pub(super) const MAGIC: [u8; 4] = *b"KSTL";
 
 // What the body of a call, and its answer, is.
 const OP: u8 = 1;
@@ -46,6 +48,8 @@ pub(super) fn kind_to_server(message: &ToServer) -> u8 {
         ToServer::Ping { .. } => PING,
         ToServer::Cancel { .. } => CANCEL,
         ToServer::Bye => BYE,
+        ToServer::PeerHello(_) => PEER_HELLO,
+        ToServer::Peer(_) => PEER,
     }
 }
 
@@ -66,6 +70,8 @@ pub(super) fn put_to_server(message: &ToServer, w: &mut Writer<'_>) {
         ToServer::Ping { oldest_open_object } => w.varint(*oldest_open_object),
         ToServer::Cancel { id } => w.varint(*id),
         ToServer::Bye => {}
+        ToServer::PeerHello(hello) => peer::put_hello(hello, w),
+        ToServer::Peer(envelope) => w.raw(envelope),
     }
 }
 
@@ -80,6 +86,8 @@ pub(super) fn to_server(frame: Frame<'_>) -> Result<ToServer, WireError> {
         PING => ToServer::Ping { oldest_open_object: r.varint()? },
         CANCEL => ToServer::Cancel { id: r.varint()? },
         BYE => ToServer::Bye,
+        PEER_HELLO => ToServer::PeerHello(peer::hello(r)?),
+        PEER => ToServer::Peer(r.rest().into()),
         kind => return Err(WireError::UnknownKind(kind)),
     };
     reader.end()?;
@@ -130,7 +138,8 @@ fn put_hello(hello: &Hello, w: &mut Writer<'_>) {
     const { assert!(4 + 4 + 16 + 8 + 1 + 2 + VOLUME_BYTES_MAX + 2 + WHO_BYTES_MAX <= HELLO_BYTES_MAX) };
 }
 
-fn hello(r: &mut Reader<'_>) -> Result<Hello, WireError> {
+/// What every first message begins with.
+pub(super) fn versions(r: &mut Reader<'_>) -> Result<Versions, WireError> {
     if r.bytes(MAGIC.len()).ok() != Some(&MAGIC) {
         return Err(WireError::NotHello);
     }
@@ -138,6 +147,11 @@ fn hello(r: &mut Reader<'_>) -> Result<Hello, WireError> {
     if versions.common(Versions::OURS).is_none() {
         return Err(WireError::Version(versions));
     }
+    Ok(versions)
+}
+
+fn hello(r: &mut Reader<'_>) -> Result<Hello, WireError> {
+    let versions = versions(r)?;
     let mut client = ClientId([0; 16]);
     client.0.copy_from_slice(r.bytes(16)?);
     if client.0 == [0; 16] {

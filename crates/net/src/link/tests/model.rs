@@ -96,6 +96,7 @@ impl Model {
                 }
             }
             ToServer::Bye => self.opens.clear(),
+            ToServer::PeerHello(_) | ToServer::Peer(_) => panic!("a client is no node"),
         }
     }
 

@@ -50,8 +50,20 @@ pub fn to_server() -> BoxedStrategy<ToServer> {
         1 => number().prop_map(|oldest_open_object| ToServer::Ping { oldest_open_object }),
         1 => number().prop_map(|id| ToServer::Cancel { id }),
         1 => Just(ToServer::Bye),
+        1 => peer_hello().prop_map(ToServer::PeerHello),
+        1 => blob(300).prop_map(ToServer::Peer),
     ]
     .boxed()
+}
+
+fn peer_hello() -> BoxedStrategy<PeerHello> {
+    let versions = (0..=VERSION, VERSION..).prop_map(|(min, max)| Versions { min, max });
+    (versions, any::<([u8; 16], u32, u32, u64, [u8; 16])>())
+        .prop_map(|(versions, (volume, from, to, table, secret))| {
+            let secret = PeerSecret(secret);
+            PeerHello { versions, volume, from, to, table, secret }
+        })
+        .boxed()
 }
 
 pub fn to_client() -> BoxedStrategy<ToClient> {

@@ -55,8 +55,16 @@ fn bytes_are_pinned() {
     assert_eq!(summed[8..12], crc32c::crc32c(&covered).to_be_bytes());
 
     let hello = server_bytes(&ToServer::Hello(hello()), Checksum::Off);
-    let mut expected = framed(1, b"KSTL\0\x03\0\x03\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt");
+    let mut expected = framed(1, b"KSTL\0\x04\0\x04\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt");
     assert_eq!(hello, expected);
+
+    let (volume, secret) = ([8; 16], PeerSecret([9; 16]));
+    let peer = PeerHello { versions: Versions::OURS, volume, from: 2, to: 1, table: 5, secret };
+    assert!(!format!("{peer:?}").contains('9'), "a secret is not shown");
+    let head = [b"KSTL\0\x04\0\x04".as_slice(), &[8; 16], &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5]];
+    expected = framed(6, &[&head.concat()[..], &[9; 16]].concat());
+    assert_eq!(server_bytes(&ToServer::PeerHello(peer), Checksum::Off), expected);
+    assert_eq!(server_bytes(&ToServer::Peer(b"envelope"[..].into()), Checksum::Off), framed(7, b"envelope"));
 
     let reply =
         ReplyTo { id: 300, table: 0, answered: Answered::Op(Err(Outcome::Failed(FsError::new(2, "no")))) };
@@ -89,7 +97,7 @@ fn an_announced_payload_takes_no_memory_before_it_comes() {
 
 #[test]
 fn unknown_kinds_flags_and_reserved_bytes_are_refused() {
-    for kind in [0, 6, 0x7f, 0x81, 0x83, 0xff] {
+    for kind in [0, 8, 0x7f, 0x81, 0x83, 0xff] {
         assert_eq!(read_server(&framed(kind, &[])), Err(WireError::UnknownKind(kind)));
     }
     for kind in [0, 1, 2, 5, 0x80, 0x86, 0xff] {
@@ -137,12 +145,12 @@ fn other_protocols_and_versions_are_told_apart() {
     bytes[HEADER_BYTES] = b'k';
     assert_eq!(read_server(&bytes), Err(WireError::NotHello));
     // What follows the versions may have any form.
-    let future = framed(1, b"KSTL\0\x04\0\x07what comes then");
-    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 4, max: 7 })));
+    let future = framed(1, b"KSTL\0\x05\0\x07what comes then");
+    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 5, max: 7 })));
     let none = framed(1, b"KSTL\0\x07\0\x02what comes then");
     assert_eq!(read_server(&none), Err(WireError::Version(Versions { min: 7, max: 2 })));
     assert_eq!(Versions { min: 0, max: 9 }.common(Versions::OURS), Some(VERSION));
-    assert_eq!(Versions { min: 4, max: 9 }.common(Versions::OURS), None);
+    assert_eq!(Versions { min: 5, max: 9 }.common(Versions::OURS), None);
     assert_eq!(Versions { min: 1, max: 1 }.common(Versions::OURS), None);
     // HTTP and TLS end as oversized frames.
     for stranger in

@@ -1,0 +1,273 @@
+//! The metadata of a volume that several nodes share, put together from the rows of each: for the check, which judges a volume as a whole.
+//!
+//! What one node keeps for itself is judged here, row by row, and not part of the whole: its counters against the numbers that it
+//! has made up, its sessions and answers. Of the rest every row must lie at the node that owns it; others are reported and left
+//! out, as nobody reads them. A transaction over several nodes that was decided, but that a node has not heard of, is carried out in
+//! the whole, as that node will when it does.
+//!
+//! The rows of each node are to be those of one moment at which no node did anything.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::path::Path;
+
+use kestrel_meta::cluster::Cluster;
+use kestrel_meta::engine::embedded::EmbeddedEngine;
+use kestrel_meta::engine::{Engine, Mutation};
+use kestrel_meta::locks::TxnId;
+use kestrel_meta::member::{Prepared, decode_prepared};
+use kestrel_meta::txn::{TxnKey, decode_answer, decode_session};
+use kestrel_types::entry::Entry;
+use kestrel_types::key::{Key, Table};
+use kestrel_types::placement::{NodeId, Placement, maker_of_id};
+
+use crate::cut::{Batch, CutError, Scratch, empty};
+use crate::finding::{Finding, FindingKind};
+use crate::rows::{
+    CLOCK, INODES, Row, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage, encode_ceiling,
+    encode_usage, put, readable,
+};
+
+/// Findings kept: more say no more.
+const FINDINGS_MAX: usize = 100_000;
+
+/// What is known of one node.
+struct Node {
+    cluster: Cluster,
+    /// Volume-wide records, by name.
+    records: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    /// Highest counter seen in an inode number that it made up.
+    inodes: u64,
+    /// Transactions that it has agreed to.
+    prepared: Vec<(TxnId, Prepared)>,
+    /// Transactions that it has decided.
+    decided: BTreeSet<TxnId>,
+}
+
+/// See the module's header.
+pub struct Gathering {
+    nodes: BTreeMap<NodeId, Node>,
+    findings: Vec<Finding>,
+    rows: EmbeddedEngine,
+    scratch: Scratch,
+}
+
+/// The whole: its rows, and what was found while they were put together.
+pub struct Gathered {
+    rows: EmbeddedEngine,
+    _scratch: Scratch,
+    /// What was found.
+    pub findings: Vec<Finding>,
+}
+
+impl Gathered {
+    /// The rows. Nobody changes them.
+    pub fn engine(&self) -> &dyn Engine {
+        &self.rows
+    }
+}
+
+impl Gathering {
+    /// The whole is kept in a scratch directory below `parent`, which goes away with it; `reserve_bytes` stay free there.
+    ///
+    /// # Errors
+    /// If it cannot be made, or the table makes no cluster.
+    pub fn new(parent: &Path, reserve_bytes: u64, placement: &Placement) -> Result<Self, CutError> {
+        let (rows, scratch) = empty(parent, reserve_bytes)?;
+        let copy = |why: &dyn Display| CutError::Copy(parent.into(), why.to_string());
+        let mut nodes = BTreeMap::new();
+        for member in placement.map.members() {
+            let cluster = Cluster::new(member.id, placement.clone()).map_err(|why| copy(&why))?;
+            let node = Node {
+                cluster,
+                records: BTreeMap::new(),
+                inodes: 0,
+                prepared: Vec::new(),
+                decided: BTreeSet::new(),
+            };
+            nodes.insert(member.id, node);
+        }
+        Ok(Self { nodes, findings: Vec::new(), rows, scratch })
+    }
+
+    /// Adds all rows of a node, which come table by table in the order of [`Table::ALL`].
+    ///
+    /// # Errors
+    /// Those of the rows, and if the copy cannot be written.
+    pub fn add<E>(
+        &mut self,
+        node: NodeId,
+        rows: impl Iterator<Item = Result<Row, E>>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), CutError>
+    where
+        CutError: From<E>,
+    {
+        let copy = self.scratch.0.clone();
+        let mut batch = Batch::new(&self.rows);
+        let mut done = 0;
+        for row in rows {
+            let (key, value) = row?;
+            done += 1;
+            if done % 4096 == 0 {
+                progress(done);
+            }
+            match judge(&mut self.nodes, node, &key, &value) {
+                Judged::Ours => {}
+                Judged::Whole => {
+                    let change = put(key.table, key.id, &key.suffix, value);
+                    batch.add(change).map_err(|why| CutError::Copy(copy.clone(), why.to_string()))?;
+                }
+                Judged::Wrong(finding) => note(&mut self.findings, *finding),
+            }
+        }
+        batch.send().map_err(|why| CutError::Copy(copy, why.to_string()))
+    }
+
+    /// All nodes have been added: the whole.
+    ///
+    /// # Errors
+    /// If the copy cannot be written.
+    pub fn finish(self) -> Result<Gathered, CutError> {
+        let Self { mut nodes, mut findings, rows, scratch } = self;
+        let copy = |why: &dyn Display| CutError::Copy(scratch.0.clone(), why.to_string());
+        let decided: BTreeSet<(NodeId, TxnId)> =
+            nodes.iter().flat_map(|(id, node)| node.decided.iter().map(|txn| (*id, *txn))).collect();
+        let mut batch = Batch::new(&rows);
+        for node in nodes.values_mut() {
+            for (txn, prepared) in std::mem::take(&mut node.prepared) {
+                if decided.contains(&(txn.node, txn)) {
+                    for change in prepared.mutations {
+                        batch.add(change).map_err(|why| copy(&why))?;
+                    }
+                }
+            }
+        }
+        for finding in nodes.iter().flat_map(|(id, node)| counters(*id, node)) {
+            note(&mut findings, finding);
+        }
+        for change in records(&nodes) {
+            batch.add(change).map_err(|why| copy(&why))?;
+        }
+        batch.send().map_err(|why| copy(&why))?;
+        drop(batch);
+        Ok(Gathered { rows, _scratch: scratch, findings })
+    }
+}
+
+fn note(findings: &mut Vec<Finding>, finding: Finding) {
+    if findings.len() < FINDINGS_MAX {
+        findings.push(finding);
+    }
+}
+
+/// What a row of a node is.
+enum Judged {
+    /// A matter of that node alone, and in order.
+    Ours,
+    /// Part of the whole.
+    Whole,
+    Wrong(Box<Finding>),
+}
+
+impl Judged {
+    fn wrong(kind: FindingKind, place: String, detail: String) -> Self {
+        Judged::Wrong(Box::new(Finding::new(kind, place, detail)))
+    }
+}
+
+fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u8]) -> Judged {
+    let place = || format!("node {from}: {:?} #{} {}", key.table, key.id, readable(&key.suffix));
+    let Some(node) = nodes.get_mut(&from) else {
+        let detail = "the node is not one of the cluster's".to_string();
+        return Judged::wrong(FindingKind::RowMisplaced, place(), detail);
+    };
+    match key.table {
+        Table::System => {
+            node.records.insert(key.suffix.clone(), value.into());
+            return Judged::Ours;
+        }
+        Table::Txn => return judge_record(node, key, value, &place()),
+        _ => {}
+    }
+    let owner = node.cluster.owner(key.table, key.id, &key.suffix);
+    if owner != from {
+        let detail = format!("it belongs to node {owner}");
+        return Judged::wrong(FindingKind::RowMisplaced, place(), detail);
+    }
+    if let (Table::DirStat | Table::ObjStat, Ok(share)) = (key.table, <[u8; 2]>::try_from(&*key.suffix)) {
+        let worker = u64::from(u16::from_be_bytes(share)) % u64::from(WORKERS_MAX);
+        let shares = node.records.get(SHARES).and_then(|row| decode_ceiling(row).ok());
+        if shares.is_none_or(|shares| worker >= shares) {
+            let detail = format!("a share of worker {worker}, which the node does not read");
+            return Judged::wrong(FindingKind::RowMisplaced, place(), detail);
+        }
+    }
+    let ino = match key.table {
+        Table::Entry => Entry::peek(value).ok().map(|(ino, _)| ino),
+        Table::Link | Table::Chunk | Table::DirId => Some(key.id),
+        _ => None,
+    };
+    if let Some((counter, maker)) = ino.map(maker_of_id)
+        && let Some(maker) = nodes.get_mut(&maker)
+    {
+        maker.inodes = maker.inodes.max(counter);
+    }
+    Judged::Whole
+}
+
+/// A session, an answer, or what is on record of a transaction.
+fn judge_record(node: &mut Node, key: &Key, value: &[u8], place: &str) -> Judged {
+    let wrong = |why: &dyn Display| Judged::wrong(FindingKind::TxnWrong, place.to_string(), why.to_string());
+    match TxnKey::decode(key.id, &key.suffix) {
+        None => wrong(&"its key is none"),
+        Some(TxnKey::Session(client)) => {
+            decode_session(client, value).map_or_else(|why| wrong(&why), |_| Judged::Ours)
+        }
+        Some(TxnKey::Answer(..)) => decode_answer(value).map_or_else(|why| wrong(&why), |_| Judged::Ours),
+        Some(TxnKey::Decided(txn)) => {
+            node.decided.insert(txn);
+            Judged::Ours
+        }
+        Some(TxnKey::Prepared(txn)) => match decode_prepared(value) {
+            Ok(prepared) => {
+                node.prepared.push((txn, prepared));
+                Judged::Ours
+            }
+            Err(why) => wrong(&why),
+        },
+    }
+}
+
+/// What is wrong with the counters of a node.
+fn counters(id: NodeId, node: &Node) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut wrong = |name: &[u8], detail: String| {
+        let place = format!("node {id}: {}", readable(name));
+        findings.push(Finding::new(FindingKind::SystemWrong, place, detail));
+    };
+    for (name, least) in [(INODES, node.inodes), (CLOCK, 0), (SHARES, 0)] {
+        match node.records.get(name).map(|row| decode_ceiling(row)) {
+            Some(Ok(ceiling)) if ceiling > least => {}
+            Some(Ok(ceiling)) => {
+                wrong(name, format!("the counter stands at {ceiling}; {least} is in use"));
+            }
+            Some(Err(why)) => wrong(name, why.to_string()),
+            None => wrong(name, "the record is missing".into()),
+        }
+    }
+    findings
+}
+
+/// Records of the whole: the newest of the nodes' clocks, and the sum of their figures if all of them were stopped.
+fn records(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
+    let clocks = nodes.values().filter_map(|node| decode_ceiling(node.records.get(CLOCK)?).ok());
+    let mut rows = vec![put(Table::System, 0, CLOCK, encode_ceiling(clocks.max().unwrap_or_default()))];
+    let figures: Option<Vec<[i64; 3]>> =
+        nodes.values().map(|node| decode_usage(node.records.get(USAGE)?).ok()).collect();
+    if let Some(figures) = figures {
+        let sum = |at: usize| figures.iter().fold(0_i64, |sum, node| sum.wrapping_add(node[at]));
+        rows.push(put(Table::System, 0, USAGE, encode_usage([sum(0), sum(1), sum(2)])));
+    }
+    rows
+}

@@ -1,0 +1,106 @@
+//! The metadata of several nodes put together, and checked as a whole.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use kestrel_admin::check::{Options, Totals, check};
+use kestrel_admin::cut::CutError;
+use kestrel_admin::finding::{Finding, FindingKind};
+use kestrel_admin::gather::Gathering;
+use kestrel_admin::rows::{Rows, delete, encode_ceiling, put};
+use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_meta::engine::{BatchKind, Engine, Mutation};
+use kestrel_meta::member::Member;
+use kestrel_meta::node::RootAttr;
+use kestrel_types::ids::ROOT;
+use kestrel_types::key::{Key, Table};
+use kestrel_types::placement::{self, ClusterMap, ExceptionTable, NodeId, Placement};
+
+fn placement() -> Placement {
+    let member = |id| placement::Member { id, address: format!("node-{id}:9440") };
+    let map = ClusterMap::even(vec![member(1), member(2), member(3)]).unwrap();
+    Placement { version: 1, map, exceptions: ExceptionTable::default() }
+}
+
+/// The nodes of a new volume.
+fn nodes() -> Vec<(NodeId, MemoryEngine)> {
+    let root = RootAttr { mode: 0o755, uid: 0, gid: 0 };
+    let node = |id| {
+        let engine = MemoryEngine::new(SyncWhen::Asked);
+        Member::format(&engine, root, 1, id, placement()).unwrap();
+        (id, engine)
+    };
+    (1..=3).map(node).collect()
+}
+
+fn change(engine: &MemoryEngine, change: Mutation) {
+    engine.commit(BatchKind::Growing, vec![change]).unwrap();
+}
+
+/// What a check of the whole says.
+fn checked(nodes: &[(NodeId, MemoryEngine)]) -> (Totals, Vec<Finding>) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut gathering = Gathering::new(dir.path(), 0, &placement()).unwrap();
+    for (node, engine) in nodes {
+        let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(engine, table));
+        gathering.add(*node, rows.map(|row| row.map_err(CutError::from)), &mut |_| ()).unwrap();
+    }
+    let whole = gathering.finish().unwrap();
+    let mut found = whole.findings.clone();
+    let mut options = Options { is_of_several: true, ..Options::default() };
+    let totals =
+        check(whole.engine(), &mut options, &mut |finding| found.push(finding), &mut |_, _| ()).unwrap();
+    drop(whole);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the scratch directory goes away");
+    (totals, found)
+}
+
+fn kinds(nodes: &[(NodeId, MemoryEngine)]) -> Vec<FindingKind> {
+    checked(nodes).1.iter().map(|finding| finding.kind).collect()
+}
+
+/// Who owns the root's entry.
+fn owner_of_root() -> usize {
+    placement().owner_of(0, b"").id as usize - 1
+}
+
+#[test]
+fn a_new_volume_is_whole() {
+    let (totals, found) = checked(&nodes());
+    assert_eq!((found, totals.dirs, totals.files), (vec![], 1, 0));
+}
+
+#[test]
+fn a_row_at_a_node_that_does_not_own_it_is_found_and_does_not_count() {
+    let nodes = nodes();
+    let owner = owner_of_root();
+    let other = (owner + 1) % 3;
+    let root = Key::new(Table::Entry, 0, b"");
+    let mut row = None;
+    nodes[owner].1.get_many(&[root.borrow()], &mut |_, found| row = found.value.map(<[u8]>::to_vec)).unwrap();
+    change(&nodes[other].1, Mutation { key: root.clone(), value: row.map(Into::into) });
+    assert_eq!(kinds(&nodes), [FindingKind::RowMisplaced]);
+    change(&nodes[owner].1, delete(&root));
+    let kinds = kinds(&nodes);
+    assert!(
+        kinds.contains(&FindingKind::RootMissing) && kinds.contains(&FindingKind::RowMisplaced),
+        "{kinds:?}"
+    );
+}
+
+#[test]
+fn shares_that_nobody_reads_and_counters_are_judged_node_by_node() {
+    let nodes = nodes();
+    let share = |node: u16, worker: u16| (node << 6 | worker).to_be_bytes();
+    let stat = kestrel_types::stat::DirStat::default();
+    // Node 1 has one worker.
+    change(&nodes[0].1, put(Table::DirStat, ROOT, &share(1, 0), stat.encode()));
+    assert_eq!(kinds(&nodes), []);
+    change(&nodes[0].1, put(Table::DirStat, ROOT, &share(1, 1), stat.encode()));
+    change(&nodes[0].1, put(Table::DirStat, ROOT, &share(2, 0), stat.encode()));
+    assert_eq!(kinds(&nodes), [FindingKind::RowMisplaced; 2]);
+    change(&nodes[0].1, delete(&Key::new(Table::DirStat, ROOT, &share(1, 1))));
+    change(&nodes[0].1, delete(&Key::new(Table::DirStat, ROOT, &share(2, 0))));
+    change(&nodes[1].1, put(Table::System, 0, b"inodes", encode_ceiling(0)));
+    change(&nodes[2].1, delete(&Key::new(Table::System, 0, b"clock")));
+    assert_eq!(kinds(&nodes), [FindingKind::SystemWrong; 2]);
+}

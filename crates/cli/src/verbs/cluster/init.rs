@@ -1,0 +1,97 @@
+//! `kestrel cluster init`: a volume that several nodes share, and the first of them.
+
+use clap::Args;
+use kestrel_client::descriptor::Durability;
+use kestrel_client::remote::address;
+use kestrel_client::volume::{self, Token};
+use serde_json::{Value, json};
+
+use super::failed;
+use crate::failure::{Failure, Verdict};
+use crate::verbs::format::{Mode, NewVolumeArgs};
+use crate::verbs::print_json;
+
+/// Create a volume that several metadata nodes share, and make a directory the first node's.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel cluster init /data/node1 --node 10.0.0.1 --node 10.0.0.2 --node 10.0.0.3 --name photos --storage s3://…
+  kestrel cluster init n1 --node 127.0.0.1:9441 --node 127.0.0.1:9442 --node 127.0.0.1:9443     (all on this machine)
+
+The nodes are numbered from 1 in the order of their addresses, the first is the one in this directory. Prints the token with
+which `kestrel cluster join` makes the directories of the others; whoever has it can speak as a node, so keep it as a
+password is kept. When all have joined, serve each with `kestrel serve DIR`. Addresses are those under which clients and
+the other nodes reach a node; neither they nor the number of nodes can be changed later. Without --storage file data goes
+to objects/ in this directory, which all nodes and all clients must then reach under the same path.")]
+pub struct InitArgs {
+    /// Where: a path or file:///path; missing or empty
+    pub directory: String,
+    /// Address of a node: HOST or HOST:PORT; once for each node, at least two
+    #[arg(long = "node", value_name = "ADDR", required = true)]
+    pub nodes: Vec<String>,
+    /// When changes survive power loss: before they are acknowledged; a cluster knows no other way
+    #[arg(long, value_enum, default_value = "commit")]
+    pub durability: Mode,
+    #[command(flatten)]
+    pub new: NewVolumeArgs,
+}
+
+/// The nodes' addresses, each with its port.
+fn addresses(args: &InitArgs) -> Result<Vec<String>, Failure> {
+    let mut addresses: Vec<String> = Vec::with_capacity(args.nodes.len());
+    for node in &args.nodes {
+        let bad = |why: &str| Failure::usage(format!("cluster: --node {node}: {why}"));
+        let address = address(node).map_err(bad)?;
+        if ["0.0.0.0:", "[::]:", "*:"].iter().any(|anywhere| address.starts_with(anywhere)) {
+            return Err(bad(
+                "clients and the other nodes connect to it; `kestrel serve --listen` says where to listen",
+            ));
+        }
+        if addresses.contains(&address) {
+            return Err(bad("another node has this address"));
+        }
+        addresses.push(address);
+    }
+    if addresses.len() < 2 {
+        return Err(Failure::usage(
+            "cluster: a cluster has at least two nodes; `kestrel format` makes a volume of one",
+        ));
+    }
+    Ok(addresses)
+}
+
+/// Creates the volume.
+pub fn run(args: &InitArgs) -> Result<Verdict, Failure> {
+    let dir = crate::verbs::locate("cluster", &args.directory)?;
+    let addresses = addresses(args)?;
+    if args.durability != Mode::Commit {
+        return Err(Failure::usage(
+            "cluster: --durability fsync: what a node has told the others must not be lost with its machine, so a volume that \
+             several share has durability commit",
+        ));
+    }
+    let new = args.new.new_volume("cluster", &dir, Durability::Commit)?;
+    let options = args.new.store.options("cluster")?;
+    let made = volume::form(&args.directory, new, &addresses, &options).map_err(failed)?;
+    let token = Token::of(&made).map_err(failed)?;
+    if args.new.json {
+        let nodes: Vec<Value> = (1..)
+            .zip(&addresses)
+            .map(|(node, address)| json!({ "node": node, "address": address }))
+            .collect();
+        print_json(&json!({
+            "volume": dir, "name": made.settings.name, "uuid": made.uuid, "node": 1, "nodes": nodes,
+            "token": token.to_string(),
+        }));
+        return Ok(Verdict::Good);
+    }
+    println!("volume {:?} created, which {} nodes share:", made.settings.name, addresses.len());
+    for (node, address) in (1..).zip(&addresses) {
+        let place = if node == 1 { format!("  {}", dir.display()) } else { String::new() };
+        println!("  node {node}  {address}{place}");
+    }
+    println!("make the directory of each other node N with: kestrel cluster join TOKEN DIR --node N");
+    println!("then serve each with: kestrel serve DIR");
+    println!("the token, which is secret:");
+    println!("{token}");
+    Ok(Verdict::Good)
+}

@@ -1,0 +1,128 @@
+//! `kestrel cluster join`: the directory of another node.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use clap::Args;
+use kestrel_client::volume::{self, Token};
+use kestrel_types::placement::{Member, NodeId};
+use serde_json::json;
+
+use super::failed;
+use crate::failure::{Failure, Verdict};
+use crate::verbs::print_json;
+use crate::verbs::store_args::StoreArgs;
+
+/// How a token begins, whatever its version; anything else names a file.
+const TOKEN_BEGINS: &str = "kestrel-cluster-";
+
+/// Longest file with a token that is read, bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// How long somebody at the node's address has to answer.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
+
+/// Make a directory that of another node of a cluster.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel cluster join /root/token /data/node2 --node 2
+  kestrel cluster token /data/node1 | ssh node2 kestrel cluster join - /data/node2 --node 2
+
+Needs no node that runs: all it takes is in the token. Each node joins once. A directory that was lost cannot be made anew,
+because what it held is lost; restore it from a backup while the whole cluster is stopped.")]
+pub struct JoinArgs {
+    /// The token that `kestrel cluster init` printed, a file with it, or - for standard input
+    pub token: String,
+    /// Where: a path or file:///path; missing or empty
+    pub directory: String,
+    /// Number of the node; by default the one whose address is this machine's, if there is just one
+    #[arg(long, value_name = "N")]
+    pub node: Option<NodeId>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub store: StoreArgs,
+}
+
+/// The token itself, given or read.
+fn token(text: &str) -> Result<Token, Failure> {
+    if text.starts_with(TOKEN_BEGINS) {
+        return Token::parse(text).map_err(failed);
+    }
+    let mut read = String::new();
+    let done = if text == "-" {
+        io::stdin().lock().take(FILE_BYTES_MAX).read_to_string(&mut read)
+    } else {
+        File::open(text).and_then(|file| file.take(FILE_BYTES_MAX).read_to_string(&mut read))
+    };
+    done.map_err(|why| {
+        // Not what was given: it may be most of a token.
+        Failure::new("cluster", format!("neither a token nor a file with one was given: {why}"))
+    })?;
+    Token::parse(&read).map_err(failed)
+}
+
+/// Whether an address is this machine's and nobody listens there.
+fn is_here(address: &str) -> bool {
+    TcpListener::bind(address).is_ok()
+}
+
+fn is_answered(address: &str) -> bool {
+    let addresses = address.to_socket_addrs().into_iter().flatten();
+    addresses.into_iter().any(|address| TcpStream::connect_timeout(&address, ANSWER_TIME).is_ok())
+}
+
+/// The node that joins: the one named, or the only one that it can be.
+fn choose(args: &JoinArgs, members: &[Member]) -> Result<NodeId, Failure> {
+    let named = |node: NodeId| members.iter().find(|member| member.id == node);
+    if let Some(node) = args.node {
+        return match named(node) {
+            Some(member) if is_answered(&member.address) => Err(Failure::new(
+                "cluster",
+                format!("node {node}: somebody serves at {} already; it has joined", member.address),
+            )),
+            Some(_) => Ok(node),
+            None => Err(Failure::usage(format!(
+                "cluster: --node {node}: the cluster's nodes are 1 to {}",
+                members.len()
+            ))),
+        };
+    }
+    // The first is the one that formed the cluster.
+    let others = members.get(1..).unwrap_or_default();
+    let here: Vec<&Member> = match others {
+        [only] => vec![only],
+        others => others.iter().filter(|member| is_here(&member.address)).collect(),
+    };
+    match here[..] {
+        [member] => Ok(member.id),
+        _ => {
+            let all: Vec<String> =
+                members.iter().map(|member| format!("{} {}", member.id, member.address)).collect();
+            Err(Failure::usage(format!(
+                "cluster: which node this is does not follow from the addresses; give --node: {}",
+                all.join(", ")
+            )))
+        }
+    }
+}
+
+/// Makes it.
+pub fn run(args: &JoinArgs) -> Result<Verdict, Failure> {
+    let token = token(&args.token)?;
+    let placement = token.placement().map_err(failed)?;
+    let node = choose(args, placement.map.members())?;
+    let options = args.store.options("cluster")?;
+    let made = volume::join(&args.directory, &token, node, &options).map_err(failed)?;
+    let dir = crate::verbs::locate("cluster", &args.directory)?;
+    if args.json {
+        print_json(&json!({ "volume": dir, "name": made.settings.name, "uuid": made.uuid, "node": node }));
+    } else {
+        println!("{}: node {node} of volume {:?}", dir.display(), made.settings.name);
+        println!("serve it with: kestrel serve {}", dir.display());
+    }
+    Ok(Verdict::Good)
+}

@@ -1,0 +1,26 @@
+//! `kestrel cluster token`: what other nodes need to join.
+
+use clap::Args;
+use kestrel_client::descriptor::Descriptor;
+use kestrel_client::volume::Token;
+
+use super::failed;
+use crate::failure::{Failure, Verdict};
+
+/// Print the token with which nodes join a cluster. It is secret.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel cluster token /data/node1 > token; chmod 600 token
+  kestrel cluster token /data/node1 | ssh node2 kestrel cluster join - /data/node2 --node 2")]
+pub struct TokenArgs {
+    /// The directory of a node: a path or file:///path
+    pub directory: String,
+}
+
+/// Prints it.
+pub fn run(args: &TokenArgs) -> Result<Verdict, Failure> {
+    let dir = crate::verbs::locate("cluster", &args.directory)?;
+    let descriptor = Descriptor::read(&dir).map_err(failed)?;
+    println!("{}", Token::of(&descriptor).map_err(failed)?);
+    Ok(Verdict::Good)
+}

@@ -1,0 +1,241 @@
+//! What the descriptor of one node of a cluster says beside what those of all its nodes do.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use kestrel_meta::node::WORKERS_MAX;
+use kestrel_types::placement::{NodeId, Placement};
+use serde::{Deserialize, Serialize};
+
+use super::{Descriptor, Durability, FORMAT_VERSION_CLUSTER};
+use crate::error::VolumeError;
+use crate::hex::{from_hex, to_hex};
+use crate::remote::{ADDRESSES_MAX, SCHEME};
+
+/// Bytes of the word by which the nodes of a cluster know each other.
+pub const SECRET_BYTES: usize = 16;
+
+/// Metadata workers of each node of a new cluster. Machines may have fewer processors: an idle worker costs nothing.
+const WORKERS: u32 = 8;
+
+/// The volume is served by several nodes; this is one of them.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterSection {
+    /// Its number.
+    pub node: NodeId,
+    /// Who owns what: the placement table, hexadecimal.
+    pub(crate) placement: String,
+    /// By what the nodes know each other, hexadecimal. Whoever knows it can speak as a node of the cluster.
+    pub(crate) secret: String,
+    /// Metadata workers of each node: equally many, on whatever machine it runs.
+    pub workers: u32,
+    /// The word in the directory with the volume's objects, if that is where they are: another directory under the same path
+    /// does not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub objects_word: Option<String>,
+}
+
+impl fmt::Debug for ClusterSection {
+    /// Without the secret: what is debugged ends up in logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClusterSection").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl ClusterSection {
+    /// The first node of a new cluster with this table, and a new secret.
+    ///
+    /// # Errors
+    /// If the system has no randomness.
+    pub fn new(node: NodeId, placement: &Placement) -> Result<Self, VolumeError> {
+        let random = Path::new("/dev/urandom");
+        let mut secret = [0; SECRET_BYTES];
+        File::open(random)
+            .and_then(|mut file| file.read_exact(&mut secret))
+            .map_err(|error| VolumeError::io("read", random, &error))?;
+        Ok(Self {
+            node,
+            placement: to_hex(&placement.encode()),
+            secret: to_hex(&secret),
+            workers: WORKERS,
+            objects_word: None,
+        })
+    }
+
+    /// Who owns what.
+    ///
+    /// # Errors
+    /// If the table is damaged, or a newer version of KestrelFS wrote it.
+    pub fn placement(&self) -> Result<Placement, VolumeError> {
+        let bytes = from_hex(&self.placement)
+            .ok_or_else(|| VolumeError::Invalid("the placement table is not hexadecimal".into()))?;
+        Placement::decode(&bytes).map_err(|why| VolumeError::Invalid(why.to_string()))
+    }
+
+    /// URL of the volume.
+    ///
+    /// # Errors
+    /// As [`ClusterSection::placement`].
+    pub fn url(&self, name: &str) -> Result<String, VolumeError> {
+        let placement = self.placement()?;
+        // A URL has a bound, and one node that is there is enough to find the others.
+        let members = placement.map.members().iter().take(ADDRESSES_MAX);
+        let addresses: Vec<&str> = members.map(|member| member.address.as_str()).collect();
+        Ok(format!("{SCHEME}{}/{name}", addresses.join(",")))
+    }
+
+    /// The placement table as an offer to clients carries it.
+    pub fn placement_hex(&self) -> &str {
+        &self.placement
+    }
+
+    /// By what the nodes know each other.
+    ///
+    /// # Errors
+    /// If it has another length.
+    pub fn secret(&self) -> Result<[u8; SECRET_BYTES], VolumeError> {
+        let bytes = from_hex(&self.secret).and_then(|bytes| bytes.try_into().ok());
+        bytes.ok_or_else(|| {
+            VolumeError::Invalid("the secret of the cluster does not have 32 hexadecimal digits".into())
+        })
+    }
+
+    /// Checks what it says.
+    ///
+    /// # Errors
+    /// Names what is wrong.
+    pub(super) fn check(&self) -> Result<(), VolumeError> {
+        let placement = self.placement()?;
+        self.secret()?;
+        if !(1..=WORKERS_MAX as u32).contains(&self.workers) {
+            return Err(VolumeError::Invalid(format!(
+                "the cluster's nodes have {} workers; there are 1 to {WORKERS_MAX}",
+                self.workers
+            )));
+        }
+        match placement.map.member(self.node) {
+            Some(_) => Ok(()),
+            None => {
+                Err(VolumeError::Invalid(format!("node {} is not one of the cluster's nodes", self.node)))
+            }
+        }
+    }
+}
+
+impl Descriptor {
+    /// Makes this the descriptor of one node of a cluster.
+    ///
+    /// # Errors
+    /// If a volume with these settings cannot have several nodes.
+    pub fn in_cluster(mut self, section: ClusterSection) -> Result<Self, VolumeError> {
+        self.format_version = FORMAT_VERSION_CLUSTER;
+        self.cluster = Some(section);
+        self.check()?;
+        self.checksum = self.expected_checksum()?;
+        Ok(self)
+    }
+
+    /// Refuses one node's part of the volume, which lies at `dir`.
+    ///
+    /// # Errors
+    /// Says what to use instead.
+    pub fn is_whole(&self, dir: &Path) -> Result<(), VolumeError> {
+        let Some(section) = &self.cluster else { return Ok(()) };
+        let url = section.url(&self.settings.name)?;
+        Err(VolumeError::OneOfSeveral { dir: dir.into(), node: section.node, url })
+    }
+
+    /// The same for clients: without what only nodes may know. Of the version that programs refuse which know nothing of
+    /// clusters.
+    ///
+    /// # Errors
+    /// If it cannot be written down.
+    pub fn for_clients(&self) -> Result<Self, VolumeError> {
+        let mut shown = Self { cluster: None, ..self.clone() };
+        shown.checksum = shown.expected_checksum()?;
+        Ok(shown)
+    }
+
+    /// Checks what it says of a cluster. An offer to clients has no section.
+    pub(super) fn check_cluster(&self, is_offered: bool) -> Result<(), VolumeError> {
+        let is_of_cluster = self.format_version == FORMAT_VERSION_CLUSTER;
+        match &self.cluster {
+            None if !is_of_cluster || is_offered => Ok(()),
+            Some(section) if is_of_cluster && !is_offered => {
+                section.check()?;
+                if self.settings.durability == Durability::Commit {
+                    return Ok(());
+                }
+                Err(VolumeError::Invalid(
+                    "a volume that several nodes share has durability commit: what a node has told the others must not be \
+                     lost with its machine"
+                        .into(),
+                ))
+            }
+            _ => Err(VolumeError::Invalid(
+                "its section \"cluster\" and its format version do not belong together".into(),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::settings;
+    use super::super::{FILE_NAME, Settings};
+    use super::*;
+    use kestrel_types::placement::{ClusterMap, ExceptionTable, Member};
+
+    fn placement() -> Placement {
+        let member = |id| Member { id, address: format!("node-{id}:9440") };
+        let map = ClusterMap::even(vec![member(1), member(2), member(3)]).unwrap();
+        Placement { version: 1, map, exceptions: ExceptionTable::default() }
+    }
+
+    fn of_node(node: NodeId) -> Result<Descriptor, VolumeError> {
+        let settings = Settings { durability: Durability::Commit, ..settings() };
+        Descriptor::new(settings, 5)?.in_cluster(ClusterSection::new(node, &placement())?)
+    }
+
+    #[test]
+    fn the_descriptor_of_a_node_comes_back_and_is_of_a_version_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let written = of_node(2).unwrap();
+        written.write(dir.path()).unwrap();
+        let read = Descriptor::read(dir.path()).unwrap();
+        assert_eq!((read.format_version, &read), (FORMAT_VERSION_CLUSTER, &written));
+        let section = read.cluster.unwrap();
+        assert_eq!((section.node, section.placement().unwrap()), (2, placement()));
+        let digits = to_hex(&section.secret().unwrap());
+        assert!(!format!("{section:?}").contains(&digits), "{section:?}");
+        let path = dir.path().join(FILE_NAME);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let old = "\"format_version\": 1";
+        std::fs::write(&path, text.replace("\"format_version\": 2", old)).unwrap();
+        assert!(Descriptor::read(dir.path()).is_err());
+    }
+
+    #[test]
+    fn clients_are_not_told_the_secret_and_old_ones_refuse_the_volume() {
+        let descriptor = of_node(1).unwrap();
+        let offered = serde_json::to_value(descriptor.for_clients().unwrap()).unwrap();
+        assert_eq!((offered["format_version"].as_u64(), offered.get("cluster")), (Some(2), None));
+        let seen = Descriptor::from_offer(offered.clone(), Path::new("server")).unwrap();
+        assert_eq!(seen.uuid, descriptor.uuid);
+        assert!(
+            Descriptor::from_json(offered, Path::new("kestrel.json")).is_err(),
+            "no node has such a file"
+        );
+    }
+
+    #[test]
+    fn what_makes_no_node_is_refused() {
+        assert!(of_node(4).unwrap_err().to_string().contains("node 4"));
+        let lazy = Descriptor::new(settings(), 5).unwrap();
+        let section = ClusterSection::new(1, &placement()).unwrap();
+        assert!(lazy.in_cluster(section).unwrap_err().to_string().contains("durability commit"));
+    }
+}

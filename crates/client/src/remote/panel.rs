@@ -1,0 +1,82 @@
+//! Questions to the nodes of a volume one after the other, over connections that stay: for who has many.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kestrel_net::remote::Remote;
+use kestrel_types::placement::{Member, NodeId, Placement};
+use serde_json::Value;
+
+use super::ask::connect;
+use super::{DEADLINE_DEFAULT, RemoteUrl};
+use crate::error::VolumeError;
+use crate::storage::{Offer, Storage, StoreOptions};
+
+/// Connections to all nodes of a volume that several share.
+pub struct Panel {
+    /// Who owns what.
+    pub placement: Placement,
+    url: RemoteUrl,
+    offer: Offer,
+    links: Vec<(Member, Arc<Remote>)>,
+}
+
+impl Panel {
+    /// Connects to all nodes of the volume that `url` names; `None` if it has only one.
+    ///
+    /// # Errors
+    /// If one of them does not answer.
+    pub fn connect(url: &str, who: &str) -> Result<Option<Self>, VolumeError> {
+        let url = RemoteUrl::parse(url)?;
+        let first = connect(&url, who, Some(DEADLINE_DEFAULT))?;
+        let offer = first.offer.clone();
+        let (placement, connected, _) = first.others();
+        let Some(placement) = placement else {
+            connected.into_iter().filter_map(|(_, remote)| remote.ok()).for_each(|remote| remote.close());
+            return Ok(None);
+        };
+        let (mut links, mut failed) = (Vec::new(), None);
+        for (member, remote) in connected {
+            match remote {
+                Ok(remote) => links.push((member, remote)),
+                Err(why) => failed = failed.or(Some(why)),
+            }
+        }
+        let panel = Self { placement, url, offer, links };
+        match failed {
+            None => Ok(Some(panel)),
+            Some(why) => Err(why),
+        }
+    }
+
+    /// The nodes.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.links.iter().map(|(member, _)| member.id)
+    }
+
+    /// Asks a node. `limit` bounds how long its answer may take.
+    ///
+    /// # Errors
+    /// What it said, or that it does not answer.
+    pub fn ask(&self, node: NodeId, question: &Value, limit: Duration) -> Result<Value, VolumeError> {
+        let link = self.links.iter().find(|(member, _)| member.id == node);
+        let failed =
+            |why: &dyn std::fmt::Display| VolumeError::Io(format!("{}: node {node}: {why}", self.url));
+        let (_, remote) = link.ok_or_else(|| failed(&"there is no such node"))?;
+        remote.admin(question, Some(limit), &mut |_| ()).map_err(|why| failed(&why))
+    }
+
+    /// Opens the block store of the volume from here.
+    ///
+    /// # Errors
+    /// As for [`Storage::open_offered`].
+    pub fn open_storage(&self, options: &StoreOptions) -> Result<Storage, VolumeError> {
+        Storage::open_offered(&self.offer, &self.url.to_string(), options)
+    }
+}
+
+impl Drop for Panel {
+    fn drop(&mut self) {
+        self.links.iter().for_each(|(_, remote)| remote.close());
+    }
+}

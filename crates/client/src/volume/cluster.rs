@@ -1,0 +1,146 @@
+//! Making a volume that several nodes share: the first node with the volume, then each other node with a token.
+
+use std::path::Path;
+
+use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, NodeId, Placement};
+
+use super::NewVolume;
+use super::format::{clear, format_as, make, occupy};
+use super::token::Token;
+use crate::descriptor::{ClusterSection, Descriptor, volume_dir};
+use crate::error::VolumeError;
+use crate::storage::{self, OBJECTS_DIR, StoreOptions};
+
+/// Number of the node that makes the volume.
+const FIRST_NODE: NodeId = 1;
+
+/// Creates a volume that nodes at these addresses (`host:port`) share, and makes the directory the first one's. They are numbered
+/// from 1 in their order and own equally many slots.
+///
+/// # Errors
+/// As for [`super::format`], and if the addresses make no cluster.
+pub fn form(
+    url: &str,
+    mut new: NewVolume,
+    addresses: &[String],
+    options: &StoreOptions,
+) -> Result<Descriptor, VolumeError> {
+    let members = (FIRST_NODE..).zip(addresses).map(|(id, address)| Member { id, address: address.clone() });
+    let map = ClusterMap::even(members.collect()).map_err(|why| VolumeError::Invalid(why.to_string()))?;
+    let placement = Placement { version: 1, map, exceptions: ExceptionTable::default() };
+    let section = ClusterSection::new(FIRST_NODE, &placement)?;
+    if new.settings.storage.is_none() {
+        new.settings.storage = Some(shared_objects(&volume_dir(url)?)?);
+    }
+    format_as(url, new, options, &|dir, descriptor| {
+        let objects_word = storage::mark_objects(dir, &descriptor, options)?;
+        descriptor.in_cluster(ClusterSection { objects_word, ..section.clone() })
+    })
+}
+
+/// The directory of objects within the first node's, as the other nodes find it.
+fn shared_objects(dir: &Path) -> Result<String, VolumeError> {
+    let objects =
+        std::path::absolute(dir).map_err(|error| VolumeError::io("find", dir, &error))?.join(OBJECTS_DIR);
+    match objects.to_str() {
+        Some(path) => Ok(format!("file://{path}")),
+        None => Err(VolumeError::Invalid(format!(
+            "{}: not UTF-8, so that other nodes cannot be told where the objects are; give --storage",
+            dir.display()
+        ))),
+    }
+}
+
+/// Makes an empty or missing directory that of another node of the token's cluster.
+///
+/// # Errors
+/// If the node is not one that can join, and as for [`super::format`].
+pub fn join(
+    url: &str,
+    token: &Token,
+    node: NodeId,
+    options: &StoreOptions,
+) -> Result<Descriptor, VolumeError> {
+    let descriptor = token.of_node(node)?;
+    if node == FIRST_NODE {
+        return Err(VolumeError::Invalid(format!(
+            "node {FIRST_NODE} is the one that formed the cluster; the others join it"
+        )));
+    }
+    let dir = volume_dir(url)?;
+    // Also from here must the objects be reached: before anything is made.
+    storage::check_reached(&dir, &descriptor, options)?;
+    let (lock, _) = occupy(&dir, false)?;
+    let made = make(&dir, &descriptor);
+    if made.is_err() {
+        clear(&dir);
+    }
+    drop(lock);
+    made.map(|()| descriptor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::descriptor::{Durability, Settings};
+    use kestrel_data::store::coded::Compression;
+
+    fn new_volume() -> NewVolume {
+        let settings = Settings {
+            name: "shared".into(),
+            storage: None,
+            block_bytes: 4 << 20,
+            inline_max: 4096,
+            durability: Durability::Commit,
+            grace_seconds: 60,
+        };
+        NewVolume { settings, compression: Compression::None, encrypt_with: None, force: false }
+    }
+
+    fn addresses(count: u16) -> Vec<String> {
+        (1..=count).map(|node| format!("127.0.0.1:{}", 9440 + node)).collect()
+    }
+
+    fn url(dir: &Path) -> String {
+        dir.to_str().unwrap().to_string()
+    }
+
+    #[test]
+    fn nodes_of_one_cluster_differ_in_their_number_only() {
+        let place = tempfile::tempdir().unwrap();
+        let (one, two) = (url(&place.path().join("one")), url(&place.path().join("two")));
+        let options = StoreOptions::default();
+        let first = form(&one, new_volume(), &addresses(3), &options).unwrap();
+        let token = Token::of(&first).unwrap();
+        let token = Token::parse(&token.to_string()).unwrap();
+        let second = join(&two, &token, 2, &options).unwrap();
+        assert_eq!((second.uuid.as_str(), second.created), (first.uuid.as_str(), first.created));
+        let [first, second] = [first, second].map(|descriptor| descriptor.cluster.unwrap());
+        assert_eq!((first.node, second.node), (1, 2));
+        assert_eq!(ClusterSection { node: 1, ..second }, first);
+        assert_eq!(Descriptor::read(Path::new(&two)).unwrap().cluster.unwrap().node, 2);
+        // There it is now, and nobody formats it away.
+        assert!(matches!(join(&two, &token, 2, &options), Err(VolumeError::NotEmpty(_))));
+        let again = NewVolume { force: true, ..new_volume() };
+        let why = super::super::format(&two, again, &options).unwrap_err().to_string();
+        assert!(why.contains("node 2 of a cluster"), "{why}");
+    }
+
+    #[test]
+    fn who_cannot_join_is_told_why_and_leaves_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let (one, two) = (place.path().join("one"), place.path().join("two"));
+        let options = StoreOptions::default();
+        let token = Token::of(&form(&url(&one), new_volume(), &addresses(2), &options).unwrap()).unwrap();
+        for (node, why) in [(1, "formed the cluster"), (3, "node 3"), (0, "node 0")] {
+            let error = join(&url(&two), &token, node, &options).unwrap_err().to_string();
+            assert!(error.contains(why) && !two.exists(), "{error}");
+        }
+        std::fs::rename(&one, place.path().join("elsewhere")).unwrap();
+        let error = join(&url(&two), &token, 2, &options).unwrap_err().to_string();
+        assert!(error.contains("not reached from here") && !two.exists(), "{error}");
+        for bad in [&[][..], &["x".to_string(), String::new()]] {
+            assert!(form(&url(&two), new_volume(), bad, &options).is_err());
+        }
+    }
+}

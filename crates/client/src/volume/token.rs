@@ -1,0 +1,117 @@
+//! What a node needs to join a cluster, in one line: `kestrel-cluster-1:` and the descriptor of the first node, in hexadecimal.
+//!
+//! It holds the secret of the cluster. So it has no `Debug`, is shown on request only, and belongs neither in logs nor in
+//! arguments of processes that stay.
+
+use std::fmt;
+use std::path::Path;
+
+use kestrel_types::placement::{NodeId, Placement};
+
+use crate::descriptor::{ClusterSection, Descriptor};
+use crate::error::VolumeError;
+use crate::hex::{from_hex, to_hex};
+
+/// How a token begins; the number is its version.
+const PREFIX: &str = "kestrel-cluster-1:";
+
+/// How tokens of all versions begin.
+const PREFIX_OF_ALL: &str = "kestrel-cluster-";
+
+/// Longest token, bytes: that of the longest descriptor.
+pub(crate) const TOKEN_BYTES_MAX: usize = 256 << 10;
+
+/// See the module's header.
+pub struct Token {
+    descriptor: Descriptor,
+    section: ClusterSection,
+}
+
+impl Token {
+    /// The token of the cluster that this node belongs to: of all nodes the same.
+    ///
+    /// # Errors
+    /// If the volume is not shared by several nodes.
+    pub fn of(descriptor: &Descriptor) -> Result<Self, VolumeError> {
+        let section = descriptor.cluster.clone().ok_or_else(|| {
+            VolumeError::Invalid(format!(
+                "the volume {:?} is kept by one node; `kestrel cluster init` makes one that several share",
+                descriptor.settings.name
+            ))
+        })?;
+        Ok(Self { descriptor: descriptor.clone(), section })
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// If it is none, not whole, or of a newer version.
+    pub fn parse(text: &str) -> Result<Self, VolumeError> {
+        let bad = |why: &str| VolumeError::Invalid(format!("the token {why}"));
+        let text = text.trim();
+        if !text.starts_with(PREFIX_OF_ALL) {
+            return Err(bad("is none; `kestrel cluster token DIR` shows that of a cluster"));
+        }
+        let Some(digits) = text.strip_prefix(PREFIX) else {
+            return Err(bad("is of a newer version; use the version of kestrel that formed the cluster"));
+        };
+        if text.len() > TOKEN_BYTES_MAX {
+            return Err(bad("is too long"));
+        }
+        let not_whole = || bad("is not whole; copy all of the line");
+        let bytes = from_hex(digits).ok_or_else(not_whole)?;
+        let loose = serde_json::from_slice(&bytes).map_err(|_| not_whole())?;
+        Self::of(&Descriptor::from_json(loose, Path::new("the token"))?)
+    }
+
+    /// Name of the volume.
+    pub fn name(&self) -> &str {
+        &self.descriptor.settings.name
+    }
+
+    /// Who owns what.
+    ///
+    /// # Errors
+    /// If the table is damaged.
+    pub fn placement(&self) -> Result<Placement, VolumeError> {
+        self.section.placement()
+    }
+
+    /// The descriptor of a node.
+    ///
+    /// # Errors
+    /// If the cluster has none with this number.
+    pub(super) fn of_node(&self, node: NodeId) -> Result<Descriptor, VolumeError> {
+        self.descriptor.clone().in_cluster(ClusterSection { node, ..self.section.clone() })
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let first = self.placement().ok().and_then(|table| Some(table.map.members().first()?.id));
+        // One token, whichever node shows it.
+        let shown = first.and_then(|node| self.of_node(node).ok()).ok_or(fmt::Error)?;
+        let json = serde_json::to_vec(&shown).map_err(|_| fmt::Error)?;
+        write!(f, "{PREFIX}{}", to_hex(&json))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_token_is_told_apart() {
+        for (text, why) in [
+            ("", "is none"),
+            ("kestrel://host/volume", "is none"),
+            ("kestrel-cluster-2:00", "newer version"),
+            ("kestrel-cluster-1:00", "not whole"),
+            ("kestrel-cluster-1:7b7", "not whole"),
+            ("kestrel-cluster-1:7b7d", "damaged"),
+        ] {
+            let error = Token::parse(text).err().unwrap().to_string();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+}

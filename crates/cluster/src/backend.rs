@@ -1,0 +1,69 @@
+//! What a server has behind it: a node that has a volume to itself, or a member of a cluster.
+
+use std::sync::Arc;
+
+use kestrel_meta::member::host::MemberHost;
+use kestrel_meta::node::{Ear, Node};
+use kestrel_meta::txn::Origin;
+use kestrel_types::request::Request;
+
+use crate::server::Submission;
+
+/// Version of the table of placement of a node that has a volume to itself.
+const TABLE_ALONE: u64 = 1;
+
+/// See the module's header.
+#[derive(Clone)]
+pub enum Backend {
+    /// A node that has a volume to itself.
+    Alone(Arc<Node>),
+    /// A member of a cluster. It refuses requests that another one leads.
+    Member(Arc<MemberHost>),
+}
+
+impl From<Arc<Node>> for Backend {
+    fn from(node: Arc<Node>) -> Self {
+        Self::Alone(node)
+    }
+}
+
+impl From<Arc<MemberHost>> for Backend {
+    fn from(host: Arc<MemberHost>) -> Self {
+        Self::Member(host)
+    }
+}
+
+impl Backend {
+    /// The node: sessions, what they hold and claim are its own matter, cluster or not.
+    pub fn node(&self) -> &Arc<Node> {
+        match self {
+            Self::Alone(node) => node,
+            Self::Member(host) => host.node(),
+        }
+    }
+
+    /// Version of the table of placement.
+    pub fn table(&self) -> u64 {
+        self.node().cluster().map_or(TABLE_ALONE, |cluster| cluster.placement.version)
+    }
+
+    /// Executes requests of a session; `ear` hears each reply with the request's index.
+    pub(crate) fn submit_batch(
+        &self,
+        requests: Vec<(Request, Option<Origin>)>,
+        ear: &Arc<impl Ear + 'static>,
+    ) {
+        match self {
+            Self::Alone(node) => node.submit_batch(requests, ear),
+            Self::Member(host) => host.submit_batch(requests, ear),
+        }
+    }
+
+    /// Executes requests of the server's own.
+    pub(crate) fn submit_own(&self, requests: Vec<Submission>) {
+        match self {
+            Self::Alone(node) => node.submit_many(requests),
+            Self::Member(host) => requests.into_iter().for_each(|(request, done)| host.submit(request, done)),
+        }
+    }
+}

@@ -1,0 +1,424 @@
+//! A member with threads around it: what serves real clients and talks to real nodes.
+//!
+//! **What the node can serve alone it does**, on the thread that brings it, without the member: [`MemberHost::submit_batch`] puts requests
+//! straight into the node's lanes. What comes back as not to be served alone ([`Stray`]), listings, and messages of others go to the
+//! member, which is behind a lock.
+//!
+//! **The lock is a role**, as a worker's is ([`crate::worker`]): who brings something queues it and tries the lock; who holds it serves
+//! the others and looks at the queue again after letting it go. With the lock held the member only changes state, reads and commits
+//! rows; nobody's callback runs. Afterwards, with no lock held: envelopes leave, replies are given, and lanes are served that have
+//! waited while the member held their roles.
+//!
+//! **One thread** watches the time, and goes on when the log has become durable or the node has answered: callbacks of the engine must
+//! not do more than wake it.
+//!
+//! **Once.** A session has no two requests of one number at the node at a time, and says of one that it may have been executed. So
+//! nothing is done here about copies.
+
+mod bell;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kestrel_types::clock::{Clock, Nanos};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::placement::NodeId;
+use kestrel_types::request::{Op, Reply, Request};
+use kestrel_types::wire::TooLarge;
+use parking_lot::Mutex;
+
+use super::{Envelope, Member, MemberConfig};
+use crate::engine::Engine;
+use crate::node::{Done, Ear, Node, Replies};
+use crate::txn::Origin;
+use crate::worker::Stray;
+
+pub(super) use bell::Bell;
+use bell::{Busy, Woken};
+
+/// Time between two looks at the clock while something is under way.
+const TICK: Duration = Duration::from_millis(10);
+
+/// And while nothing is.
+const TICK_IDLE: Duration = Duration::from_millis(100);
+
+/// Rounds after which a thread that serves the member for others leaves that to the host's own.
+const ROUNDS_MAX: usize = 32;
+
+/// Envelopes that wait for the member; more are dropped: their senders send them again.
+const INCOMING_MAX: usize = 65_536;
+
+/// Carries envelopes to other members. It may lose, repeat and reorder them, and must not block.
+pub trait Carrier: Send + Sync {
+    /// Takes an envelope. It leaves at the next [`Carrier::flush`] at the latest.
+    ///
+    /// # Errors
+    /// If it is too large to be sent at all: it is handed back.
+    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Unsent>>;
+
+    /// What was taken has to leave.
+    fn flush(&self) {}
+}
+
+/// An envelope that is too large.
+#[derive(Debug)]
+pub struct Unsent {
+    /// The envelope.
+    pub envelope: Envelope,
+    /// What about it.
+    pub why: TooLarge,
+}
+
+/// What a host has done since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostFigures {
+    /// Requests of sessions that another member leads: refused.
+    pub misdirected: u64,
+    /// Requests of sessions that the node could not serve alone.
+    pub strays: u64,
+    /// Envelopes taken from other members.
+    pub received: u64,
+    /// Envelopes of other members dropped because too many waited.
+    pub overrun: u64,
+    /// Envelopes given to the carrier.
+    pub sent: u64,
+    /// Of these, those handed back as too large.
+    pub unsent: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    misdirected: AtomicU64,
+    strays: AtomicU64,
+    received: AtomicU64,
+    overrun: AtomicU64,
+    sent: AtomicU64,
+    unsent: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Something for the member.
+enum Incoming {
+    Envelope(Envelope),
+    /// The node's own background work, or what the node does not serve by itself.
+    Request(Request, Option<Origin>, Done),
+    Stray(Stray, Done),
+    Unsent(NodeId, Box<Unsent>),
+}
+
+/// What the threads share.
+struct Desk {
+    node: Arc<Node>,
+    me: NodeId,
+    member: Mutex<Member>,
+    incoming: Mutex<VecDeque<Incoming>>,
+    bell: Arc<Bell>,
+    carrier: Arc<dyn Carrier>,
+    opened: Instant,
+    /// The member wants to be told the time.
+    waiting: AtomicBool,
+    /// It is time to.
+    late: AtomicBool,
+    counters: Counters,
+}
+
+/// See the module's header.
+pub struct MemberHost {
+    desk: Arc<Desk>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl MemberHost {
+    /// Opens a member and starts its thread. Replies that wait for the log are given by a thread of the node's own, whatever the
+    /// settings say.
+    ///
+    /// # Errors
+    /// As [`Member::open`]; `EAGAIN` if the thread does not start.
+    pub fn open(
+        engine: Arc<dyn Engine>,
+        clock: Arc<dyn Clock>,
+        mut config: MemberConfig,
+        carrier: Arc<dyn Carrier>,
+    ) -> FsResult<Arc<Self>> {
+        config.node.replies = Replies::Thread;
+        let (bell, me) = (Arc::new(Bell::default()), config.me);
+        let member = Member::open_with(engine, clock, config, 0, Some(bell.clone()))?;
+        let desk = Arc::new(Desk {
+            node: member.node().clone(),
+            me,
+            member: Mutex::new(member),
+            incoming: Mutex::default(),
+            bell,
+            carrier,
+            opened: Instant::now(),
+            // What an earlier start has agreed to is asked about.
+            waiting: AtomicBool::new(true),
+            late: AtomicBool::new(false),
+            counters: Counters::default(),
+        });
+        let tended = desk.clone();
+        let thread =
+            std::thread::Builder::new().name("kestrel-member".into()).spawn(move || tended.tend()).map_err(
+                |why| FsError::because(libc::EAGAIN, format!("member: its thread did not start: {why}")),
+            )?;
+        Ok(Arc::new(Self { desk, thread: Mutex::new(Some(thread)) }))
+    }
+
+    /// The node.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.desk.node
+    }
+
+    /// Its number.
+    pub fn me(&self) -> NodeId {
+        self.desk.me
+    }
+
+    /// Has a request of the node's own executed, wherever it is led. Not numbered.
+    pub fn submit(&self, request: Request, done: Done) {
+        self.desk.bring(Incoming::Request(request, None, done));
+    }
+
+    /// Serves requests of sessions that this node leads; `ear` hears each reply with the request's index, `EINVAL` for those that
+    /// another member leads. A request is numbered or not; of one number there is none under way.
+    pub fn submit_batch(&self, requests: Vec<(Request, Option<Origin>)>, ear: &Arc<impl Ear + 'static>) {
+        let desk = &self.desk;
+        let cluster = desk.node.cluster();
+        let relay: Arc<dyn Ear> = Arc::new(Relay { desk: Arc::downgrade(desk), ear: ear.clone() });
+        let (mut refused, mut brought) = (Vec::new(), false);
+        let alone = requests.into_iter().enumerate().filter_map(|(number, (request, origin))| {
+            let Some(cluster) = cluster else { return Some((number, request, origin)) };
+            if cluster.leader(&request.op) != desk.me {
+                refused.push(number);
+                return None;
+            }
+            if cluster.is_alone() || !needs_member(&request.op) && cluster.refuses(&request.op).is_none() {
+                return Some((number, request, origin));
+            }
+            let done = done_of(ear.clone(), number);
+            desk.incoming.lock().push_back(Incoming::Request(request, origin, done));
+            brought = true;
+            None
+        });
+        desk.node.submit_numbered(alone, &relay);
+        if brought {
+            desk.drive();
+        }
+        for number in refused {
+            count(&desk.counters.misdirected);
+            let why = FsError::new(libc::EINVAL, "metadata: another member leads this request");
+            ear.hear(number, Err(why.into()));
+        }
+    }
+
+    /// Takes a message of another member.
+    pub fn receive(&self, envelope: Envelope) {
+        self.receive_many([envelope]);
+    }
+
+    /// Takes messages of other members.
+    pub fn receive_many(&self, envelopes: impl IntoIterator<Item = Envelope>) {
+        {
+            let mut incoming = self.desk.incoming.lock();
+            for envelope in envelopes {
+                count(&self.desk.counters.received);
+                if incoming.len() < INCOMING_MAX {
+                    incoming.push_back(Incoming::Envelope(envelope));
+                } else {
+                    count(&self.desk.counters.overrun);
+                }
+            }
+        }
+        self.desk.drive();
+    }
+
+    /// What it has done.
+    pub fn figures(&self) -> HostFigures {
+        let counters = &self.desk.counters;
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        HostFigures {
+            misdirected: of(&counters.misdirected),
+            strays: of(&counters.strays),
+            received: of(&counters.received),
+            overrun: of(&counters.overrun),
+            sent: of(&counters.sent),
+            unsent: of(&counters.unsent),
+        }
+    }
+
+    /// Whether nothing is under way that concerns other members.
+    pub fn is_idle(&self) -> bool {
+        let idle = self.desk.incoming.lock().is_empty() && self.desk.member.lock().is_idle();
+        // Whoever found the lock taken has left it to its holder.
+        self.desk.bell.wake();
+        idle
+    }
+
+    /// Stops its thread and makes everything durable. What is under way with other members ends when the node starts again.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn close(&self) -> FsResult<()> {
+        self.stop();
+        self.desk.node.close()
+    }
+
+    fn stop(&self) {
+        self.desk.bell.close();
+        let own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
+        // A callback of it may hold the last reference to the host.
+        if let Some(thread) = self.thread.lock().take().filter(|thread| !own(thread)) {
+            // If it panicked, that has been reported by the panic itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for MemberHost {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Desk {
+    fn now(&self) -> Nanos {
+        Nanos::try_from(self.opened.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
+    }
+
+    fn bring(&self, what: Incoming) {
+        self.incoming.lock().push_back(what);
+        self.drive();
+    }
+
+    /// Serves the member until nothing is left to do, or somebody else does. Of what was queued before nothing is forgotten.
+    fn drive(&self) {
+        self.bell.note();
+        let Some(_busy) = Busy::on(&self.bell) else {
+            // This thread gives replies, or carries envelopes: it must not go deeper, and may be about to block.
+            return self.bell.wake();
+        };
+        for _ in 0..ROUNDS_MAX {
+            let Some(mut member) = self.member.try_lock() else { return };
+            self.bell.look();
+            let incoming = std::mem::take(&mut *self.incoming.lock());
+            for what in incoming {
+                self.take(&mut member, what);
+            }
+            if self.late.swap(false, Ordering::Relaxed) {
+                member.tick(self.now());
+            } else {
+                member.go_on(self.now());
+            }
+            let (outbox, finished) = (member.take_outbox(), member.take_finished());
+            self.waiting.store(member.is_waiting(), Ordering::Relaxed);
+            drop(member);
+            self.send(outbox);
+            for (done, reply) in finished {
+                done(reply);
+            }
+            if self.node.drive_due() {
+                // Perhaps not everything was served.
+                self.bell.note();
+            }
+            if !self.bell.is_noted() {
+                return;
+            }
+        }
+        self.bell.wake();
+    }
+
+    fn take(&self, member: &mut Member, what: Incoming) {
+        let now = self.now();
+        match what {
+            Incoming::Envelope(envelope) => member.receive(envelope, now),
+            Incoming::Request(request, origin, done) => member.submit(request, origin, done, now),
+            Incoming::Stray(stray, done) => member.take_up(stray, done),
+            Incoming::Unsent(to, unsent) => member.unsent(to, unsent.envelope.message, unsent.why),
+        }
+    }
+
+    fn send(&self, outbox: Vec<(NodeId, Envelope)>) {
+        if outbox.is_empty() {
+            return;
+        }
+        for (to, envelope) in outbox {
+            count(&self.counters.sent);
+            if let Err(unsent) = self.carrier.carry(to, envelope) {
+                count(&self.counters.unsent);
+                self.incoming.lock().push_back(Incoming::Unsent(to, unsent));
+                self.bell.note();
+            }
+        }
+        self.carrier.flush();
+    }
+
+    /// The host's thread.
+    fn tend(&self) {
+        let mut ticked = Instant::now();
+        loop {
+            let pause = if self.waiting.load(Ordering::Relaxed) { TICK } else { TICK_IDLE };
+            if self.bell.wait(pause) == Woken::Closed {
+                return;
+            }
+            if ticked.elapsed() >= TICK {
+                ticked = Instant::now();
+                self.late.store(true, Ordering::Relaxed);
+            }
+            self.drive();
+        }
+    }
+}
+
+/// What the node serves without a worker it would serve from its own rows only.
+fn needs_member(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::ReadDir { .. }
+            | Op::Chunks { .. }
+            | Op::AllocObjects(_)
+            | Op::Usage
+            | Op::TreeUsage(_)
+            | Op::Sync
+    )
+}
+
+fn done_of(ear: Arc<impl Ear + 'static>, number: usize) -> Done {
+    Box::new(move |reply| ear.hear(number, reply))
+}
+
+/// Passes replies of the node on, and takes what it cannot serve alone to the member.
+struct Relay<E> {
+    desk: Weak<Desk>,
+    ear: Arc<E>,
+}
+
+impl<E: Ear + 'static> Ear for Relay<E> {
+    fn hear(&self, number: usize, reply: Reply) {
+        self.ear.hear(number, reply);
+    }
+
+    fn elsewhere(&self, number: usize, stray: Stray) {
+        match self.desk.upgrade() {
+            Some(desk) => {
+                count(&desk.counters.strays);
+                let done = done_of(self.ear.clone(), number);
+                desk.incoming.lock().push_back(Incoming::Stray(stray, done));
+                if !desk.bell.is_mine() {
+                    return desk.drive();
+                }
+                // This thread serves the member, and is only here because that had the lanes served.
+                desk.bell.note();
+            }
+            None => self.ear.hear(
+                number,
+                Err(FsError::new(libc::ESHUTDOWN, "metadata: the node is shutting down").into()),
+            ),
+        }
+    }
+}

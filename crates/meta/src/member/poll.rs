@@ -1,0 +1,143 @@
+//! Polls: a question to all members, this one included, that none of them changes rows for.
+//!
+//! It is sent again to those who have not answered. It ends with all answers, by member, or after [`DEADLINE`] with `None`: somebody
+//! is not to be had, and what he would have said nobody knows. A member answers each copy of a question as things are when it gets
+//! it; the first answer counts.
+
+use std::collections::BTreeMap;
+
+use kestrel_types::clock::Nanos;
+use kestrel_types::error::FsError;
+use kestrel_types::ids::InodeId;
+use kestrel_types::placement::NodeId;
+use kestrel_types::request::{Answer as Answered, Usage};
+
+use super::message::Message;
+use super::{DEADLINE, Member, RESEND};
+
+/// What members are asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Question {
+    /// The volume's figures, as far as the member's own shares have them.
+    Usage,
+    /// Which of these files somebody has open there, or may have.
+    Held(Vec<InodeId>),
+}
+
+/// What a member says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// Files, directories, bytes: parts of sums, so below nought too.
+    Usage([i64; 3]),
+    /// Those of the files that are open, or may be.
+    Held(Vec<InodeId>),
+}
+
+/// What happens when a poll has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Then {
+    /// The request with this ticket hears the sum.
+    TellUsage(u64),
+}
+
+/// A poll under way.
+pub(super) struct Poll {
+    question: Question,
+    answers: BTreeMap<NodeId, Answer>,
+    then: Then,
+    /// When those who have not answered were asked last.
+    sent: Nanos,
+    until: Nanos,
+}
+
+impl Member {
+    /// Asks all members. `then` hears the answers in [`Member::poll_ended`].
+    pub(super) fn poll(&mut self, question: Question, then: Then) {
+        let (number, now) = (self.number(), self.now);
+        let poll = Poll { question, answers: BTreeMap::new(), then, sent: now, until: now + DEADLINE };
+        self.polls.insert(number, poll);
+        self.send_poll(number);
+    }
+
+    fn send_poll(&mut self, number: u64) {
+        let now = self.now;
+        let nodes: Vec<NodeId> = self.cluster().nodes().collect();
+        let Some(poll) = self.polls.get_mut(&number) else { return };
+        poll.sent = now;
+        let silent = nodes.into_iter().filter(|node| !poll.answers.contains_key(node));
+        let (silent, question): (Vec<NodeId>, _) = (silent.collect(), poll.question.clone());
+        for node in silent {
+            self.send(node, Message::Poll { number, question: question.clone() });
+        }
+    }
+
+    /// Answers another member, or this one.
+    pub(super) fn polled(&mut self, from: NodeId, number: u64, question: Question) {
+        let answer = match question {
+            // A crash undoes what is not durable; figures may come out wrong by that much for a moment, as on one node.
+            Question::Usage => Answer::Usage(self.node.figures()),
+            Question::Held(mut files) => {
+                let core = self.node.core();
+                files.retain(|ino| core.reclaiming.lasts() || core.opens.get(*ino).count > 0);
+                Answer::Held(files)
+            }
+        };
+        self.send(from, Message::Polled { number, answer });
+    }
+
+    /// A member has answered.
+    pub(super) fn told(&mut self, from: NodeId, number: u64, answer: Answer) {
+        let count = self.cluster().nodes().count();
+        let Some(poll) = self.polls.get_mut(&number) else { return };
+        poll.answers.entry(from).or_insert(answer);
+        if poll.answers.len() == count
+            && let Some(poll) = self.polls.remove(&number)
+        {
+            self.poll_ended(poll.then, Some(poll.answers));
+        }
+    }
+
+    fn poll_ended(&mut self, then: Then, answers: Option<BTreeMap<NodeId, Answer>>) {
+        match then {
+            Then::TellUsage(ticket) => {
+                let reply = match answers {
+                    Some(answers) => Ok(Answered::Usage(sum(answers.values()))),
+                    None => Err(out_of_reach().into()),
+                };
+                self.conclude(ticket, reply);
+            }
+        }
+    }
+
+    pub(super) fn tick_polls(&mut self) {
+        let now = self.now;
+        let due = self.polls.iter().filter(|(_, poll)| poll.sent + RESEND <= now || poll.until <= now);
+        for number in due.map(|(number, _)| *number).collect::<Vec<_>>() {
+            match self.polls.get(&number) {
+                Some(poll) if poll.until > now => self.send_poll(number),
+                _ => {
+                    if let Some(poll) = self.polls.remove(&number) {
+                        self.poll_ended(poll.then, None);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Somebody did not answer in time.
+pub(super) fn out_of_reach() -> FsError {
+    let text = "metadata: other nodes of the cluster could not be reached in time; nothing has changed";
+    FsError::new(libc::ETIMEDOUT, text)
+}
+
+fn sum<'a>(answers: impl Iterator<Item = &'a Answer>) -> Usage {
+    let mut sum = [0i64; 3];
+    for answer in answers {
+        if let Answer::Usage(part) = answer {
+            sum = std::array::from_fn(|i| sum[i].wrapping_add(part[i]));
+        }
+    }
+    let [files, dirs, bytes] = sum.map(|value| value.max(0).cast_unsigned());
+    Usage { files, dirs, bytes }
+}

@@ -1,0 +1,235 @@
+//! Envelopes round trip; whatever comes in their place is an error or another envelope, never a panic.
+
+use kestrel_types::ids::InodeId;
+use kestrel_types::name::{InodeRef, Name, Place};
+use kestrel_types::request::{Creds, Op, Request};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+
+use super::*;
+
+/// Small and large ones alike, so that every length of a varint occurs.
+fn number() -> BoxedStrategy<u64> {
+    (any::<u64>(), 0u32..64).prop_map(|(number, shift)| number >> shift).boxed()
+}
+
+fn bytes(max: usize) -> BoxedStrategy<Box<[u8]>> {
+    vec(any::<u8>(), 0..=max).prop_map(Into::into).boxed()
+}
+
+fn table() -> BoxedStrategy<Table> {
+    any::<u8>().prop_filter_map("a table", Table::from_u8).boxed()
+}
+
+fn any_key() -> BoxedStrategy<Key> {
+    (table(), number(), bytes(SUFFIX_MAX))
+        .prop_map(|(table, id, suffix)| Key::new(table, id, &suffix))
+        .boxed()
+}
+
+fn any_row() -> BoxedStrategy<Row> {
+    (any_key(), option::of(bytes(60))).boxed()
+}
+
+fn any_span() -> BoxedStrategy<Span> {
+    (table(), number(), option::of(bytes(SUFFIX_MAX)), any::<u32>())
+        .prop_map(|(table, id, after, rows_max)| Span { table, id, after, rows_max })
+        .boxed()
+}
+
+fn any_txn() -> BoxedStrategy<TxnId> {
+    (any::<u32>(), number(), number()).prop_map(|(node, epoch, number)| TxnId { node, epoch, number }).boxed()
+}
+
+fn any_loan() -> BoxedStrategy<LoanId> {
+    (number(), number()).prop_map(|(epoch, number)| LoanId { epoch, number }).boxed()
+}
+
+fn any_origin() -> BoxedStrategy<Option<Origin>> {
+    option::of((any::<[u8; 16]>(), number(), any::<bool>()).prop_map(|(client, seq, retry)| Origin {
+        client: ClientId(client),
+        seq,
+        retry,
+    }))
+    .boxed()
+}
+
+fn any_request() -> BoxedStrategy<Request> {
+    let name = || Name::new(b"name").unwrap();
+    let op = prop_oneof![
+        number().prop_map(move |base| Op::Lookup(Place {
+            base,
+            dirs: [name()].into_iter().collect(),
+            name: name()
+        })),
+        number().prop_map(|ino| Op::GetAttr(InodeRef::by_id(ino))),
+        Just(Op::Sync),
+    ];
+    (any::<u32>(), op)
+        .prop_map(|(uid, op)| Request { creds: Creds { uid, gid: 7, groups: Some([1, 2].into()) }, op })
+        .boxed()
+}
+
+fn any_error() -> BoxedStrategy<FsError> {
+    (1..4096, "[a-z ]{0,40}").prop_map(|(errno, why)| FsError::because(errno, why)).boxed()
+}
+
+fn any_reply() -> BoxedStrategy<Reply> {
+    use kestrel_types::request::Answer;
+    prop_oneof![
+        Just(Ok(Answer::Done)),
+        bytes(40).prop_map(|bytes| Ok(Answer::Bytes(bytes))),
+        any_error().prop_map(|why| Err(Outcome::Failed(why))),
+        Just(Err(Outcome::NeedGroups)),
+    ]
+    .boxed()
+}
+
+fn any_want() -> BoxedStrategy<Want> {
+    prop_oneof![
+        (number(), bytes(NAME_MAX)).prop_map(|(parent, name)| Want::Name(parent, name)),
+        number().prop_map(Want::Id),
+    ]
+    .boxed()
+}
+
+fn any_fetched() -> BoxedStrategy<Fetched> {
+    prop_oneof![
+        (number(), 0..=0o7777u16, any::<u32>(), any::<u32>())
+            .prop_map(|(ino, mode, uid, gid)| Fetched::Dir { ino, mode, uid, gid }),
+        (number(), bytes(NAME_MAX)).prop_map(|(parent, name)| Fetched::At(parent, name)),
+        Just(Fetched::None),
+        Just(Fetched::Busy),
+    ]
+    .boxed()
+}
+
+fn ids() -> BoxedStrategy<Vec<InodeId>> {
+    vec(number(), 0..5).boxed()
+}
+
+fn about_rows() -> BoxedStrategy<Message> {
+    let mode = prop_oneof![Just(Mode::Shared), Just(Mode::Exclusive)];
+    let missing =
+        (vec(any_key(), 0..4), vec(any_span(), 0..3)).prop_map(|(keys, spans)| Missing { keys, spans });
+    let spans = vec((any_span(), vec((bytes(SUFFIX_MAX), bytes(60)), 0..4)), 0..3);
+    let mutation = any_row().prop_map(|(key, value)| Mutation { key, value });
+    prop_oneof![
+        (any_txn(), any::<u32>(), mode, missing).prop_map(|(txn, round, mode, rows)| Message::Borrow {
+            txn,
+            round,
+            mode,
+            rows
+        }),
+        (any_txn(), any::<u32>(), any_loan(), vec(any_row(), 0..4), spans)
+            .prop_map(|(txn, round, loan, rows, spans)| Message::Lent { txn, round, loan, rows, spans }),
+        (any_txn(), any_loan(), vec(mutation, 0..4)).prop_map(|(txn, loan, mutations)| Message::Prepare {
+            txn,
+            loan,
+            mutations
+        }),
+    ]
+    .boxed()
+}
+
+fn any_message() -> BoxedStrategy<Message> {
+    let vote = prop_oneof![Just(Vote::Yes), Just(Vote::No), any_error().prop_map(Vote::Failed)];
+    let question = prop_oneof![Just(Question::Usage), ids().prop_map(Question::Held)];
+    let answer = prop_oneof![any::<[i64; 3]>().prop_map(Answer::Usage), ids().prop_map(Answer::Held)];
+    prop_oneof![
+        (number(), any_request(), any_origin()).prop_map(|(number, request, origin)| Message::Forward {
+            number,
+            request,
+            origin
+        }),
+        (number(), any_reply()).prop_map(|(number, reply)| Message::Forwarded(number, reply)),
+        (number(), any_want()).prop_map(|(number, want)| Message::Fetch(number, want)),
+        (number(), any_fetched()).prop_map(|(number, found)| Message::Fetched(number, found)),
+        about_rows(),
+        (any_txn(), any::<u32>()).prop_map(|(txn, round)| Message::Refused(txn, round)),
+        (any_txn(), ids()).prop_map(|(txn, dirs)| Message::Invalidate(txn, dirs)),
+        any_txn().prop_map(Message::Invalidated),
+        (any_txn(), vote).prop_map(|(txn, vote)| Message::Voted(txn, vote)),
+        (any_txn(), any::<bool>()).prop_map(|(txn, commit)| Message::Decide(txn, commit)),
+        any_txn().prop_map(Message::Decided),
+        any_txn().prop_map(Message::Ask),
+        any_txn().prop_map(Message::Alive),
+        (number(), question).prop_map(|(number, question)| Message::Poll { number, question }),
+        (number(), answer).prop_map(|(number, answer)| Message::Polled { number, answer }),
+    ]
+    .boxed()
+}
+
+fn any_envelope() -> BoxedStrategy<Envelope> {
+    (any::<u32>(), 0..STAMP_MAX, any_message())
+        .prop_map(|(from, stamp, message)| Envelope { from, stamp, message })
+        .boxed()
+}
+
+fn encoded(envelope: &Envelope) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    envelope.encode(&mut bytes).unwrap();
+    bytes
+}
+
+proptest! {
+    #[test]
+    fn envelopes_round_trip(envelope in any_envelope()) {
+        prop_assert_eq!(Envelope::decode(&encoded(&envelope)), Ok(envelope));
+    }
+
+    #[test]
+    fn what_is_cut_or_has_a_tail_is_refused(envelope in any_envelope()) {
+        let mut bytes = encoded(&envelope);
+        for len in 0..bytes.len() {
+            prop_assert!(Envelope::decode(&bytes[..len]).is_err(), "{len}");
+        }
+        bytes.push(0);
+        prop_assert!(Envelope::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_changed_byte_does_no_harm(envelope in any_envelope(), change in 1u8.., at in any::<prop::sample::Index>()) {
+        let mut bytes = encoded(&envelope);
+        let at = at.index(bytes.len());
+        bytes[at] ^= change;
+        if let Ok(read) = Envelope::decode(&bytes) {
+            prop_assert_eq!(Envelope::decode(&encoded(&read)), Ok(read));
+        }
+    }
+
+    #[test]
+    fn garbage_is_no_envelope(kind in 0u8..20, rest in vec(any::<u8>(), 0..300)) {
+        let _ = Envelope::decode(&rest);
+        let mut bytes = vec![VERSION, 1, 0, 0, 0, 0, 0, 0, 0, 1, kind];
+        bytes.extend_from_slice(&rest);
+        let _ = Envelope::decode(&bytes);
+    }
+}
+
+#[test]
+fn bytes_are_pinned() {
+    let txn = TxnId { node: 2, epoch: 3, number: 300 };
+    let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true) };
+    assert_eq!(encoded(&envelope), [1, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
+    let mut other = encoded(&envelope);
+    other[0] = 2;
+    assert!(Envelope::decode(&other).is_err());
+    let late = Envelope { stamp: STAMP_MAX, ..envelope };
+    assert!(Envelope::decode(&encoded(&late)).is_err());
+}
+
+#[test]
+fn what_no_frame_holds_is_not_encoded_and_counts_take_no_memory() {
+    let txn = TxnId { node: 2, epoch: 3, number: 300 };
+    let row = Mutation { key: Key::new(Table::Chunk, 7, b"12345678"), value: Some(vec![0; 1 << 20].into()) };
+    let loan = LoanId { epoch: 1, number: 1 };
+    let message = Message::Prepare { txn, loan, mutations: vec![row; 4] };
+    let mut out = vec![1, 2, 3];
+    assert!(Envelope { from: 1, stamp: 5, message }.encode(&mut out).is_err());
+    assert_eq!(out, [1, 2, 3]);
+    // Invalidate with 2^40 directories.
+    let bytes = [1, 1, 0, 0, 0, 0, 0, 0, 0, 5, INVALIDATE, 2, 3, 4, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20, 1];
+    assert!(Envelope::decode(&bytes).is_err());
+}

@@ -1,0 +1,298 @@
+//! A connection to another node of the cluster, for envelopes, one way: each node dials each other.
+//!
+//! **Loss.** What is sent while there is no connection, or more than the queue holds, is dropped, and so is what a broken connection has
+//! not delivered: members send again what they have no answer to. So nothing here waits or is kept.
+//!
+//! **Writing.** Who has sent something tries to become the writer ([`PeerLink::flush`]) and writes for all; who finds another one
+//! writing leaves. The writer lets go, *then* looks at the queue again, so nothing stays there. What the socket has no room for, and
+//! what a writer who has written enough leaves over, is for the link's thread.
+//!
+//! **The thread** dials, says who is there, and watches: another thread reads, because the node on the other side says why it refuses,
+//! or closes. A node that takes nothing more is given up after [`PeerConfig::dead_after`] (`TCP_USER_TIMEOUT`; there is a Ping
+//! every second, so silence does not hide that). It dials again for ever, with pauses of up to [`PAUSE_MAX`].
+
+mod keeper;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::wire::{self, Checksum, FRAME_BYTES_MAX, HEADER_BYTES, PeerHello, TooLarge};
+use parking_lot::{Condvar, Mutex};
+
+use crate::remote::socket;
+
+/// Longest pause between two attempts to connect.
+pub const PAUSE_MAX: Nanos = SECOND;
+
+/// Rounds after which a writer leaves the rest to the link's thread.
+const ROUNDS_MAX: usize = 16;
+
+/// What is kept of an emptied buffer, bytes.
+const BYTES_KEPT: usize = 256 * 1024;
+
+/// Settings of a connection to another node.
+#[derive(Debug, Clone)]
+pub struct PeerConfig {
+    /// Where it listens, `host:port`.
+    pub address: String,
+    /// Who dials whom.
+    pub hello: PeerHello,
+    /// Most bytes that wait to be written; what comes then is dropped. At least one frame.
+    pub queue_bytes_max: usize,
+    /// A node that takes nothing of what was sent for this long is given up.
+    pub dead_after: Duration,
+}
+
+impl PeerConfig {
+    /// Usual settings.
+    pub fn new(address: String, hello: PeerHello) -> Self {
+        Self { address, hello, queue_bytes_max: 64 << 20, dead_after: Duration::from_secs(5) }
+    }
+}
+
+/// What a connection has carried since it was begun.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PeerFigures {
+    /// There is a connection at present.
+    pub up: bool,
+    /// Connections so far.
+    pub connects: u64,
+    /// Envelopes queued.
+    pub envelopes: u64,
+    /// Envelopes dropped: no connection, or no room.
+    pub dropped: u64,
+    /// Bytes written.
+    pub bytes_out: u64,
+    /// Writes they left with.
+    pub writes: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    connects: AtomicU64,
+    envelopes: AtomicU64,
+    dropped: AtomicU64,
+    bytes_out: AtomicU64,
+    writes: AtomicU64,
+}
+
+fn count(counter: &AtomicU64, by: usize) {
+    counter.fetch_add(by as u64, Ordering::Relaxed);
+}
+
+/// Whole frames that wait for a writer.
+struct Queue {
+    bytes: Vec<u8>,
+    /// Of the present connection; `None`: there is none.
+    checksum: Option<Checksum>,
+}
+
+/// What a writer holds.
+#[derive(Default)]
+struct Desk {
+    stream: Option<Arc<TcpStream>>,
+    /// Bytes being written, from `written` on.
+    bytes: Vec<u8>,
+    written: usize,
+}
+
+/// What the link's thread is to know.
+#[derive(Default)]
+struct Notice {
+    closed: bool,
+    /// Bytes are left: the socket has no room, or their writer had enough.
+    left: bool,
+    /// Dial at once.
+    hurry: bool,
+    /// The present connection is of no use any more, and why.
+    broken: Option<String>,
+}
+
+struct Shared {
+    config: PeerConfig,
+    queue: Mutex<Queue>,
+    desk: Mutex<Desk>,
+    /// There is something in the queue.
+    offered: AtomicBool,
+    notice: Mutex<Notice>,
+    changed: Condvar,
+    counters: Counters,
+}
+
+/// See the module's header. Dropping it closes the connection.
+pub struct PeerLink {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl PeerLink {
+    /// Begins to connect. `seed` of the pauses between attempts.
+    ///
+    /// # Errors
+    /// If its thread does not start.
+    pub fn start(config: PeerConfig, seed: u64) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            config,
+            queue: Mutex::new(Queue { bytes: Vec::new(), checksum: None }),
+            desk: Mutex::default(),
+            offered: AtomicBool::new(false),
+            notice: Mutex::default(),
+            changed: Condvar::new(),
+            counters: Counters::default(),
+        });
+        let kept = shared.clone();
+        let name = format!("kestrel-peer-{}", shared.config.hello.to);
+        let thread = std::thread::Builder::new().name(name).spawn(move || keeper::run(&kept, seed))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Queues an envelope. It leaves at the next [`PeerLink::flush`], of whichever thread. Never blocks.
+    ///
+    /// # Errors
+    /// If it is too large for a frame.
+    pub fn send(&self, envelope: &[u8]) -> Result<(), TooLarge> {
+        if envelope.len() > FRAME_BYTES_MAX {
+            return Err(TooLarge("the length of a message to another node"));
+        }
+        let Shared { queue, counters, config, offered, .. } = &*self.shared;
+        let mut queue = queue.lock();
+        let room = queue.bytes.len() + HEADER_BYTES + envelope.len() <= config.queue_bytes_max;
+        let Some(checksum) = queue.checksum.filter(|_| room) else {
+            count(&counters.dropped, 1);
+            return Ok(());
+        };
+        wire::encode_peer(envelope, checksum, &mut queue.bytes)?;
+        offered.store(true, Ordering::SeqCst);
+        count(&counters.envelopes, 1);
+        Ok(())
+    }
+
+    /// Has what was queued written, as far as there is room. Never blocks.
+    pub fn flush(&self) {
+        self.shared.flush();
+    }
+
+    /// The node is known to be there: does not wait for the next attempt to connect.
+    pub fn hurry(&self) {
+        self.shared.notice.lock().hurry = true;
+        self.shared.changed.notify_all();
+    }
+
+    /// What it has carried.
+    pub fn figures(&self) -> PeerFigures {
+        let counters = &self.shared.counters;
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        PeerFigures {
+            up: self.shared.queue.lock().checksum.is_some(),
+            connects: of(&counters.connects),
+            envelopes: of(&counters.envelopes),
+            dropped: of(&counters.dropped),
+            bytes_out: of(&counters.bytes_out),
+            writes: of(&counters.writes),
+        }
+    }
+}
+
+impl Drop for PeerLink {
+    fn drop(&mut self) {
+        self.shared.notice.lock().closed = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // If it panicked, that has been reported by the panic itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// A connection: it begins with these bytes.
+    fn install(&self, stream: Arc<TcpStream>, checksum: Checksum, hello: Vec<u8>) {
+        count(&self.counters.connects, 1);
+        {
+            let mut notice = self.notice.lock();
+            *notice = Notice { closed: notice.closed, ..Notice::default() };
+        }
+        *self.desk.lock() = Desk { stream: Some(stream), bytes: hello, written: 0 };
+        self.queue.lock().checksum = Some(checksum);
+    }
+
+    /// The connection is gone, and what it had not taken.
+    fn remove(&self) {
+        {
+            let mut queue = self.queue.lock();
+            *queue = Queue { bytes: Vec::new(), checksum: None };
+        }
+        let desk = std::mem::take(&mut *self.desk.lock());
+        if let Some(stream) = desk.stream {
+            socket::cut(&stream);
+        }
+    }
+
+    /// The present connection is of no use.
+    fn broken(&self, why: String) {
+        self.notice.lock().broken.get_or_insert(why);
+        self.changed.notify_all();
+    }
+
+    fn leave_over(&self) {
+        self.notice.lock().left = true;
+        self.changed.notify_all();
+    }
+
+    fn flush(&self) {
+        for _ in 0..ROUNDS_MAX {
+            if !self.offered.load(Ordering::SeqCst) {
+                return;
+            }
+            let Some(mut desk) = self.desk.try_lock() else { return };
+            if !self.write(&mut desk) {
+                return;
+            }
+        }
+        self.leave_over();
+    }
+
+    /// Writes what is queued. False if something is in the way.
+    fn write(&self, desk: &mut Desk) -> bool {
+        let Some(stream) = desk.stream.clone() else {
+            self.offered.store(false, Ordering::SeqCst);
+            return true;
+        };
+        loop {
+            if desk.written == desk.bytes.len() {
+                desk.bytes.clear();
+                desk.bytes.shrink_to(BYTES_KEPT);
+                desk.written = 0;
+                let mut queue = self.queue.lock();
+                self.offered.store(false, Ordering::SeqCst);
+                std::mem::swap(&mut queue.bytes, &mut desk.bytes);
+                if desk.bytes.is_empty() {
+                    return true;
+                }
+            }
+            match socket::write_some(&stream, &desk.bytes[desk.written..]) {
+                Ok(written) => {
+                    desk.written += written;
+                    count(&self.counters.bytes_out, written);
+                    count(&self.counters.writes, 1);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.offered.store(true, Ordering::SeqCst);
+                    self.leave_over();
+                    return false;
+                }
+                Err(error) => {
+                    self.broken(error.to_string());
+                    return false;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Links to a node that a script plays.
+
+use std::net::{SocketAddr, TcpListener};
+
+use kestrel_types::wire::{PeerSecret, Refused, ToClient, ToServer, Versions};
+
+use super::*;
+use crate::handler::Outbox;
+use crate::server::{ServerConfig, Serving, serve};
+use crate::testing::{Script, encoded, eventually, listen};
+
+fn config(address: SocketAddr) -> PeerConfig {
+    let secret = PeerSecret([3; 16]);
+    let hello = PeerHello { versions: Versions::OURS, volume: [1; 16], from: 1, to: 2, table: 1, secret };
+    PeerConfig::new(address.to_string(), hello)
+}
+
+/// Notes what comes.
+fn noting(listener: TcpListener, said: Arc<Mutex<Vec<ToServer>>>) -> Serving {
+    let act = move |message: ToServer, _: &Arc<dyn Outbox>| said.lock().push(message);
+    serve(listener, Arc::new(Script::new(act)), ServerConfig { threads: 2, ..ServerConfig::default() })
+        .unwrap()
+}
+
+fn envelopes(said: &Mutex<Vec<ToServer>>) -> Vec<u64> {
+    let number = |message: &ToServer| match message {
+        ToServer::Peer(bytes) => Some(u64::from_be_bytes(bytes[..8].try_into().unwrap())),
+        _ => None,
+    };
+    said.lock().iter().filter_map(number).collect()
+}
+
+#[test]
+fn envelopes_of_many_threads_arrive_once_and_many_leave_with_one_write() {
+    let said = Arc::default();
+    let serving = noting(listen(), Arc::clone(&said));
+    let link = PeerLink::start(config(serving.address()), 1).unwrap();
+    eventually("the link is up", || link.figures().up);
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let link = &link;
+            scope.spawn(move || {
+                for number in 0..2500u64 {
+                    let mut bytes = vec![0; 200];
+                    bytes[..8].copy_from_slice(&(thread * 10_000 + number).to_be_bytes());
+                    link.send(&bytes).unwrap();
+                    if number % 5 == 4 {
+                        link.flush();
+                    }
+                }
+            });
+        }
+    });
+    eventually("all have arrived", || envelopes(&said).len() == 10_000);
+    let came = envelopes(&said);
+    for thread in 0..4 {
+        let of: Vec<_> = came.iter().filter(|number| *number / 10_000 == thread).collect();
+        assert!(of.is_sorted() && of.len() == 2500, "in the order in which they were sent");
+    }
+    assert!(matches!(said.lock()[0], ToServer::PeerHello(PeerHello { from: 1, to: 2, .. })));
+    let figures = link.figures();
+    assert_eq!((figures.envelopes, figures.dropped, figures.connects), (10_000, 0, 1));
+    assert!(figures.writes <= 2100, "{figures:?}");
+    assert!(link.send(&vec![0; FRAME_BYTES_MAX + 1]).is_err());
+}
+
+#[test]
+fn a_link_comes_back_and_drops_what_nobody_can_take() {
+    let said = Arc::default();
+    let listener = listen();
+    let address = listener.local_addr().unwrap();
+    let serving = noting(listener, Arc::clone(&said));
+    let link = PeerLink::start(config(address), 1).unwrap();
+    eventually("the link is up", || link.figures().up);
+    drop(serving);
+    eventually("the link is down", || !link.figures().up);
+    link.send(&7u64.to_be_bytes()).unwrap();
+    link.flush();
+    assert_eq!(link.figures().dropped, 1);
+    let serving = noting(TcpListener::bind(address).unwrap(), Arc::clone(&said));
+    link.hurry();
+    eventually("the link is up again", || link.figures().up);
+    link.send(&8u64.to_be_bytes()).unwrap();
+    link.flush();
+    eventually("it carries again", || envelopes(&said) == [8]);
+    eventually("a sign of life comes", || {
+        said.lock().iter().any(|message| matches!(message, ToServer::Ping { .. }))
+    });
+    drop(link);
+    drop(serving);
+}
+
+#[test]
+fn who_takes_nothing_gets_no_more_than_the_queue_holds() {
+    // Accepted by the kernel, never read.
+    let listener = listen();
+    let config = PeerConfig { queue_bytes_max: 1 << 20, ..config(listener.local_addr().unwrap()) };
+    let link = PeerLink::start(config, 1).unwrap();
+    eventually("the link is up", || link.figures().up);
+    for _ in 0..64 {
+        link.send(&vec![0; 512 << 10]).unwrap();
+        link.flush();
+    }
+    let figures = link.figures();
+    assert!(figures.dropped > 0 && figures.envelopes > 2, "{figures:?}");
+}
+
+#[test]
+fn a_node_that_refuses_is_asked_again_not_too_often() {
+    let refuse = |message: ToServer, outbox: &Arc<dyn Outbox>| {
+        if let ToServer::PeerHello(_) = message {
+            let why = Refused { errno: libc::EACCES, reason: "another cluster".into() };
+            outbox.send(&encoded(&ToClient::Refused(why)));
+            outbox.close("refused");
+        }
+    };
+    let serving = serve(listen(), Arc::new(Script::new(refuse)), ServerConfig::default()).unwrap();
+    let link = PeerLink::start(config(serving.address()), 1).unwrap();
+    eventually("it has tried again", || link.figures().connects >= 3);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(link.figures().connects <= 8, "{:?}", link.figures());
+}
