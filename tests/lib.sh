@@ -8,6 +8,7 @@
 # KESTREL=local runs a script on the local file system instead: the test is tested.
 # KESTREL_STORE=s3 keeps the volumes' data in an object store of this run's own (tests/s3/store.sh).
 # KESTREL_SERVE=1 puts a server between: volumes are served on a loopback port and mounted from there (tests/cluster/serve.sh).
+# KESTREL_NODES=3 serves them by a cluster of so many nodes.
 # KESTREL_SHORTCUT=on|off and KESTREL_TRANSPORT=uring|device choose how the kernel is served (tests/shortcut/modes.sh).
 # shellcheck shell=bash
 
@@ -147,7 +148,7 @@ make_volume() {
             need_store
             set -- --storage "$(volume_url "$(basename "$volume")")" "$@"
         fi
-        "$KESTREL" format "$volume" "$@" >/dev/null
+        if [ "$NODES" = 1 ]; then "$KESTREL" format "$volume" "$@" >/dev/null; else make_cluster "$volume" "$@"; fi
         [ -z "$SERVING" ] || start_server "$volume"
     fi
 }

@@ -14,6 +14,7 @@ use super::facts::MountFacts;
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
 use crate::verbs::info;
+use crate::verbs::status::several;
 use crate::verbs::warmup::whole;
 
 /// How long a quick question to the server may take.
@@ -48,7 +49,7 @@ impl Attendant for RemoteMount {
         match question["verb"].as_str() {
             Some("stats") => Ok(to_json(&self.snapshot())),
             Some("status") => {
-                let mut out = self.ask(question, Some(QUICK), tell)?;
+                let mut out = self.status(question)?;
                 out["mounted"] = true.into();
                 out["mount_point"] = self.mount_point.to_string_lossy().into();
                 out["pid"] = std::process::id().into();
@@ -100,6 +101,13 @@ impl RemoteMount {
             })
         };
         nodes.iter().map(of).collect()
+    }
+
+    /// The status of the volume: of several nodes, all of them.
+    fn status(&self, question: &Value) -> Result<Value, String> {
+        let metadata = self.fs.metadata().remote().ok_or("the volume is not served elsewhere")?;
+        let answers = metadata.ask_each(question, QUICK);
+        several::add_up(answers).map_err(|why| why.to_string())
     }
 
     fn ask(

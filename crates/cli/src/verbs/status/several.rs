@@ -111,7 +111,7 @@ fn of_node(node: u32, address: &str, status: &Value) -> Value {
         "up": true,
         "table": status["table"],
         "uptime_seconds": status["uptime_seconds"],
-        "pid": status["pid"],
+        "process": status["pid"],
         "sessions": served["sessions_total"],
         "connected": served["connected"],
         "opens": served["opens"],
