@@ -32,7 +32,9 @@ mod lead;
 mod lend;
 mod message;
 mod poll;
+mod reap;
 mod records;
+mod tree;
 mod work;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -40,15 +42,16 @@ use std::sync::Arc;
 
 use kestrel_types::clock::{Clock, MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::Position;
+use kestrel_types::ids::{ObjectId, Position};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{NodeId, Placement};
-use kestrel_types::request::{Reply, Request};
+use kestrel_types::request::{Creds, Op, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
 pub use message::{Envelope, Fetched, LoanId, Message, Vote};
 pub use poll::{Answer, Question};
+pub use reap::{Forgot, Reap, Weight};
 
 use crate::cluster::Cluster;
 use crate::engine::{BatchKind, Engine, Mutation};
@@ -62,6 +65,8 @@ use commit::Decision;
 use fetch::Fetching;
 use lend::Loan;
 use poll::Poll;
+use reap::Reaping;
+use tree::Walk;
 use work::{Back, Forwarding, Work};
 
 /// What has no answer for so long is sent again.
@@ -87,11 +92,15 @@ pub struct MemberConfig {
     pub seed: u64,
 }
 
+/// Says of an object whether somebody may still come to refer to it.
+pub type ObjectUsers = dyn Fn(ObjectId) -> bool + Send + Sync;
+
 /// What a member does when something is durable.
 enum Todo {
     Send(NodeId, Message),
     Finish(TxnId),
     Answer(u64, Reply),
+    Forget(u64),
 }
 
 /// What the node said.
@@ -143,6 +152,14 @@ pub struct Member {
     loans: BTreeMap<TxnId, Loan>,
     /// Questions to all members, by number.
     polls: BTreeMap<u64, Poll>,
+    /// Walks over trees for figures, by ticket.
+    walks: BTreeMap<u64, Walk>,
+    /// Its round of deleting objects.
+    reaping: Option<Reaping>,
+    /// Whether one of its clients may come to refer to an object.
+    object_users: Option<Box<ObjectUsers>>,
+    /// Rows that were cut off files are being deleted.
+    sweeping: Option<u64>,
     /// Locks were given up: those who wait for that may go on.
     unlocked: bool,
 }
@@ -202,10 +219,19 @@ impl Member {
             decisions: BTreeMap::new(),
             loans: BTreeMap::new(),
             polls: BTreeMap::new(),
+            walks: BTreeMap::new(),
+            reaping: None,
+            object_users: None,
+            sweeping: None,
             unlocked: false,
         };
         member.restore(records);
         Ok(member)
+    }
+
+    /// Has `used` asked before an object is deleted: whether a client of this member may still come to refer to it. It must not block.
+    pub fn set_object_users(&mut self, used: Box<ObjectUsers>) {
+        self.object_users = Some(used);
     }
 
     /// Takes a request. `done` hears the reply, if there is one: a member that crashes, or loses others for good, gives none.
@@ -231,7 +257,24 @@ impl Member {
         self.tick_loans();
         self.tick_decisions();
         self.tick_polls();
+        self.sweep();
         self.pump();
+    }
+
+    /// Deletes some of the rows that truncations and removals left behind, if there are any: its node is their home.
+    fn sweep(&mut self) {
+        if self.sweeping.is_some_and(|ticket| self.works.contains_key(&ticket)) {
+            return;
+        }
+        self.sweeping = self.node.core().sweeps.any().map(|ino| {
+            let request = Request { creds: Creds::root(), op: Op::Sweep(ino) };
+            let failed = move |reply: Reply| {
+                if let Err(why) = reply {
+                    log::error!("rows that were cut off file {ino}: {why:?}");
+                }
+            };
+            self.begin(request, None, Back::Here(Box::new(failed)))
+        });
     }
 
     /// What it says to others since this was asked last.
@@ -296,6 +339,7 @@ impl Member {
                     Todo::Send(to, message) => self.send(to, message),
                     Todo::Finish(txn) => self.finish(txn),
                     Todo::Answer(ticket, reply) => self.answer(ticket, reply),
+                    Todo::Forget(round) => self.have_forgotten(round),
                 }
                 continue;
             }
@@ -330,6 +374,14 @@ impl Member {
     fn commit(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
         let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
         self.node.note_commit(position);
+        Ok(position)
+    }
+
+    /// As [`Member::commit`], of rows that the node keeps count of in memory. With every role held.
+    fn commit_changes(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
+        let effect = self.node.effect_of(&rows)?;
+        let position = self.commit(kind, rows)?;
+        self.node.take_effect(effect);
         Ok(position)
     }
 

@@ -226,6 +226,11 @@ impl Node {
                     };
                     self.send_on(to, job, after);
                 }
+                // The node's member has them deleted, and may find rows lent.
+                Verdict::Sweep(..) if self.shares_volume() => match job.sink {
+                    Sink::Caller => after.own = Some(Own::Reply(Err(several()))),
+                    sink => after.elsewhere.push((sink, Elsewhere::Later)),
+                },
                 Verdict::Sweep(ino, first) => {
                     let stalled = match job.unswept {
                         Some((before, at, stalled)) if (before, at) == (ino, first) => stalled + 1,
@@ -309,7 +314,7 @@ impl Drop for Held<'_> {
 }
 
 /// What somebody hears who cannot be told that several nodes are concerned.
-fn several() -> Outcome {
+pub(super) fn several() -> Outcome {
     FsError::new(libc::ENOTSUP, "metadata: this concerns several nodes").into()
 }
 
