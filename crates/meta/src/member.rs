@@ -34,6 +34,7 @@ mod message;
 mod poll;
 mod reap;
 mod records;
+mod stop;
 mod tree;
 mod work;
 
@@ -54,7 +55,7 @@ pub use poll::{Answer, Question};
 pub use reap::{Forgot, Reap, Weight};
 
 use crate::cluster::Cluster;
-use crate::engine::{BatchKind, Engine, Mutation};
+use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{counter_row, decode_counter, system_key};
 use crate::locks::TxnId;
 use crate::node::{Done, Durability, Node, NodeConfig, Replies, RootAttr};
@@ -160,6 +161,9 @@ pub struct Member {
     object_users: Option<Box<ObjectUsers>>,
     /// Rows that were cut off files are being deleted.
     sweeping: Option<u64>,
+    /// The log has failed: what could not be made durable, and what came of that.
+    sync_failure: Arc<Mutex<Option<FsError>>>,
+    failure: Option<FsError>,
     /// Locks were given up: those who wait for that may go on.
     unlocked: bool,
 }
@@ -223,6 +227,8 @@ impl Member {
             reaping: None,
             object_users: None,
             sweeping: None,
+            sync_failure: Arc::default(),
+            failure: None,
             unlocked: false,
         };
         member.restore(records);
@@ -237,6 +243,11 @@ impl Member {
     /// Takes a request. `done` hears the reply, if there is one: a member that crashes, or loses others for good, gives none.
     pub fn submit(&mut self, request: Request, origin: Option<Origin>, done: Done, now: Nanos) {
         self.now = now;
+        if !self.is_sound()
+            && let Some(why) = self.failure()
+        {
+            return done(Err(why.clone().into()));
+        }
         self.admit(request, origin, Back::Here(done));
         self.pump();
     }
@@ -244,6 +255,9 @@ impl Member {
     /// Takes a message of another member.
     pub fn receive(&mut self, envelope: Envelope, now: Nanos) {
         self.now = now;
+        if !self.is_sound() {
+            return;
+        }
         self.node.observe(envelope.stamp);
         self.handle(envelope.from, envelope.message);
         self.pump();
@@ -252,6 +266,9 @@ impl Member {
     /// Time has passed, or the log has been synced.
     pub fn tick(&mut self, now: Nanos) {
         self.now = now;
+        if !self.is_sound() {
+            return;
+        }
         self.tick_works();
         self.tick_fetches();
         self.tick_loans();
@@ -363,7 +380,13 @@ impl Member {
     /// Does something once a position is durable.
     fn when_durable(&mut self, position: Position, todo: Todo) {
         // Somebody waits: that is what has the log synced.
-        self.node.engine().on_durable(position, Box::new(|_| ()));
+        let failure = self.sync_failure.clone();
+        let failed = move |result: Result<(), EngineError>| {
+            if let Err(why) = result {
+                *failure.lock() = Some(engine_error(why));
+            }
+        };
+        self.node.engine().on_durable(position, Box::new(failed));
         self.waiting.push((position, todo));
     }
 

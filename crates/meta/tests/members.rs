@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use common::errno;
 use common::members::{Cluster, ROOT_ATTR, at, mknod, placement, settings};
+use kestrel_meta::engine::EngineError;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::member::{DEADLINE, Member, MemberConfig, Message, Vote};
 use kestrel_meta::node::{Durability, Node, NodeConfig, Replies};
@@ -189,4 +190,34 @@ fn settings_that_make_no_sense_are_refused() {
     let alone = Arc::new(MemoryEngine::new(SyncWhen::Asked));
     Member::format(&*alone, ROOT_ATTR, 0, 1, placement(1)).unwrap();
     assert!(Node::open(alone, clock, settings()).is_ok());
+}
+
+#[test]
+fn a_member_whose_log_fails_says_nothing_about_what_it_was_deciding() {
+    let mut cluster = Cluster::new(2);
+    cluster.inode(1, mknod("a1"));
+    let rename =
+        || Request { creds: Creds::root(), op: Op::Rename(at("a1"), at("b2"), RenameFlags::default()) };
+    // A batch that the log refuses is one that was not decided.
+    let leader = 1;
+    let slot = cluster.submit(leader, rename(), None);
+    let vote = cluster.carry(|_, message| matches!(message, Message::Voted(..))).unwrap();
+    cluster.engines[&leader].fail_commit(EngineError::Io("too large".into()));
+    cluster.under_way.push_back(vote);
+    cluster.carry(|_, _| false);
+    assert_eq!(errno(&slot.lock().take().unwrap()), libc::EIO);
+    assert_eq!(cluster.names(2, 1, 100), ["a1"]);
+    // What cannot be made durable may be there after a restart, or not.
+    let slot = cluster.submit(leader, rename(), None);
+    let vote = cluster.carry(|_, message| matches!(message, Message::Voted(..))).unwrap();
+    cluster.engines[&leader].fail_sync(EngineError::Io("no such disk".into()));
+    cluster.under_way.push_back(vote);
+    for _ in 0..100 {
+        assert!(cluster.carry(|_, message| matches!(message, Message::Decide(..))).is_none());
+        cluster.tick(SECOND / 10);
+    }
+    assert_eq!(errno(&slot.lock().take().unwrap()), libc::EIO);
+    assert!(cluster.members[&leader].failure().is_some());
+    assert_eq!(errno(&cluster.ask(leader, Op::Lookup(at("a1")))), libc::EIO);
+    assert!(!cluster.members[&2].is_idle(), "it does not know what became of its half");
 }

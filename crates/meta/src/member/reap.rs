@@ -70,6 +70,17 @@ pub(super) struct Reaping {
     stage: Stage,
 }
 
+impl Reaping {
+    /// It goes no further.
+    pub fn fail(self, why: &FsError) {
+        match self.stage {
+            Stage::Asking(done) => done(Err(why.clone())),
+            Stage::Forgetting(done) => done(Err(why.clone())),
+            Stage::Deleting => {}
+        }
+    }
+}
+
 impl Member {
     /// Asks all members about objects whose `reap` rows on this node are due, at most `limit`. `done` hears which of them nobody refers to:
     /// they are condemned. Whoever asked deletes them from the block store and calls [`Member::reaped`] with those that are gone; if it never
@@ -77,6 +88,9 @@ impl Member {
     /// `EBUSY` while another asks.
     pub fn condemn(&mut self, wall: Nanos, limit: usize, done: Reap, now: Nanos) {
         self.now = now;
+        if let Some(why) = self.failure() {
+            return done(Err(why.clone()));
+        }
         if self.reaping.as_ref().is_some_and(|reaping| !matches!(reaping.stage, Stage::Deleting)) {
             return done(Err(FsError::new(libc::EBUSY, "metadata: objects are being deleted already")));
         }
@@ -108,6 +122,9 @@ impl Member {
     /// These objects, which [`Member::condemn`] gave, have been deleted from the block store; the others may be referred to again.
     pub fn reaped(&mut self, deleted: &[ObjectId], done: Forgot, now: Nanos) {
         self.now = now;
+        if let Some(why) = self.failure() {
+            return done(Err(why.clone()));
+        }
         let Some(mut reaping) = self.reaping.take_if(|reaping| matches!(reaping.stage, Stage::Deleting))
         else {
             return done(Err(FsError::new(libc::EINVAL, "metadata: no objects were condemned")));

@@ -32,7 +32,7 @@ pub(super) struct Forwarding {
     to: NodeId,
     request: Request,
     origin: Option<Origin>,
-    done: Done,
+    pub done: Done,
     since: Nanos,
     sent: Nanos,
 }
