@@ -19,7 +19,7 @@ pub use exceptions::{ExceptionTable, Rule};
 pub use map::{ClusterMap, Member, NodeId};
 pub use table::{Owner, Placement, PlacementError};
 
-use crate::ids::InodeId;
+use crate::ids::{InodeId, ObjectId};
 
 /// Slots of a cluster. Nodes own slots, so a node can be added without hashing anything anew. On disk: never changes.
 pub const SLOTS: usize = 1 << 14;
@@ -109,6 +109,26 @@ pub fn id_in(counter: u64, member: NodeId, slot: Slot) -> InodeId {
     assert!(member < 1 << MEMBER_BITS && counter < COUNTERS_MAX, "an inode number out of bounds");
     let slot_bits = SLOTS.trailing_zeros();
     counter << (MEMBER_BITS + slot_bits) | u64::from(member) << slot_bits | u64::from(slot)
+}
+
+/// Object numbers that are consecutive: a node's numbers are in blocks of so many, and the blocks of all nodes alternate.
+pub const OBJECT_BLOCK: u64 = 1 << OBJECT_BLOCK_BITS;
+
+const OBJECT_BLOCK_BITS: u32 = 20;
+
+/// Bound of the counter in an object's number.
+pub const OBJECT_COUNTERS_MAX: u64 = 1 << (63 - MEMBER_BITS);
+
+/// The object number that the node `member` makes of its own `counter`. Those of one node increase with the counter, no two nodes make up
+/// the same, and counters of one block give consecutive numbers.
+///
+/// # Panics
+/// If the node's number or the counter is out of bounds (1,024 nodes, [`OBJECT_COUNTERS_MAX`] counters).
+#[inline]
+pub fn object_in(counter: u64, member: NodeId) -> ObjectId {
+    assert!(member < 1 << MEMBER_BITS && counter < OBJECT_COUNTERS_MAX, "an object number out of bounds");
+    let block = (counter / OBJECT_BLOCK) << MEMBER_BITS | u64::from(member);
+    block * OBJECT_BLOCK + counter % OBJECT_BLOCK
 }
 
 /// Maps a hash to one of `count` places, by its high bits (Lemire's multiply-shift).

@@ -375,11 +375,11 @@ impl Desk {
     }
 }
 
-/// What the node serves without a worker it would serve from its own rows only.
+/// What the node would serve from its own rows only, without noticing that there are others.
 fn needs_member(op: &Op) -> bool {
     matches!(
         op,
-        Op::ReadDir { .. } | Op::Chunks { .. } | Op::AllocObjects(_) | Op::Usage | Op::TreeUsage(_) | Op::Sync
+        Op::ReadDir { .. } | Op::Usage | Op::TreeUsage(_)
     )
 }
 
