@@ -19,12 +19,12 @@ use kestrel_meta::member::{Prepared, decode_prepared};
 use kestrel_meta::txn::{TxnKey, decode_answer, decode_session};
 use kestrel_types::entry::Entry;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::{NodeId, Placement, maker_of_id};
+use kestrel_types::placement::{NodeId, Placement, maker_of_id, maker_of_object};
 
 use crate::cut::{Batch, CutError, Scratch, empty};
 use crate::finding::{Finding, FindingKind};
 use crate::rows::{
-    CLOCK, INODES, Row, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage, encode_ceiling,
+    CLOCK, INODES, OBJECTS, Row, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage, encode_ceiling,
     encode_usage, put, readable,
 };
 
@@ -36,8 +36,9 @@ struct Node {
     cluster: Cluster,
     /// Volume-wide records, by name.
     records: BTreeMap<Box<[u8]>, Box<[u8]>>,
-    /// Highest counter seen in an inode number that it made up.
+    /// Highest counter seen in an inode number that it made up, and in an object's.
     inodes: u64,
+    objects: u64,
     /// Transactions that it has agreed to.
     prepared: Vec<(TxnId, Prepared)>,
     /// Transactions that it has decided.
@@ -82,6 +83,7 @@ impl Gathering {
                 cluster,
                 records: BTreeMap::new(),
                 inodes: 0,
+                objects: 0,
                 prepared: Vec::new(),
                 decided: BTreeSet::new(),
             };
@@ -213,6 +215,12 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
     {
         maker.inodes = maker.inodes.max(counter);
     }
+    if key.table == Table::ObjStat {
+        let (counter, maker) = maker_of_object(key.id);
+        if let Some(maker) = nodes.get_mut(&maker) {
+            maker.objects = maker.objects.max(counter);
+        }
+    }
     Judged::Whole
 }
 
@@ -246,7 +254,7 @@ fn counters(id: NodeId, node: &Node) -> Vec<Finding> {
         let place = format!("node {id}: {}", readable(name));
         findings.push(Finding::new(FindingKind::SystemWrong, place, detail));
     };
-    for (name, least) in [(INODES, node.inodes), (CLOCK, 0), (SHARES, 0)] {
+    for (name, least) in [(INODES, node.inodes), (OBJECTS, node.objects), (CLOCK, 0), (SHARES, 0)] {
         match node.records.get(name).map(|row| decode_ceiling(row)) {
             Some(Ok(ceiling)) if ceiling > least => {}
             Some(Ok(ceiling)) => {

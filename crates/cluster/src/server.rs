@@ -107,6 +107,10 @@ impl Server {
             counts: Counts::default(),
         };
         let shared = Arc::new(shared);
+        if let Backend::Member(host) = &backend {
+            let clients = shared.clone();
+            host.set_object_users(Box::new(move |object| clients.in_use(object)));
+        }
         let server = Arc::new(Self { backend, gate, shared, admin, clock, ticked: Mutex::new(now) });
         server.restore(records, now)?;
         Ok(server)
@@ -156,7 +160,7 @@ impl Server {
 
     /// Whether a living client may still come to refer to an object: then it must not be deleted though nothing refers to it.
     pub fn in_use(&self, object: ObjectId) -> bool {
-        self.shared.grace.lock().is_some() || self.shared.objects.lock().in_use(object)
+        self.shared.in_use(object)
     }
 
     /// What it has done and holds.
@@ -241,6 +245,10 @@ impl Server {
 }
 
 impl Shared {
+    fn in_use(&self, object: ObjectId) -> bool {
+        self.grace.lock().is_some() || self.objects.lock().in_use(object)
+    }
+
     /// A number for a session to hold locks and objects under.
     pub fn next_holder(&self) -> u64 {
         self.last_holder.fetch_add(1, Ordering::Relaxed) + 1

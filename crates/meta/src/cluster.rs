@@ -8,7 +8,7 @@
 //! | `dirstat`, `objstat` | the node whose share it is: shares are numbered `node << 6 \| worker` |
 //! | `subdir` | home slot of the child |
 //! | `dirid`, `link`, `chunk`, `xattr`, `moved`, `sweep` | home slot of the id, which the id carries |
-//! | `reap` | home slot of the object |
+//! | `reap` | the node that wrote it |
 //! | `system` | its node, but for the record [`DIR_RENAMES`], which only exists as something to lock: where the root's entry is |
 //! | `txn` | its node |
 //!
@@ -87,12 +87,12 @@ impl Cluster {
                 Ok(share) => u32::from(u16::from_be_bytes(share)) / WORKERS_MAX as u32,
                 Err(_) => self.me,
             },
-            Table::Subdir | Table::Reap => self.home_of(number_of(suffix)),
+            Table::Subdir => self.home_of(number_of(suffix)),
             Table::DirId | Table::Link | Table::Chunk | Table::Xattr | Table::Moved | Table::Sweep => {
                 self.home_of(id)
             }
             Table::System if suffix == DIR_RENAMES => self.owner_of_entry(0, b""),
-            Table::System | Table::Txn => self.me,
+            Table::System | Table::Txn | Table::Reap => self.me,
         }
     }
 
@@ -106,17 +106,6 @@ impl Cluster {
         match op {
             Op::Create { .. } | Op::Open(..) | Op::OpenAt(..) | Op::TmpFile { .. } | Op::Release(_) => {
                 Some(FsError::new(libc::ENOTSUP, "several nodes do not count opens of files yet"))
-            }
-            Op::Commit(_)
-            | Op::Compact { .. }
-            | Op::Clone { .. }
-            | Op::Sweep(_)
-            | Op::Chunks { .. }
-            | Op::AllocObjects(_) => {
-                Some(FsError::new(libc::ENOTSUP, "several nodes do not keep content of files yet"))
-            }
-            Op::TreeUsage(_) => {
-                Some(FsError::new(libc::ENOTSUP, "several nodes do not add up the volume's figures yet"))
             }
             _ => None,
         }

@@ -19,8 +19,11 @@ use crate::view::{Chunks, Run, Stop, View, fail};
 pub struct Content {
     /// New `data` of the inode, if it changes.
     pub data: Option<Data>,
-    /// Of which file the rows from a chunk on go later, because they are too many for one batch.
-    pub sweep: Option<(InodeId, u64)>,
+    /// Of which file the rows from a chunk on go later, because they are too many for one batch; and from where on they
+    /// were going already.
+    pub sweep: Option<(InodeId, u64, Option<u64>)>,
+    /// What it comes to refer to another file refers to already.
+    pub shared: bool,
     /// Chunk rows that change; empty ones go.
     pub chunks: Vec<(CellId, ExtentList)>,
     /// References.
@@ -41,7 +44,10 @@ impl Content {
 
     /// Asks for the shares of objects that change. Ends the reading half but for [`View::begin`].
     pub fn want(&mut self, view: &mut View<'_>, home: usize) -> Run<()> {
-        view.want_objects(&mut self.tally, home)
+        if let Some((ino, _, before)) = &mut self.sweep {
+            *before = view.sweep_of(*ino)?;
+        }
+        view.want_objects(&mut self.tally, home, self.shared)
     }
 
     /// Writes chunk rows and references, and puts the new content into `inode`.
@@ -52,8 +58,8 @@ impl Content {
                 view.put(cell, if gone { Value::Absent } else { Value::Extents(list) });
             }
         }
-        if let Some((ino, first)) = self.sweep {
-            view.set_sweep(ino, Some(first));
+        if let Some((ino, first, before)) = self.sweep {
+            view.set_sweep(ino, before, Some(first));
         }
         view.book(&self.tally, home)?;
         if let Some(data) = self.data {
@@ -85,7 +91,7 @@ pub fn replace(view: &mut View<'_>, inode: &Inode, data: Data) -> Run<Content> {
         Data::Chunked => {
             let (chunks, rest) = view.chunks_from(inode.ino, 0)?;
             if rest.is_some() {
-                content.sweep = Some((inode.ino, 0));
+                content.sweep = Some((inode.ino, 0, None));
             } else {
                 content.drop_chunks(view, chunks)?;
             }
@@ -137,7 +143,7 @@ fn cut(view: &mut View<'_>, inode: &Inode, size: u64, content: &mut Content) -> 
     }
     let (mut chunks, rest) = view.chunks_from(inode.ino, first_gone)?;
     if rest.is_some() {
-        content.sweep = Some((inode.ino, first_gone));
+        content.sweep = Some((inode.ino, first_gone, None));
         chunks.clear();
     }
     chunks.retain(|(_, cell)| content.chunks.iter().all(|(changed, _)| changed != cell));
@@ -382,12 +388,12 @@ pub fn graft(view: &mut View<'_>, to: &Inode, pieces: &[Piece]) -> Run<Content> 
 
 /// Fails unless the file can have this size and form: rows that were cut off and not deleted yet must not come back.
 pub fn check_swept(view: &mut View<'_>, ino: InodeId, size: u64, data: &Data) -> Run<()> {
-    match view.sweep_of(ino) {
-        Some(first)
-            if matches!(data, Data::Chunked) && size > first.saturating_mul(u64::from(CHUNK_BYTES)) =>
-        {
-            Err(Stop::Unswept(ino, first))
-        }
+    // Asked of chunked files only: of others the file's home may be another node.
+    if !matches!(data, Data::Chunked) {
+        return Ok(());
+    }
+    match view.sweep_of(ino)? {
+        Some(first) if size > first.saturating_mul(u64::from(CHUNK_BYTES)) => Err(Stop::Unswept(ino, first)),
         _ => Ok(()),
     }
 }
@@ -433,8 +439,8 @@ impl Removal {
         for (cell, _) in self.content.chunks {
             view.put(cell, Value::Absent);
         }
-        if let Some((ino, first)) = self.content.sweep {
-            view.set_sweep(ino, Some(first));
+        if let Some((ino, first, before)) = self.content.sweep {
+            view.set_sweep(ino, before, Some(first));
         }
         view.book(&self.content.tally, self.home)
     }

@@ -3,7 +3,7 @@
 //! Changes of session state (open files) happen at once, because later operations of the batch must see them, and are undone if
 //! the operation or the batch fails. Everything else waits until the batch has committed.
 
-use kestrel_types::ids::InodeId;
+use kestrel_types::ids::{InodeId, ObjectId};
 use rustc_hash::FxHashSet;
 
 use crate::perm::Dentry;
@@ -53,6 +53,8 @@ pub struct Effects {
     pub dirs_changed: FxHashSet<InodeId>,
     /// Directories that this batch made, with their names.
     pub dirs_made: Vec<(Dentry, Box<[u8]>)>,
+    /// Objects that it adds references to.
+    pub referred: Vec<ObjectId>,
     /// Change of the volume's figures: files, directories, bytes.
     pub usage: [i64; 3],
 }
@@ -111,6 +113,7 @@ impl Effects {
         self.sweeps.clear();
         self.dirs_changed.clear();
         self.dirs_made.clear();
+        self.referred.clear();
         self.usage = [0; 3];
     }
 }

@@ -58,8 +58,17 @@ impl Allocator {
 
     /// The first of `count` numbers that now belong to the caller.
     pub fn take(&self, engine: &dyn Engine, count: u64) -> Result<u64, EngineError> {
+        self.take_in_block(engine, count, u64::MAX)
+    }
+
+    /// As [`Allocator::take`], all of them in one block of `block` numbers; `count` is at most that.
+    pub fn take_in_block(&self, engine: &dyn Engine, count: u64, block: u64) -> Result<u64, EngineError> {
         let mut state = self.state.lock();
-        let (next, ceiling) = *state;
+        let (mut next, ceiling) = *state;
+        let left = block - next % block;
+        if left < count {
+            next += left;
+        }
         let after = next + count;
         if after > ceiling {
             let raised = after + RESERVE;

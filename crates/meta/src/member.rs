@@ -36,7 +36,10 @@ mod lead;
 mod lend;
 mod message;
 mod poll;
+mod reap;
 mod records;
+mod stop;
+mod tree;
 mod unsent;
 mod wire;
 mod work;
@@ -46,15 +49,16 @@ use std::sync::Arc;
 
 use kestrel_types::clock::{Clock, MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::Position;
+use kestrel_types::ids::{ObjectId, Position};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{NodeId, Placement};
-use kestrel_types::request::{Reply, Request};
+use kestrel_types::request::{Creds, Op, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
 pub use message::{Envelope, Fetched, LoanId, Message, Vote};
 pub use poll::{Answer, Question};
+pub use reap::{Forgot, Reap, Weight};
 
 use crate::cluster::Cluster;
 use crate::engine::{BatchKind, Engine, EngineError, Mutation};
@@ -69,7 +73,9 @@ use fetch::Fetching;
 use host::Bell;
 use lend::Loan;
 use poll::Poll;
+use reap::Reaping;
 pub use records::{Prepared, decode_prepared};
+use tree::Walk;
 use work::{Back, Forwarding, Work};
 
 /// What has no answer for so long is sent again.
@@ -94,19 +100,21 @@ pub struct MemberConfig {
     pub seed: u64,
 }
 
+/// Says of an object whether somebody may still come to refer to it.
+pub type ObjectUsers = dyn Fn(ObjectId) -> bool + Send + Sync;
+
 /// What a member does when something is durable.
 enum Todo {
     Send(NodeId, Message),
     Finish(TxnId),
     Answer(u64, Reply),
+    Forget(u64),
 }
 
 /// What the node said.
 enum Heard {
     Reply(Reply),
     Elsewhere(Elsewhere),
-    /// Nothing more will become durable. Of no ticket.
-    LogFailed(EngineError),
 }
 
 /// What was said to a member, perhaps on other threads, and not looked at yet.
@@ -170,6 +178,17 @@ pub struct Member {
     loans: BTreeMap<TxnId, Loan>,
     /// Questions to all members, by number.
     polls: BTreeMap<u64, Poll>,
+    /// Walks over trees for figures, by ticket.
+    walks: BTreeMap<u64, Walk>,
+    /// Its round of deleting objects.
+    reaping: Option<Reaping>,
+    /// Whether one of its clients may come to refer to an object.
+    object_users: Option<Box<ObjectUsers>>,
+    /// Rows that were cut off files are being deleted.
+    sweeping: Option<u64>,
+    /// The log has failed: what could not be made durable, and what came of that.
+    sync_failure: Arc<Mutex<Option<FsError>>>,
+    failure: Option<FsError>,
     /// Locks were given up: those who wait for that may go on.
     unlocked: bool,
     /// How often that was so.
@@ -245,6 +264,12 @@ impl Member {
             decisions: BTreeMap::new(),
             loans: BTreeMap::new(),
             polls: BTreeMap::new(),
+            walks: BTreeMap::new(),
+            reaping: None,
+            object_users: None,
+            sweeping: None,
+            sync_failure: Arc::default(),
+            failure: None,
             unlocked: false,
             unlocks: 0,
             finished: Vec::new(),
@@ -254,9 +279,21 @@ impl Member {
         Ok(member)
     }
 
+    /// Has `used` asked before an object is deleted: whether a client of this member may still come to refer to it. It must not block.
+    pub fn set_object_users(&mut self, used: Box<ObjectUsers>) {
+        self.object_users = Some(used);
+    }
+
     /// Takes a request. `done` hears the reply, if there is one: a member that crashes, or loses others for good, gives none.
     pub fn submit(&mut self, request: Request, origin: Option<Origin>, done: Done, now: Nanos) {
         self.now = now;
+        if !self.is_sound()
+            && let Some(why) = self.failure()
+        {
+            let why = why.clone();
+            self.finished.push((done, Err(why.into())));
+            return self.tell_finished();
+        }
         self.admit(request, origin, Back::Here(done));
         self.pump();
     }
@@ -264,6 +301,9 @@ impl Member {
     /// Takes a message of another member.
     pub fn receive(&mut self, envelope: Envelope, now: Nanos) {
         self.now = now;
+        if !self.is_sound() {
+            return;
+        }
         self.node.observe(envelope.stamp);
         self.handle(envelope.from, envelope.message);
         self.pump();
@@ -272,18 +312,40 @@ impl Member {
     /// Time has passed, or the log has been synced.
     pub fn tick(&mut self, now: Nanos) {
         self.now = now;
+        if !self.is_sound() {
+            return;
+        }
         self.tick_works();
         self.tick_fetches();
         self.tick_loans();
         self.tick_decisions();
         self.tick_polls();
+        self.sweep();
         self.pump();
+    }
+
+    /// Deletes some of the rows that truncations and removals left behind, if there are any: its node is their home.
+    fn sweep(&mut self) {
+        if self.sweeping.is_some_and(|ticket| self.works.contains_key(&ticket)) {
+            return;
+        }
+        self.sweeping = self.node.core().sweeps.any().map(|ino| {
+            let request = Request { creds: Creds::root(), op: Op::Sweep(ino) };
+            let failed = move |reply: Reply| {
+                if let Err(why) = reply {
+                    log::error!("rows that were cut off file {ino}: {why:?}");
+                }
+            };
+            self.begin(request, None, Back::Here(Box::new(failed)))
+        });
     }
 
     /// Something was heard, or has become durable.
     fn go_on(&mut self, now: Nanos) {
         self.now = now;
-        self.pump();
+        if self.is_sound() {
+            self.pump();
+        }
     }
 
     /// Requests that have ended since this was asked last, and who wants to know: to be told with no lock held.
@@ -349,7 +411,6 @@ impl Member {
                 match heard {
                     Heard::Reply(reply) => self.answer(ticket, reply),
                     Heard::Elsewhere(why) => self.elsewhere(ticket, why),
-                    Heard::LogFailed(why) => self.log_failed(&why),
                 }
                 continue;
             }
@@ -359,6 +420,7 @@ impl Member {
                     Todo::Send(to, message) => self.send(to, message),
                     Todo::Finish(txn) => self.finish(txn),
                     Todo::Answer(ticket, reply) => self.answer(ticket, reply),
+                    Todo::Forget(round) => self.have_forgotten(round),
                 }
                 continue;
             }
@@ -366,29 +428,18 @@ impl Member {
                 self.resume_parked();
                 continue;
             }
-            if self.inbox.bell.is_some() {
-                return;
-            }
-            for (done, reply) in self.take_finished() {
-                done(reply);
-            }
-            if !self.node.drive_due() {
+            self.tell_finished();
+            if self.inbox.bell.is_some() || !self.node.drive_due() {
                 return;
             }
         }
     }
 
-    /// Nothing of what waits for the log will happen: who waits for a reply hears why. Others may not hear of a decision whose record
-    /// may have been lost; they go on asking until this node has started again.
-    fn log_failed(&mut self, why: &EngineError) {
-        for (_, todo) in std::mem::take(&mut self.waiting) {
-            let ticket = match todo {
-                Todo::Send(..) => continue,
-                Todo::Finish(txn) => self.leads.get(&txn).copied(),
-                Todo::Answer(ticket, _) => Some(ticket),
-            };
-            if let Some(ticket) = ticket {
-                self.answer(ticket, Err(engine_error(why.clone()).into()));
+    /// Tells who waits for requests that have ended, unless somebody lets go of the member first.
+    fn tell_finished(&mut self) {
+        if self.inbox.bell.is_none() {
+            for (done, reply) in self.take_finished() {
+                done(reply);
             }
         }
     }
@@ -410,14 +461,14 @@ impl Member {
             return;
         }
         // Somebody waits: that is what has the log synced.
-        let inbox = self.inbox.clone();
-        engine.on_durable(
-            position,
-            Box::new(move |result| match result {
-                Ok(()) => inbox.ring(),
-                Err(why) => inbox.push(0, Heard::LogFailed(why)),
-            }),
-        );
+        let (inbox, failure) = (self.inbox.clone(), self.sync_failure.clone());
+        let synced = move |result: Result<(), EngineError>| {
+            if let Err(why) = result {
+                *failure.lock() = Some(engine_error(why));
+            }
+            inbox.ring();
+        };
+        engine.on_durable(position, Box::new(synced));
     }
 
     fn cluster(&self) -> &Cluster {
@@ -427,6 +478,14 @@ impl Member {
     fn commit(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
         let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
         self.node.note_commit(position);
+        Ok(position)
+    }
+
+    /// As [`Member::commit`], of rows that the node keeps count of in memory. With every role held.
+    fn commit_changes(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
+        let effect = self.node.effect_of(&rows)?;
+        let position = self.commit(kind, rows)?;
+        self.node.take_effect(effect);
         Ok(position)
     }
 

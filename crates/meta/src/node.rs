@@ -40,6 +40,7 @@ use courier::Courier;
 pub use crate::txn::{Origin, SessionRecord};
 pub use crate::worker::{Done, Ear};
 pub use courier::Replies;
+pub use reap::{Due, Part};
 pub use several::{Ended, Ran};
 
 /// Most workers of a node: lanes are bits of a word.

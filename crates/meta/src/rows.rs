@@ -24,6 +24,7 @@ use crate::engine::{Engine, EngineError, Mutation};
 use lent::Bar;
 
 pub use lent::{Lent, Missing, Span, SpanRows};
+pub use scan::is_full;
 
 /// Index of a cell within its batch.
 pub type CellId = u32;
@@ -106,7 +107,7 @@ pub const SCAN_ROWS_MAX: usize = 8192;
 const KEEP_BYTES: usize = 4 << 20;
 
 fn is_grouped(table: Table) -> bool {
-    matches!(table, Table::Xattr | Table::Chunk)
+    matches!(table, Table::Xattr | Table::Chunk | Table::Sweep)
 }
 
 /// Key suffix of a worker's share.
@@ -196,7 +197,7 @@ impl Rows {
         let known_absent = is_grouped(table) && {
             self.groups.entry((table, id)).or_default().push(number);
             let first = self.scanned.get(&(table, id));
-            first.is_some_and(|first| table == Table::Xattr || number_of(suffix) >= *first)
+            first.is_some_and(|first| table != Table::Chunk || number_of(suffix) >= *first)
         };
         if known_absent {
             self.cells[number as usize].value = Value::Absent;
@@ -220,8 +221,8 @@ impl Rows {
         }
     }
 
-    /// Wants the rows of `(table, id)` whose suffix, read as a number, is at least `first`: all of table `xattr`, of table
-    /// `chunk` as many as one batch may take.
+    /// Wants the rows of `(table, id)` whose suffix, read as a number, is at least `first`, of table `chunk` as many as one batch
+    /// may take; of the other tables all.
     pub fn want_all(&mut self, table: Table, id: u64, first: u64) {
         debug_assert!(is_grouped(table));
         let have = self.scanned.get(&(table, id)).is_some_and(|have| *have <= first);

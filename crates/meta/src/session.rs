@@ -2,13 +2,17 @@
 //! network live on and claim what they had open ([`Reclaiming`]). Beside it what the node itself has begun: objects and rows
 //! on their way out.
 
+mod condemned;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use kestrel_types::ids::{InodeId, ObjectId};
+use kestrel_types::ids::InodeId;
 use kestrel_types::placement::{hash_inode, place_of};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::{FxHashMap, FxHashSet};
+
+pub use condemned::Condemned;
 
 const SHARDS: usize = 64;
 
@@ -241,7 +245,7 @@ impl Reclaiming {
     }
 }
 
-/// Files with rows that were cut off and are being deleted: from which chunk on. As table `sweep` has them.
+/// Files with rows that were cut off and are being deleted, at their home: from which chunk on. As table `sweep` has them.
 #[derive(Default)]
 pub struct Sweeps {
     /// How many, so that looking costs nothing while there is none.
@@ -272,28 +276,6 @@ impl Sweeps {
     /// A file with rows to delete.
     pub fn any(&self) -> Option<InodeId> {
         self.files.lock().keys().next().copied()
-    }
-}
-
-/// Objects that are being deleted: nothing may refer to them any more.
-#[derive(Default)]
-pub struct Condemned(RwLock<FxHashSet<ObjectId>>);
-
-impl Condemned {
-    /// Whether nothing is being deleted.
-    pub fn contains(&self, object: ObjectId) -> bool {
-        let set = self.0.read();
-        !set.is_empty() && set.contains(&object)
-    }
-
-    /// The object is about to be deleted.
-    pub fn insert(&self, object: ObjectId) {
-        self.0.write().insert(object);
-    }
-
-    /// The object is gone.
-    pub fn remove(&self, object: ObjectId) {
-        self.0.write().remove(&object);
     }
 }
 

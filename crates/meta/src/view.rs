@@ -119,7 +119,16 @@ impl Core {
         self.cluster.as_ref().is_none_or(|cluster| home / WORKERS_MAX == cluster.me as usize)
     }
 
-    /// How many shares a directory or an object may have in all.
+    /// The share that an operation books references of objects to: the worker's of `home`, and of several nodes this one's.
+    #[inline]
+    pub fn own_share(&self, home: usize) -> usize {
+        match &self.cluster {
+            None => home,
+            Some(cluster) => home_at(cluster.me, Self::worker_of(home)),
+        }
+    }
+
+    /// How many shares a directory may have in all.
     #[inline]
     pub fn shares_in_all(&self) -> usize {
         match &self.cluster {

@@ -61,6 +61,8 @@ pub enum Elsewhere {
     Locked,
     /// It needs a dentry that another node has.
     Dentry(Want),
+    /// Rows that were cut off a file have to be deleted first.
+    Later,
 }
 
 /// Where a blocked caller waits.

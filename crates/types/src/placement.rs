@@ -19,7 +19,7 @@ pub use exceptions::{ExceptionTable, Rule};
 pub use map::{ClusterMap, Member, NodeId};
 pub use table::{Owner, Placement, PlacementError};
 
-use crate::ids::InodeId;
+use crate::ids::{InodeId, ObjectId};
 
 /// Slots of a cluster. Nodes own slots, so a node can be added without hashing anything anew. On disk: never changes.
 pub const SLOTS: usize = 1 << 14;
@@ -119,6 +119,35 @@ pub fn maker_of_id(id: InodeId) -> (u64, NodeId) {
     (rest >> MEMBER_BITS, (rest % (1 << MEMBER_BITS)) as NodeId)
 }
 
+/// Object numbers that are consecutive: a node's numbers are in blocks of so many, and the blocks of all nodes alternate.
+pub const OBJECT_BLOCK: u64 = 1 << OBJECT_BLOCK_BITS;
+
+const OBJECT_BLOCK_BITS: u32 = 20;
+
+/// Bound of the counter in an object's number.
+pub const OBJECT_COUNTERS_MAX: u64 = 1 << (63 - MEMBER_BITS);
+
+/// The object number that the node `member` makes of its own `counter`. Those of one node increase with the counter, no two nodes make up
+/// the same, and counters of one block give consecutive numbers.
+///
+/// # Panics
+/// If the node's number or the counter is out of bounds (1,024 nodes, [`OBJECT_COUNTERS_MAX`] counters).
+#[inline]
+pub fn object_in(counter: u64, member: NodeId) -> ObjectId {
+    assert!(member < 1 << MEMBER_BITS && counter < OBJECT_COUNTERS_MAX, "an object number out of bounds");
+    let block = (counter / OBJECT_BLOCK) << MEMBER_BITS | u64::from(member);
+    block * OBJECT_BLOCK + counter % OBJECT_BLOCK
+}
+
+/// The counter that an object number was made of, and the node that made it up ([`object_in`]).
+#[inline]
+pub fn maker_of_object(object: ObjectId) -> (u64, NodeId) {
+    let block = object / OBJECT_BLOCK;
+    // Below 1024, which fits.
+    let member = (block % (1 << MEMBER_BITS)) as NodeId;
+    ((block >> MEMBER_BITS) * OBJECT_BLOCK + object % OBJECT_BLOCK, member)
+}
+
 /// Maps a hash to one of `count` places, by its high bits (Lemire's multiply-shift).
 #[inline]
 pub fn place_of(hash: u64, count: usize) -> usize {
@@ -193,6 +222,9 @@ mod tests {
         assert_eq!(slot_of_id(crate::ids::ROOT), 1);
         assert_eq!(maker_of_id(id_in(COUNTERS_MAX - 1, 1023, 77)), (COUNTERS_MAX - 1, 1023));
         assert_eq!(maker_of_id(crate::ids::ROOT), (0, 0));
+        for counter in [0, 5, OBJECT_BLOCK, 3 * OBJECT_BLOCK + 7, OBJECT_COUNTERS_MAX - 1] {
+            assert_eq!(maker_of_object(object_in(counter, 1023)), (counter, 1023));
+        }
     }
 
     #[test]

@@ -143,17 +143,21 @@ impl Member {
         if !lenders.is_empty() {
             batch.push(Mutation { key: decision_key(txn), value: Some(encode_decision(&lenders)) });
         }
-        let quiet = self.node.quiesce();
-        let position = if batch.is_empty() { Ok(0) } else { self.commit(BatchKind::Growing, batch) };
+        let condemned = &self.node.core().condemned;
+        if ended.referred.iter().fold(false, |any, object| condemned.refer(*object) || any) {
+            // Since the last run somebody has begun to delete what it is going to refer to. The next run says what comes of that.
+            self.give_up(ticket);
+            return self.rest(ticket, true);
+        }
+        let position = if batch.is_empty() { Ok(Ok(0)) } else { self.commit_decision(batch) };
         let position = match position {
-            Ok(position) => position,
-            Err(why) => {
-                drop(quiet);
+            Ok(Ok(position)) => position,
+            Ok(Err(why)) => {
                 self.give_up(ticket);
                 return self.conclude(ticket, Err(why.into()));
             }
+            Err(()) => return,
         };
-        drop(quiet);
         if let Some((_, lead)) = self.led(txn) {
             lead.phase = Phase::Decided(lenders, ended);
         }

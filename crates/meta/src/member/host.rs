@@ -25,11 +25,13 @@ use std::time::{Duration, Instant};
 
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::ObjectId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Op, Reply, Request};
 use kestrel_types::wire::TooLarge;
 use parking_lot::Mutex;
 
+use super::reap::{Forgot, Reap};
 use super::{Envelope, Member, MemberConfig};
 use crate::engine::Engine;
 use crate::node::{Done, Ear, Node, Replies};
@@ -110,7 +112,15 @@ enum Incoming {
     Request(Request, Option<Origin>, Done),
     Stray(Stray, Done),
     Unsent(NodeId, Box<Unsent>),
+    /// Anything else, with the host's time.
+    Turn(Turn),
 }
+
+/// Something to be done with the member, whose lock is held.
+type Turn = Box<dyn FnOnce(&mut Member, Nanos) + Send>;
+
+/// Somebody to be told something, with no lock held.
+type Call = Box<dyn FnOnce() + Send>;
 
 /// What the threads share.
 struct Desk {
@@ -118,6 +128,8 @@ struct Desk {
     me: NodeId,
     member: Mutex<Member>,
     incoming: Mutex<VecDeque<Incoming>>,
+    /// Who hears of what was done in a turn.
+    calls: Arc<Mutex<Vec<Call>>>,
     bell: Arc<Bell>,
     carrier: Arc<dyn Carrier>,
     opened: Instant,
@@ -154,6 +166,7 @@ impl MemberHost {
             me,
             member: Mutex::new(member),
             incoming: Mutex::default(),
+            calls: Arc::default(),
             bell,
             carrier,
             opened: Instant::now(),
@@ -215,6 +228,30 @@ impl MemberHost {
             let why = FsError::new(libc::EINVAL, "metadata: another member leads this request");
             ear.hear(number, Err(why.into()));
         }
+    }
+
+    /// Why it has stopped, if it has ([`Member::failure`]): its process must end and be started again.
+    pub fn failure(&self) -> Option<FsError> {
+        let failure = self.desk.member.lock().failure().cloned();
+        self.desk.bell.wake();
+        failure
+    }
+
+    /// As [`Member::set_object_users`].
+    pub fn set_object_users(&self, used: Box<super::ObjectUsers>) {
+        self.desk.turn(move |member, _| member.set_object_users(used));
+    }
+
+    /// As [`Member::condemn`]; `done` hears it on any thread, with no lock held, and must not block.
+    pub fn condemn(&self, wall: Nanos, limit: usize, done: Reap) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.condemn(wall, limit, done, now));
+    }
+
+    /// As [`Member::reaped`]; `done` as above.
+    pub fn reaped(&self, deleted: Vec<ObjectId>, done: Forgot) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.reaped(&deleted, done, now));
     }
 
     /// Takes a message of another member.
@@ -296,6 +333,16 @@ impl Desk {
         self.drive();
     }
 
+    fn turn(&self, turn: impl FnOnce(&mut Member, Nanos) + Send + 'static) {
+        self.bring(Incoming::Turn(Box::new(turn)));
+    }
+
+    /// Has `done` called when the member's lock has been let go.
+    fn later<T: Send + 'static>(&self, done: Box<dyn FnOnce(T) + Send>) -> Box<dyn FnOnce(T) + Send> {
+        let calls = self.calls.clone();
+        Box::new(move |result| calls.lock().push(Box::new(move || done(result))))
+    }
+
     /// Serves the member until nothing is left to do, or somebody else does. Of what was queued before nothing is forgotten.
     fn drive(&self) {
         self.bell.note();
@@ -322,6 +369,9 @@ impl Desk {
             for (done, reply) in finished {
                 done(reply);
             }
+            for call in std::mem::take(&mut *self.calls.lock()) {
+                call();
+            }
             if self.node.drive_due() {
                 // Perhaps not everything was served.
                 self.bell.note();
@@ -340,6 +390,7 @@ impl Desk {
             Incoming::Request(request, origin, done) => member.submit(request, origin, done, now),
             Incoming::Stray(stray, done) => member.take_up(stray, done),
             Incoming::Unsent(to, unsent) => member.unsent(to, unsent.envelope.message, unsent.why),
+            Incoming::Turn(turn) => turn(member, now),
         }
     }
 
@@ -375,16 +426,11 @@ impl Desk {
     }
 }
 
-/// What the node serves without a worker it would serve from its own rows only.
+/// What the node would serve from its own rows only, without noticing that there are others.
 fn needs_member(op: &Op) -> bool {
     matches!(
         op,
-        Op::ReadDir { .. }
-            | Op::Chunks { .. }
-            | Op::AllocObjects(_)
-            | Op::Usage
-            | Op::TreeUsage(_)
-            | Op::Sync
+        Op::ReadDir { .. } | Op::Usage | Op::TreeUsage(_)
     )
 }
 

@@ -60,10 +60,11 @@ impl Lead {
 
     /// Whether a row was lent.
     fn has(&self, key: &Key) -> bool {
-        let whole = || Span { table: key.table, id: key.id, after: None, rows_max: u32::MAX };
+        // Whatever part of a range was lent, all of it is locked.
+        let locked = |span: &Span| (span.table, span.id) == (key.table, key.id);
         self.lent.rows.contains_key(key)
-            || (key.table == Table::Xattr || key.table == Table::Chunk)
-                && self.lent.spans.contains_key(&whole())
+            || matches!(key.table, Table::Xattr | Table::Chunk | Table::Sweep)
+                && self.lent.spans.keys().any(locked)
     }
 }
 
@@ -115,6 +116,10 @@ impl Member {
             }
             Ok(Ran::Lacks(missing)) => self.borrow(ticket, missing),
             Ok(Ran::Dentry(want)) => self.fetch(want, ticket),
+            Ok(Ran::Later) => {
+                self.give_up(ticket);
+                self.rest(ticket, true);
+            }
             Ok(Ran::Ended(ended)) => {
                 // What is written without having been read has to be locked as well.
                 let keys = ended.mutations.iter().map(|mutation| &mutation.key);

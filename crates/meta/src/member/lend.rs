@@ -16,7 +16,7 @@ use super::records::{self, Prepared, Records, encode_prepared, prepared_key};
 use super::{Member, RESEND, Todo, without};
 use crate::engine::{BatchKind, EngineError, Mutation};
 use crate::locks::{Mode, TxnId};
-use crate::rows::{Missing, Span};
+use crate::rows::{Missing, Span, is_full};
 
 /// A leader that has not been heard of for so long loses what it was lent, unless that is prepared.
 const SILENCE_MAX: Nanos = 3 * SECOND;
@@ -99,7 +99,7 @@ impl Member {
         })?;
         for span in &wanted.spans {
             let mut rows: Vec<SpanRow> = Vec::new();
-            let wait = &mut read.wait;
+            let (wait, mut bytes) = (&mut read.wait, 0);
             let deleted_at = engine.scan(
                 span.table,
                 span.id,
@@ -108,9 +108,12 @@ impl Member {
                     if rows.len() >= span.rows_max as usize {
                         return ControlFlow::Break(());
                     }
+                    bytes += value.len();
+                    // One more than one batch may take, which tells that there is more.
+                    let last = span.table == Table::Chunk && is_full(rows.len(), bytes);
                     rows.push((suffix.into(), value.into()));
                     *wait = (*wait).max(changed_at);
-                    ControlFlow::Continue(())
+                    if last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
                 },
             )?;
             read.wait = read.wait.max(deleted_at);
@@ -190,7 +193,7 @@ impl Member {
             return self.give_back(txn);
         }
         let quiet = self.node.quiesce();
-        let committed = self.commit(BatchKind::Freeing, changes);
+        let committed = self.commit_changes(BatchKind::Freeing, changes);
         drop(quiet);
         match committed {
             Ok(position) => {

@@ -1,4 +1,4 @@
-//! Polls: a question to all members, this one included, that none of them changes rows for.
+//! Polls: a question to all members, this one included.
 //!
 //! It is sent again to those who have not answered. It ends with all answers, by member, or after [`DEADLINE`] with `None`: somebody
 //! is not to be had, and what he would have said nobody knows. A member answers each copy of a question as things are when it gets
@@ -8,12 +8,14 @@ use std::collections::BTreeMap;
 
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::FsError;
-use kestrel_types::ids::InodeId;
+use kestrel_types::ids::{InodeId, ObjectId, Position};
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer as Answered, Usage};
 
 use super::message::Message;
-use super::{DEADLINE, Member, RESEND};
+use super::reap::Weight;
+use super::tree::Place;
+use super::{DEADLINE, Member, RESEND, Todo};
 
 /// What members are asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +24,14 @@ pub enum Question {
     Usage,
     /// Which of these files somebody has open there, or may have.
     Held(Vec<InodeId>),
+    /// Of these directories: their figures, unless that is a question for more, and which directories are in them, after this place.
+    Tree(Vec<InodeId>, Option<Place>),
+    /// A round of deleting objects begins ([`super::reap`]): what the member has to say of each of them.
+    Weigh(u64, Vec<ObjectId>),
+    /// Of this round: which of these objects nothing there has come to refer to; they are condemned.
+    Confirm(u64, Vec<ObjectId>),
+    /// This round has ended, and these objects are deleted.
+    Forget(u64, Vec<ObjectId>),
 }
 
 /// What a member says.
@@ -31,6 +41,22 @@ pub enum Answer {
     Usage([i64; 3]),
     /// Those of the files that are open, or may be.
     Held(Vec<InodeId>),
+    /// Of the directories together: entries, directories among them, bytes; directories in them, in order; and whether there are
+    /// more of those.
+    Tree {
+        /// Figures.
+        sum: [i64; 3],
+        /// Which of the directories, and what is in it.
+        children: Vec<Place>,
+        /// There are more.
+        more: bool,
+    },
+    /// One for each object asked about.
+    Weighed(Vec<Weight>),
+    /// Those of the objects that are condemned.
+    Confirmed(Vec<ObjectId>),
+    /// It is done, durably.
+    Done,
 }
 
 /// What happens when a poll has ended.
@@ -38,6 +64,16 @@ pub enum Answer {
 pub(super) enum Then {
     /// The request with this ticket hears the sum.
     TellUsage(u64),
+    /// The walk for this request goes on.
+    WalkOn(u64),
+    /// This round of deleting objects goes on.
+    Weighed(u64),
+    /// As above.
+    Confirmed(u64),
+    /// As above.
+    Forgotten(u64),
+    /// Nothing.
+    Nothing,
 }
 
 /// A poll under way.
@@ -73,16 +109,31 @@ impl Member {
 
     /// Answers another member, or this one.
     pub(super) fn polled(&mut self, from: NodeId, number: u64, question: Question) {
-        let answer = match question {
+        let (answer, wait) = match question {
             // A crash undoes what is not durable; figures may come out wrong by that much for a moment, as on one node.
-            Question::Usage => Answer::Usage(self.node.figures()),
+            Question::Usage => (Answer::Usage(self.node.figures()), 0),
             Question::Held(mut files) => {
                 let core = self.node.core();
                 files.retain(|ino| core.reclaiming.lasts() || core.opens.get(*ino).count > 0);
-                Answer::Held(files)
+                (Answer::Held(files), 0)
             }
+            Question::Tree(dirs, after) => return self.tell_tree(from, number, &dirs, after),
+            Question::Weigh(round, objects) => return self.weigh(from, number, round, &objects),
+            Question::Confirm(round, objects) => {
+                (Answer::Confirmed(self.node.confirm_objects(from, round, objects)), 0)
+            }
+            Question::Forget(round, objects) => match self.node.forget_objects(from, round, &objects) {
+                Ok(position) => (Answer::Done, position),
+                // It is asked again.
+                Err(why) => return log::error!("shares of objects that another node has deleted: {why}"),
+            },
         };
-        self.send(from, Message::Polled { number, answer });
+        self.answer_poll(from, number, answer, wait);
+    }
+
+    /// Tells an answer once this is durable.
+    pub(super) fn answer_poll(&mut self, to: NodeId, number: u64, answer: Answer, wait: Position) {
+        self.when_durable(wait, Todo::Send(to, Message::Polled { number, answer }));
     }
 
     /// A member has answered.
@@ -106,6 +157,11 @@ impl Member {
                 };
                 self.conclude(ticket, reply);
             }
+            Then::WalkOn(ticket) => self.walked(ticket, answers),
+            Then::Weighed(round) => self.weighed(round, answers),
+            Then::Confirmed(round) => self.confirmed(round, answers),
+            Then::Forgotten(round) => self.forgotten(round, answers.is_some()),
+            Then::Nothing => {}
         }
     }
 

@@ -13,13 +13,13 @@ use kestrel_types::wire::{
 };
 
 use super::message::{Envelope, Fetched, LoanId, Message, SpanRow, Vote};
-use super::poll::{Answer, Question};
 use crate::engine::Mutation;
 use crate::locks::{Mode, TxnId};
 use crate::rows::{Missing, Span};
 use crate::txn::Origin;
 use crate::view::Want;
 
+mod polls;
 #[cfg(test)]
 mod tests;
 
@@ -47,10 +47,6 @@ const ASK: u8 = 14;
 const ALIVE: u8 = 15;
 const POLL: u8 = 16;
 const POLLED: u8 = 17;
-
-// What a poll asks, and its answer says.
-const USAGE: u8 = 1;
-const HELD: u8 = 2;
 
 impl Envelope {
     /// Appends its bytes.
@@ -162,26 +158,11 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
         Message::Alive(txn) => put_txn(out, ALIVE, *txn),
         Message::Poll { number, question } => {
             put_numbered(out, POLL, *number);
-            match question {
-                Question::Usage => out.push(USAGE),
-                Question::Held(files) => {
-                    out.push(HELD);
-                    put_ids(out, files);
-                }
-            }
+            polls::put_question(out, question);
         }
         Message::Polled { number, answer } => {
             put_numbered(out, POLLED, *number);
-            match answer {
-                Answer::Usage(figures) => {
-                    out.push(USAGE);
-                    figures.iter().for_each(|figure| out.extend_from_slice(&figure.to_be_bytes()));
-                }
-                Answer::Held(files) => {
-                    out.push(HELD);
-                    put_ids(out, files);
-                }
-            }
+            polls::put_answer(out, answer);
         }
     }
     Ok(())
@@ -221,8 +202,8 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         DECIDED => Message::Decided(txn(r)?),
         ASK => Message::Ask(txn(r)?),
         ALIVE => Message::Alive(txn(r)?),
-        POLL => Message::Poll { number: r.varint()?, question: question(r)? },
-        POLLED => Message::Polled { number: r.varint()?, answer: answer(r)? },
+        POLL => Message::Poll { number: r.varint()?, question: polls::question(r)? },
+        POLLED => Message::Polled { number: r.varint()?, answer: polls::answer(r)? },
         _ => return Err(DecodeError("an unknown message of a node")),
     })
 }
@@ -417,21 +398,5 @@ fn failure(reply: Reply) -> Result<FsError, DecodeError> {
     match reply {
         Err(Outcome::Failed(why)) => Ok(why),
         _ => Err(DecodeError("no error")),
-    }
-}
-
-fn question(r: &mut Reader<'_>) -> Result<Question, DecodeError> {
-    match r.u8()? {
-        USAGE => Ok(Question::Usage),
-        HELD => Ok(Question::Held(list(r, 1, Reader::varint)?)),
-        _ => Err(DecodeError("an unknown question")),
-    }
-}
-
-fn answer(r: &mut Reader<'_>) -> Result<Answer, DecodeError> {
-    match r.u8()? {
-        USAGE => Ok(Answer::Usage([r.i64()?, r.i64()?, r.i64()?])),
-        HELD => Ok(Answer::Held(list(r, 1, Reader::varint)?)),
-        _ => Err(DecodeError("an unknown answer")),
     }
 }

@@ -32,7 +32,7 @@ pub(super) struct Forwarding {
     to: NodeId,
     request: Request,
     origin: Option<Origin>,
-    done: Done,
+    pub done: Done,
     since: Nanos,
     sent: Nanos,
 }
@@ -81,7 +81,8 @@ impl Member {
             return self.give(back, Err(why.into()));
         }
         if leader == self.me {
-            return self.begin(request, origin, back);
+            self.begin(request, origin, back);
+            return;
         }
         let Back::Here(done) = back else {
             // The sender has another table. There is one so far: it is a mistake, and a loop must not come of it.
@@ -100,12 +101,14 @@ impl Member {
         }
     }
 
-    fn begin(&mut self, request: Request, origin: Option<Origin>, back: Back) {
+    /// Begins to serve a request that this member leads. Its ticket.
+    pub(super) fn begin(&mut self, request: Request, origin: Option<Origin>, back: Back) -> u64 {
         let ticket = self.number();
         if let Some(origin) = origin {
             let running = *self.running.entry((origin.client, origin.seq)).or_insert(ticket);
             if let Some(work) = self.works.get_mut(&running) {
-                return work.add_back(back);
+                work.add_back(back);
+                return running;
             }
         }
         // Whether it was executed before only its row can tell: it may have come by way of another member.
@@ -117,6 +120,7 @@ impl Member {
             Work { request, origin, backs, until, stage, tries: 0, unlocks: 0, no_dirs, counter: None };
         self.works.insert(ticket, work);
         self.run_alone(ticket);
+        ticket
     }
 
     /// Takes a request of a session that the node has tried to serve alone. Copies of it do not come: its session sees to that.
@@ -143,6 +147,10 @@ impl Member {
             work.stage = Stage::Polling;
             return self.poll(Question::Usage, Then::TellUsage(ticket));
         }
+        if matches!(work.request.op, Op::TreeUsage(_)) && !alone {
+            work.stage = Stage::Polling;
+            return self.walk_tree(ticket);
+        }
         work.stage = Stage::Alone;
         work.unlocks = self.unlocks;
         self.node.submit_alone(work.request.clone(), work.origin, self.inbox.clone(), ticket as usize);
@@ -152,6 +160,7 @@ impl Member {
     pub(super) fn elsewhere(&mut self, ticket: u64, why: Elsewhere) {
         match why {
             Elsewhere::Away => self.lead(ticket),
+            Elsewhere::Later => self.rest(ticket, false),
             Elsewhere::Locked => {
                 let Some(work) = self.works.get_mut(&ticket) else { return };
                 // Locks that were given up since the node tried it wake nobody any more.

@@ -6,21 +6,23 @@ use std::time::Instant;
 
 use kestrel_types::entry::Entry;
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::{InodeId, Position, ROOT};
+use kestrel_types::ids::{InodeId, ObjectId, Position, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{KeyRef, Table};
+use kestrel_types::placement::{OBJECT_BLOCK, OBJECT_COUNTERS_MAX, object_in};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request, Usage};
 
 use super::courier::Parcel;
+use super::dispatch::several;
 use super::{Durability, Node};
 use crate::ops::{self, chunks, readdir, usage};
 use crate::perm::{self, Dentry, READ};
 use crate::pipeline::engine_error;
 use crate::view::{Stop, decode_dir_id, guard_of};
-use crate::worker::{Sink, Slot, Woken};
+use crate::worker::{Elsewhere, Sink, Slot, Stray, Woken};
 
 /// Most object numbers handed out at once.
-pub const OBJECTS_MAX: u32 = 1 << 20;
+pub const OBJECTS_MAX: u32 = OBJECT_BLOCK as u32;
 
 impl Node {
     pub(super) fn call_without_lane(&self, request: Request) -> Reply {
@@ -37,6 +39,14 @@ impl Node {
     pub(super) fn submit_without_lane(&self, request: Request, sink: Sink) {
         let since = Instant::now();
         let kind = ops::kind(&request.op);
+        if self.are_chunks_lent(&request.op) {
+            return match sink {
+                Sink::Ear(ear, number) => {
+                    ear.elsewhere(number, Stray { request, origin: None, why: Elsewhere::Locked });
+                }
+                sink => sink.give(Err(several())),
+            };
+        }
         let (reply, wait) = match self.answer(&request) {
             Ok((answer, wait)) => (Ok(answer), wait),
             Err(outcome) => (Err(outcome), 0),
@@ -52,6 +62,16 @@ impl Node {
         }
     }
 
+    /// Whether a transaction over several nodes is about to change a file's chunks. Who has heard that it ended asks for them after
+    /// that, and must not see them as they were: they stay lent until this node, too, has made the changes. (Who asks at
+    /// the same time may see either, as on one node: the check and the reading are two moments.)
+    fn are_chunks_lent(&self, op: &Op) -> bool {
+        match (op, &self.core.cluster) {
+            (Op::Chunks { ino, .. }, Some(cluster)) => cluster.locks.bars_range((Table::Chunk, *ino)),
+            _ => false,
+        }
+    }
+
     /// The answer, and the position to wait for.
     fn answer(&self, request: &Request) -> Result<(Answer, Position), Outcome> {
         match &request.op {
@@ -62,7 +82,7 @@ impl Node {
             }
             Op::Chunks { ino, first, last } => Ok(chunks::run(&*self.engine, *ino, *first, *last)?),
             Op::AllocObjects(count) if (1..=OBJECTS_MAX).contains(count) => {
-                let first = self.objects.take(&*self.engine, u64::from(*count)).map_err(engine_error)?;
+                let first = self.take_objects(*count)?;
                 Ok((Answer::Objects { first, count: *count }, 0))
             }
             Op::AllocObjects(_) => {
@@ -76,9 +96,24 @@ impl Node {
                 self.place_of(*dir)?;
                 Ok((Answer::Usage(usage::tree(&*self.engine, *dir)?), 0))
             }
+            // Of several nodes, all in mode `commit`: what any of them has acknowledged is durable there, and the halves that lenders
+            // have yet to make are on record. So there is nobody to ask.
             Op::Sync => Ok((Answer::Done, self.committed.load(Ordering::Relaxed))),
             _ => Err(FsError::new(libc::EINVAL, "this request needs a worker").into()),
         }
+    }
+
+    /// Numbers for objects. Of several nodes each has blocks of its own.
+    fn take_objects(&self, count: u32) -> FsResult<ObjectId> {
+        let count = u64::from(count);
+        let Some(cluster) = &self.core.cluster else {
+            return self.objects.take(&*self.engine, count).map_err(engine_error);
+        };
+        let first = self.objects.take_in_block(&*self.engine, count, OBJECT_BLOCK).map_err(engine_error)?;
+        if first >= OBJECT_COUNTERS_MAX {
+            return Err(FsError::new(libc::ENOSPC, "metadata: no object numbers are left"));
+        }
+        Ok(object_in(first, cluster.me))
     }
 
     /// The directory above one that shall be listed, and the position to wait for; with `check`, only if the caller may read it.
@@ -126,7 +161,7 @@ impl Node {
     }
 
     /// Where a directory is: the one above it, and its name; nowhere of the root.
-    fn place_of(&self, dir: InodeId) -> FsResult<(InodeId, Box<[u8]>)> {
+    pub(crate) fn place_of(&self, dir: InodeId) -> FsResult<(InodeId, Box<[u8]>)> {
         if dir == ROOT {
             return Ok((0, Box::default()));
         }

@@ -15,7 +15,7 @@ use super::courier::Parcel;
 use super::{Durability, Node};
 use crate::ops::{self, Lane};
 use crate::pipeline::{self, Desk, Means, Verdict};
-use crate::worker::{Job, Role, Sink, Slot, Stray, Woken};
+use crate::worker::{Elsewhere, Job, Role, Sink, Slot, Stray, Woken};
 
 /// Batches a thread runs for others after its own before it looks for somebody to take over.
 const ROUNDS_MAX: usize = 8;
@@ -236,6 +236,14 @@ impl Node {
                     };
                     self.send_on(to, job, after);
                 }
+                // The node's member has them deleted, and may find rows lent.
+                Verdict::Sweep(..) if self.shares_volume() => match job.sink {
+                    Sink::Caller => after.own = Some(Own::Reply(Err(several()))),
+                    sink => {
+                        let why = Elsewhere::Later;
+                        after.elsewhere.push((sink, Stray { request: job.request, origin: job.origin, why }));
+                    }
+                },
                 Verdict::Sweep(ino, first) => {
                     let stalled = match job.unswept {
                         Some((before, at, stalled)) if (before, at) == (ino, first) => stalled + 1,
@@ -341,7 +349,7 @@ impl Drop for Held<'_> {
 }
 
 /// What somebody hears who cannot be told that several nodes are concerned.
-fn several() -> Outcome {
+pub(super) fn several() -> Outcome {
     FsError::new(libc::ENOTSUP, "metadata: this concerns several nodes").into()
 }
 

@@ -3,13 +3,14 @@
 //! In this order (`data.md` §5): a batch releases the last reference and writes a `reap` row, due after the grace period;
 //! [`Node::due_objects`] adds up the shares with every role held and condemns the object if they come to nought, so nothing can
 //! refer to it again; the caller deletes it from the block store; [`Node::forget_object`] deletes its rows. A crash in between
-//! leaves the rows, and everything is done again.
+//! leaves the rows, and everything is done again. Of several nodes each has a part of the sum: see [`crate::member`], which does
+//! this with what the second half of this file offers.
 
 use std::ops::ControlFlow;
 
 use kestrel_types::clock::{Nanos, SECOND};
-use kestrel_types::error::FsResult;
-use kestrel_types::ids::ObjectId;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{ObjectId, Position};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::stat::ObjStat;
 
@@ -21,47 +22,75 @@ use crate::rows::{number_of, share_suffix};
 /// Most objects looked at in one call: roles are held meanwhile.
 pub const DUE_MAX: usize = 1024;
 
+/// A row of table `reap` whose time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Due {
+    /// When it was due, seconds.
+    pub seconds: u64,
+    /// The object.
+    pub object: ObjectId,
+    /// It has been deleted from the block store; several nodes have to forget it.
+    pub deleted: bool,
+}
+
+impl Due {
+    /// Its key.
+    pub fn key(&self) -> Key {
+        Key::new(Table::Reap, self.seconds, &self.object.to_be_bytes())
+    }
+}
+
+/// A node's part of the sum of an object's references.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// It has no share.
+    None,
+    /// So many bytes; of one of several nodes maybe below nought.
+    Bytes(i64),
+    /// A damaged share: the object is left alone.
+    Damaged,
+}
+
 impl Node {
     /// Up to `limit` objects whose grace period is over and that nothing refers to. From now on until
     /// [`Node::forget_object`] a commit that would refer to one of them fails with `EIO`. Objects for which `in_use` holds
     /// (somebody may still come to refer to bytes just stored there) stay due; it is asked with every role held. While clients
     /// claim what they had open before a restart nobody knows that: none.
+    ///
+    /// # Errors
+    /// The engine's. `EINVAL` for one of several nodes: its member asks them all.
     pub fn due_objects(
         &self,
         now: Nanos,
         limit: usize,
         in_use: &dyn Fn(ObjectId) -> bool,
     ) -> FsResult<Vec<ObjectId>> {
+        if self.shares_volume() {
+            return Err(FsError::new(
+                libc::EINVAL,
+                "metadata: one of several nodes cannot tell what is not used",
+            ));
+        }
         if self.core.reclaiming.lasts() {
             return Ok(Vec::new());
         }
-        let now_seconds = (now.max(0) / SECOND).cast_unsigned();
-        let mut due: Vec<(u64, ObjectId)> = Vec::new();
-        let visited = self.engine.scan_table(Table::Reap, None, &mut |key, _| {
-            if key.id > now_seconds || due.len() == limit.min(DUE_MAX) {
-                return ControlFlow::Break(());
-            }
-            due.push((key.id, number_of(key.suffix)));
-            ControlFlow::Continue(())
-        });
-        visited.map_err(engine_error)?;
+        let due = self.due_rows(now, limit)?;
         if due.is_empty() {
             return Ok(Vec::new());
         }
         let _all = self.hold_all();
         let (mut free, mut settled) = (Vec::new(), Vec::new());
-        for (seconds, object) in due {
-            if in_use(object) {
+        for row in due {
+            if in_use(row.object) {
                 continue;
             }
-            if self.references(object)? == Some(0) {
-                if !free.contains(&object) {
-                    self.core.condemned.insert(object);
-                    free.push(object);
+            if self.references(row.object)? == Part::Bytes(0) {
+                if !free.contains(&row.object) {
+                    self.core.condemned.insert(row.object);
+                    free.push(row.object);
                 }
             } else {
-                let key = Key::new(Table::Reap, seconds, &object.to_be_bytes());
-                settled.push(Mutation { key, value: None });
+                settled.push(Mutation { key: row.key(), value: None });
             }
         }
         if !settled.is_empty() {
@@ -74,28 +103,80 @@ impl Node {
     /// look: they lead to no share.)
     pub fn forget_object(&self, object: ObjectId) -> FsResult<()> {
         let _all = self.hold_all();
-        if self.references(object)? == Some(0) {
-            let rows = (0..self.core.shares).map(|share| Mutation {
-                key: Key::new(Table::ObjStat, object, &share_suffix(share)),
-                value: None,
-            });
-            self.engine.commit(BatchKind::Freeing, rows.collect()).map_err(engine_error)?;
+        if self.references(object)? == Part::Bytes(0) {
+            self.engine.commit(BatchKind::Freeing, self.share_rows(object)).map_err(engine_error)?;
         }
         self.core.condemned.remove(object);
         Ok(())
     }
 
-    /// Sum of an object's shares; `None` if it has none or one is damaged: then it is left alone.
-    fn references(&self, object: ObjectId) -> FsResult<Option<i64>> {
-        let mut sum = None;
+    /// Rows whose time has come, the oldest first, at most [`DUE_MAX`].
+    pub(crate) fn due_rows(&self, now: Nanos, limit: usize) -> FsResult<Vec<Due>> {
+        let now_seconds = (now.max(0) / SECOND).cast_unsigned();
+        let mut due: Vec<Due> = Vec::new();
+        let visited = self.engine.scan_table(Table::Reap, None, &mut |key, row| {
+            if key.id > now_seconds || due.len() == limit.min(DUE_MAX) {
+                return ControlFlow::Break(());
+            }
+            due.push(Due { seconds: key.id, object: number_of(key.suffix), deleted: !row.is_empty() });
+            ControlFlow::Continue(())
+        });
+        visited.map_err(engine_error)?;
+        Ok(due)
+    }
+
+    /// Begins to watch objects on behalf of another node, or this one: this node's parts of the sums, and the position to wait for
+    /// before he may hear of them.
+    pub(crate) fn watch_objects(
+        &self,
+        reaper: u32,
+        round: u64,
+        objects: &[ObjectId],
+    ) -> FsResult<(Vec<Part>, Position)> {
+        let _all = self.quiesce();
+        self.core.condemned.watch(reaper, round, objects);
+        let parts = objects.iter().map(|object| self.references(*object)).collect::<FsResult<_>>()?;
+        Ok((parts, self.last_commit()))
+    }
+
+    /// Of objects that it watches those that nothing has come to refer to; they are condemned.
+    pub(crate) fn confirm_objects(&self, reaper: u32, round: u64, objects: Vec<ObjectId>) -> Vec<ObjectId> {
+        let _all = self.quiesce();
+        self.core.condemned.confirm(reaper, round, objects)
+    }
+
+    /// A round has ended; these objects have been deleted from the block store. The position to wait for.
+    pub(crate) fn forget_objects(&self, reaper: u32, round: u64, objects: &[ObjectId]) -> FsResult<Position> {
+        let _all = self.quiesce();
+        let rows: Vec<_> = objects.iter().flat_map(|object| self.share_rows(*object)).collect();
+        if !rows.is_empty() {
+            let position = self.engine.commit(BatchKind::Freeing, rows).map_err(engine_error)?;
+            self.committed_at(position);
+        }
+        self.core.condemned.end(reaper, round);
+        Ok(self.last_commit())
+    }
+
+    /// Deletions of the node's shares of an object.
+    fn share_rows(&self, object: ObjectId) -> Vec<Mutation> {
+        let shares = (0..self.core.shares).map(|worker| share_suffix(self.core.own_share(worker)));
+        let rows =
+            shares.map(|share| Mutation { key: Key::new(Table::ObjStat, object, &share), value: None });
+        rows.collect()
+    }
+
+    /// Sum of an object's shares, as far as this node has them.
+    fn references(&self, object: ObjectId) -> FsResult<Part> {
+        let mut sum = Part::None;
         let visited =
             self.engine.scan(Table::ObjStat, object, None, &mut |_, row, _| match ObjStat::decode(row) {
                 Ok(stat) => {
-                    sum = Some(sum.unwrap_or(0) + stat.referenced);
+                    let before = if let Part::Bytes(before) = sum { before } else { 0 };
+                    sum = Part::Bytes(before + stat.referenced);
                     ControlFlow::Continue(())
                 }
                 Err(_) => {
-                    sum = None;
+                    sum = Part::Damaged;
                     ControlFlow::Break(())
                 }
             });

@@ -1,13 +1,18 @@
 //! A node as one of several that share a volume: what its [`crate::member`] needs of it.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use kestrel_types::clock::{Clock, Nanos};
+use kestrel_types::codec::Reader;
 use kestrel_types::error::FsResult;
-use kestrel_types::ids::{InodeId, Position};
+use kestrel_types::ids::{InodeId, ObjectId, Position};
+use kestrel_types::inode::Inode;
+use kestrel_types::key::Table;
 use kestrel_types::request::{Op, Reply, Request};
+use kestrel_types::stat::DirStat;
 
 use super::dispatch::Held;
 use super::{Node, NodeConfig, RootAttr};
@@ -15,10 +20,10 @@ use crate::cluster::Cluster;
 use crate::engine::{Engine, Mutation};
 use crate::ids::Block;
 use crate::ops;
-use crate::ops::readdir;
+use crate::ops::{readdir, usage};
 use crate::perm::Dentry;
-use crate::pipeline::engine_error;
-use crate::rows::{Lent, Missing};
+use crate::pipeline::{UsageChange, engine_error};
+use crate::rows::{Lent, Missing, number_of};
 use crate::txn::Origin;
 use crate::view::{Core, Route, Run, Stop, View, Want};
 use crate::worker::{Ear, Role, Sink};
@@ -31,8 +36,18 @@ pub enum Ran {
     Lacks(Missing),
     /// It needs a dentry in the replica.
     Dentry(Want),
+    /// Rows that were cut off the file have to be deleted first, which its home does.
+    Later,
     /// It has ended.
     Ended(Box<Ended>),
+}
+
+/// What changes of rows do to what a node keeps of them in memory.
+pub(crate) struct Effect {
+    /// The volume's figures.
+    usage: UsageChange,
+    /// Rows to be deleted.
+    sweeps: Vec<(InodeId, Option<u64>)>,
 }
 
 /// A transaction that needs no more rows: its answer and what there is to commit.
@@ -43,6 +58,8 @@ pub struct Ended {
     pub mutations: Vec<Mutation>,
     /// Directories that it changes or removes.
     pub dirs: Vec<InodeId>,
+    /// Objects that it adds references to.
+    pub referred: Vec<ObjectId>,
     /// Nobody may hear the answer before this is durable: changes of directories that the paths rely on.
     pub wait: Position,
 }
@@ -128,6 +145,74 @@ impl Node {
         self.usage_now()
     }
 
+    /// Of directories what this node's rows say: unless `after` some place, the figures of its shares; and up to `limit` directories in
+    /// them, each with the index of the one that it is in, and whether there are more.
+    pub(crate) fn tree_part(
+        &self,
+        dirs: &[InodeId],
+        after: Option<(u32, InodeId)>,
+        limit: usize,
+    ) -> FsResult<(UsageChange, Vec<(u32, InodeId)>, bool)> {
+        let mut sum = DirStat::default();
+        if after.is_none() {
+            for dir in dirs {
+                usage::add_shares(&*self.engine, *dir, &mut sum)?;
+            }
+        }
+        let (mut children, mut more) = (Vec::new(), false);
+        for (index, dir) in (0u32..).zip(dirs).skip(after.map_or(0, |(index, _)| index as usize)) {
+            let last = after.filter(|(at, _)| *at == index).map(|(_, child)| child.to_be_bytes());
+            let last = last.as_ref().map(|last| &last[..]);
+            let visited = self.engine.scan(Table::Subdir, *dir, last, &mut |child, _, _| {
+                more = children.len() == limit;
+                if more {
+                    return ControlFlow::Break(());
+                }
+                children.push((index, number_of(child)));
+                ControlFlow::Continue(())
+            });
+            visited.map_err(engine_error)?;
+            if more {
+                break;
+            }
+        }
+        Ok(([sum.children, sum.subdirs, sum.bytes], children, more))
+    }
+
+    /// What a transaction's changes of rows do to what is kept in memory. With every role held, before they are committed.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(crate) fn effect_of(&self, changes: &[Mutation]) -> FsResult<Effect> {
+        let counted = |change: &&Mutation| matches!(change.key.table, Table::DirStat | Table::Link);
+        let counted: Vec<&Mutation> = changes.iter().filter(counted).collect();
+        let keys: Vec<_> = counted.iter().map(|change| change.key.borrow()).collect();
+        let mut usage: UsageChange = [0; 3];
+        let read = self.engine.get_many(&keys, &mut |index, row| {
+            let change = counted[index];
+            let before = figures_of(change.key.table, row.value);
+            let after = figures_of(change.key.table, change.value.as_deref());
+            usage = std::array::from_fn(|i| usage[i].wrapping_add(after[i]).wrapping_sub(before[i]));
+        });
+        read.map_err(engine_error)?;
+        let mut sweeps = Vec::new();
+        let swept = changes.iter().filter(|change| change.key.table == Table::Sweep);
+        // One row goes and another comes: the one that comes counts.
+        for comes in [false, true] {
+            let some = swept.clone().filter(|change| change.value.is_some() == comes);
+            sweeps.extend(some.map(|change| (change.key.id, comes.then(|| number_of(&change.key.suffix)))));
+        }
+        Ok(Effect { usage, sweeps })
+    }
+
+    /// The changes are committed.
+    pub(crate) fn take_effect(&self, effect: Effect) {
+        self.add_usage(effect.usage);
+        for (ino, first) in effect.sweeps {
+            self.core.sweeps.set(ino, first);
+        }
+    }
+
     /// Something that no inode number was made of.
     pub(crate) fn counter(&self) -> FsResult<u64> {
         self.inodes.take(&*self.engine, 1).map_err(engine_error)
@@ -203,6 +288,7 @@ impl Node {
                     break Ran::Lacks(missing);
                 }
                 Err(Stop::Dentry(want)) => break Ran::Dentry(want),
+                Err(Stop::Unswept(..)) => break Ran::Later,
                 Err(stop) => Err(stop.without_rows()),
             };
             if reply.is_err() {
@@ -215,6 +301,7 @@ impl Node {
                 reply,
                 mutations: if changes { rows.mutations() } else { Vec::new() },
                 dirs: if changes { effects.dirs_changed.iter().copied().collect() } else { Vec::new() },
+                referred: if changes { std::mem::take(&mut effects.referred) } else { Vec::new() },
                 wait,
             }));
         };
@@ -222,6 +309,18 @@ impl Node {
         rows.clear();
         effects.clear();
         Ok(ran)
+    }
+}
+
+/// What a row counts for in the volume's figures. A damaged one is fsck's business.
+fn figures_of(table: Table, row: Option<&[u8]>) -> UsageChange {
+    let Some(row) = row else { return [0; 3] };
+    match table {
+        Table::DirStat => {
+            let stat = DirStat::decode(row).unwrap_or_default();
+            [stat.children - stat.subdirs, stat.subdirs, stat.bytes]
+        }
+        _ => [0, 0, Inode::decode(&mut Reader::new(row)).map_or(0, |inode| inode.size.cast_signed())],
     }
 }
 

@@ -46,6 +46,7 @@ pub fn run(
     let size = target.inode.size.max(window.to + window.len);
     let mut content = new_content(view, &source.inode, &target.inode, window)?;
     content::check_swept(view, target.inode.ino, size, content.data.as_ref().unwrap_or(&target.inode.data))?;
+    content.shared = true;
     content.want(view, home)?;
     let share = if size != target.inode.size { view.bytes_share(&target.at) } else { None };
     view.begin()?;

@@ -18,7 +18,7 @@ use crate::view::{Run, View};
 /// Runs the operation.
 pub fn run(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {
     view.need_exclusive()?;
-    let Some(first) = view.sweep_of(ino) else { return Ok(Answer::Done) };
+    let Some(first) = view.sweep_of(ino)? else { return Ok(Answer::Done) };
     let home = view.core.home_of_inode(ino);
     let (chunks, rest) = view.chunks_from(ino, first)?;
     let mut content = Content::default();
@@ -29,6 +29,6 @@ pub fn run(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {
         view.put(cell, Value::Absent);
     }
     view.book(&content.tally, home)?;
-    view.set_sweep(ino, rest);
+    view.set_sweep(ino, Some(first), rest);
     Ok(Answer::Done)
 }

@@ -24,21 +24,7 @@ pub fn tree(engine: &dyn Engine, dir: InodeId) -> FsResult<Usage> {
     let mut dirs = 0;
     let mut stack = vec![dir];
     while let Some(dir) = stack.pop() {
-        let mut damage = None;
-        let visited = engine.scan(Table::DirStat, dir, None, &mut |_, row, _| match DirStat::decode(row) {
-            Ok(stat) => {
-                sum.merge(&stat);
-                ControlFlow::Continue(())
-            }
-            Err(why) => {
-                damage = Some(why);
-                ControlFlow::Break(())
-            }
-        });
-        visited.map_err(engine_error)?;
-        if let Some(why) = damage {
-            return Err(damaged(&why));
-        }
+        add_shares(engine, dir, &mut sum)?;
         let listed = engine.scan(Table::Subdir, dir, None, &mut |child, _, _| {
             stack.push(number_of(child));
             ControlFlow::Continue(())
@@ -47,6 +33,23 @@ pub fn tree(engine: &dyn Engine, dir: InodeId) -> FsResult<Usage> {
         dirs += 1;
     }
     Ok(usage(&sum, dirs - 1))
+}
+
+/// Adds the shares of a directory that the engine has.
+pub fn add_shares(engine: &dyn Engine, dir: InodeId, sum: &mut DirStat) -> FsResult<()> {
+    let mut damage = None;
+    let visited = engine.scan(Table::DirStat, dir, None, &mut |_, row, _| match DirStat::decode(row) {
+        Ok(stat) => {
+            sum.merge(&stat);
+            ControlFlow::Continue(())
+        }
+        Err(why) => {
+            damage = Some(why);
+            ControlFlow::Break(())
+        }
+    });
+    visited.map_err(engine_error)?;
+    damage.map_or(Ok(()), |why| Err(damaged(&why)))
 }
 
 fn usage(sum: &DirStat, dirs: u64) -> Usage {

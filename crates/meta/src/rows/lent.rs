@@ -6,7 +6,7 @@ use kestrel_types::key::{Key, Table};
 use rustc_hash::FxHashMap;
 
 use super::scan::Scanned;
-use super::{CellId, Rows, Value};
+use super::{CellId, Rows, Value, is_full, number_of};
 use crate::cluster::Cluster;
 use crate::locks::Mode;
 use crate::view::{Run, Stop};
@@ -135,17 +135,23 @@ impl Rows {
     pub fn supply(&mut self, lent: &Lent) -> Missing {
         let mut missing = Missing::default();
         for (table, id, first) in std::mem::take(&mut self.wanted_scans) {
-            let span = Span { table, id, after: None, rows_max: u32::MAX };
+            let after = first.checked_sub(1).map(|before| before.to_be_bytes()[..].into());
+            let span = Span { table, id, after, rows_max: u32::MAX };
             let Some(rows) = lent.spans.get(&span) else {
                 missing.spans.push(span);
                 continue;
             };
-            let mut found: Vec<Scanned> = Vec::new();
+            let (mut found, mut bytes, mut left_out): (Vec<Scanned>, _, _) = (Vec::new(), 0, None);
             for (suffix, value) in rows {
+                bytes += value.len();
+                if table == Table::Chunk && is_full(found.len(), bytes) {
+                    left_out = Some(number_of(suffix));
+                    break;
+                }
                 let (start, len) = self.keep_value(value);
                 found.push((suffix.to_vec(), start, len, 0));
             }
-            self.take_scan(table, id, first, &found, None, 0);
+            self.take_scan(table, id, first, &found, left_out, 0);
         }
         for number in std::mem::take(&mut self.wanted) {
             let cell = &self.cells[number as usize];

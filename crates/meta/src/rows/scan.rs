@@ -14,6 +14,11 @@ const SCAN_BYTES_MAX: usize = 4 << 20;
 /// A row that a scan found: suffix, place in the batch's buffer, position of the last change.
 pub(super) type Scanned = (Vec<u8>, u32, u32, Position);
 
+/// Whether a scan of chunks that has taken in so many rows takes no other, with which it would have so many bytes.
+pub fn is_full(rows: usize, bytes: usize) -> bool {
+    rows == SCAN_ROWS_MAX || bytes > SCAN_BYTES_MAX && rows > 0
+}
+
 impl Rows {
     pub(super) fn scan(
         &mut self,
@@ -29,8 +34,7 @@ impl Rows {
         let deleted_at =
             engine.scan(table, id, after.as_ref().map(|a| &a[..]), &mut |suffix, value, changed_at| {
                 bytes += value.len();
-                let full = found.len() == SCAN_ROWS_MAX || bytes > SCAN_BYTES_MAX && !found.is_empty();
-                if full && table == Table::Chunk {
+                if table == Table::Chunk && is_full(found.len(), bytes) {
                     left_out = Some(number_of(suffix));
                     return ControlFlow::Break(());
                 }
@@ -76,7 +80,7 @@ impl Rows {
         // Cells that were wanted one by one and did not turn up do not exist.
         let group = self.groups.get(&(table, id)).cloned().unwrap_or_default();
         for number in group {
-            let in_range = table == Table::Xattr || number_of(self.suffix(number)) >= first;
+            let in_range = table != Table::Chunk || number_of(self.suffix(number)) >= first;
             let cell = &mut self.cells[number as usize];
             if in_range && matches!(cell.value, Value::Wanted) {
                 cell.value = Value::Absent;

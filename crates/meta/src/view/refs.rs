@@ -6,7 +6,7 @@ use kestrel_types::key::Table;
 use kestrel_types::name::InodeRef;
 use kestrel_types::stat::ObjStat;
 
-use super::{At, Found, Run, View, damaged, decode_dir_id, encode_dir_id, fail};
+use super::{At, Found, Run, Stop, View, damaged, decode_dir_id, encode_dir_id, fail};
 use crate::effects::OpenUndo;
 use crate::rows::{CellId, Value, number_of, share_suffix};
 use crate::session::{Moved, NewPlace, OpenState};
@@ -154,16 +154,23 @@ impl View<'_> {
     }
 
     /// Asks for the shares that a tally is going to change. Before [`View::begin`].
-    pub fn want_objects(&mut self, tally: &mut Tally, home: usize) -> Run<()> {
+    /// `shared`: a file refers to what is added already, so it cannot be what is being deleted.
+    pub fn want_objects(&mut self, tally: &mut Tally, home: usize, shared: bool) -> Run<()> {
         tally.merge();
+        let home = self.core.own_share(home);
         for (object, bytes) in tally.items() {
-            if *bytes > 0 && self.core.condemned.contains(*object) {
-                return Err(fail(libc::EIO, "the object is being deleted: write the data again"));
+            if *bytes > 0 {
+                if self.core.condemned.refer(*object) && !shared {
+                    return Err(fail(libc::EIO, "the object is being deleted: write the data again"));
+                }
+                if self.core.cluster.is_some() {
+                    self.effects.referred.push(*object);
+                }
             }
             self.rows.cell(Table::ObjStat, *object, &share_suffix(home));
             if *bytes < 0 {
-                for number in 0..self.core.shares_in_all() {
-                    let share = self.core.share_home(number);
+                for worker in 0..self.core.shares {
+                    let share = self.core.own_share(worker);
                     self.rows.cell(Table::ObjStat, *object, &share_suffix(share));
                 }
             }
@@ -176,7 +183,12 @@ impl View<'_> {
     /// The worker sees other shares as they were when the batch fetched them, so it may miss that a sum became zero. When a
     /// sum is zero, some share is not above zero; the rule below makes the worker that brought it there, or the last one
     /// to release anything, write a `reap` row, and the reaper adds the shares up after the grace period.
+    ///
+    /// Of several nodes each books what it leads to its own shares, wherever the file is, and sees no others. Its part of the sum may
+    /// be below nought: then the reaper keeps the row ([`crate::node::Node::due_objects`]). So when the sum becomes nought either the
+    /// part of the node that released last is not above nought, and the row is written here, or another node's is below nought.
     pub fn book(&mut self, tally: &Tally, home: usize) -> Run<()> {
+        let home = self.core.own_share(home);
         for (object, bytes) in tally.items() {
             let own = self.rows.cell(Table::ObjStat, *object, &share_suffix(home));
             self.fetched(own)?;
@@ -187,15 +199,15 @@ impl View<'_> {
                 continue;
             }
             let (mut sum, mut below) = (0, stat.referenced <= 0);
-            for number in 0..self.core.shares_in_all() {
-                let share = self.core.share_home(number);
+            for worker in 0..self.core.shares {
+                let share = self.core.own_share(worker);
                 let cell = self.rows.cell(Table::ObjStat, *object, &share_suffix(share));
                 let ObjStat { referenced } =
                     self.rows.obj_stat(cell).map_err(|why| damaged("objstat", &why))?;
                 sum += referenced;
                 below |= referenced < 0;
             }
-            if sum == 0 || below {
+            if sum <= 0 || below {
                 let due = ((self.now + self.core.grace).max(0) / SECOND + 1).cast_unsigned();
                 let cell = self.rows.cell(Table::Reap, due, &object.to_be_bytes());
                 self.put(cell, Value::Bytes(Box::default()));
@@ -222,21 +234,27 @@ impl View<'_> {
         Ok((chunks, rest))
     }
 
-    /// The chunk from which on a file's rows were cut off and are still being deleted, if some are.
-    pub fn sweep_of(&mut self, ino: InodeId) -> Option<u64> {
-        match self.effects.sweeps.iter().rev().find(|(swept, _)| *swept == ino) {
-            Some((_, first)) => {
-                self.depends = true;
-                *first
-            }
-            None => self.core.sweeps.get(ino),
+    /// The chunk from which on a file's rows were cut off and are still being deleted, if some are. Before [`View::begin`].
+    pub fn sweep_of(&mut self, ino: InodeId) -> Run<Option<u64>> {
+        if let Some((_, first)) = self.effects.sweeps.iter().rev().find(|(swept, _)| *swept == ino) {
+            self.depends = true;
+            return Ok(*first);
         }
+        // A transaction over several nodes reads the row at the file's home, whose memory says the same to the home itself.
+        if self.no_dirs.is_none() {
+            let here = self.core.is_own(self.core.home_of_inode(ino));
+            return if here { Ok(self.core.sweeps.get(ino)) } else { Err(Stop::Away) };
+        }
+        self.rows.want_all(Table::Sweep, ino, 0);
+        self.ready()?;
+        let cells = self.rows.group(Table::Sweep, ino);
+        let first = cells.into_iter().find(|cell| self.rows.exists(*cell));
+        Ok(first.map(|cell| number_of(self.rows.suffix(cell))))
     }
 
     /// Has a file's rows deleted from chunk `first` on (`None`: they are all gone). Until then the file must not have
-    /// chunks there.
-    pub fn set_sweep(&mut self, ino: InodeId, first: Option<u64>) {
-        let before = self.sweep_of(ino);
+    /// chunks there. `before`: what [`View::sweep_of`] said.
+    pub fn set_sweep(&mut self, ino: InodeId, before: Option<u64>, first: Option<u64>) {
         if before == first {
             return;
         }

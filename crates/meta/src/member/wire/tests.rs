@@ -8,6 +8,9 @@ use proptest::option;
 use proptest::prelude::*;
 
 use super::*;
+use crate::member::poll::{Answer, Question};
+use crate::member::reap::Weight;
+use crate::node::Part;
 
 /// Small and large ones alike, so that every length of a varint occurs.
 fn number() -> BoxedStrategy<u64> {
@@ -133,10 +136,40 @@ fn about_rows() -> BoxedStrategy<Message> {
     .boxed()
 }
 
+fn any_question() -> BoxedStrategy<Question> {
+    prop_oneof![
+        Just(Question::Usage),
+        ids().prop_map(Question::Held),
+        (ids(), option::of((any::<u32>(), number()))).prop_map(|(dirs, after)| Question::Tree(dirs, after)),
+        (number(), ids()).prop_map(|(round, objects)| Question::Weigh(round, objects)),
+        (number(), ids()).prop_map(|(round, objects)| Question::Confirm(round, objects)),
+        (number(), ids()).prop_map(|(round, objects)| Question::Forget(round, objects)),
+    ]
+    .boxed()
+}
+
+fn any_answer() -> BoxedStrategy<Answer> {
+    let weight = prop_oneof![
+        Just(Weight::Used),
+        Just(Weight::Part(Part::None)),
+        Just(Weight::Part(Part::Damaged)),
+        (-1i64 << 51..1 << 51).prop_map(|bytes| Weight::Part(Part::Bytes(bytes))),
+    ];
+    let places = vec((any::<u32>(), number()), 0..5);
+    prop_oneof![
+        any::<[i64; 3]>().prop_map(Answer::Usage),
+        ids().prop_map(Answer::Held),
+        (any::<[i64; 3]>(), places, any::<bool>())
+            .prop_map(|(sum, children, more)| Answer::Tree { sum, children, more }),
+        vec(weight, 0..5).prop_map(Answer::Weighed),
+        ids().prop_map(Answer::Confirmed),
+        Just(Answer::Done),
+    ]
+    .boxed()
+}
+
 fn any_message() -> BoxedStrategy<Message> {
     let vote = prop_oneof![Just(Vote::Yes), Just(Vote::No), any_error().prop_map(Vote::Failed)];
-    let question = prop_oneof![Just(Question::Usage), ids().prop_map(Question::Held)];
-    let answer = prop_oneof![any::<[i64; 3]>().prop_map(Answer::Usage), ids().prop_map(Answer::Held)];
     prop_oneof![
         (number(), any_request(), any_origin()).prop_map(|(number, request, origin)| Message::Forward {
             number,
@@ -155,8 +188,8 @@ fn any_message() -> BoxedStrategy<Message> {
         any_txn().prop_map(Message::Decided),
         any_txn().prop_map(Message::Ask),
         any_txn().prop_map(Message::Alive),
-        (number(), question).prop_map(|(number, question)| Message::Poll { number, question }),
-        (number(), answer).prop_map(|(number, answer)| Message::Polled { number, answer }),
+        (number(), any_question()).prop_map(|(number, question)| Message::Poll { number, question }),
+        (number(), any_answer()).prop_map(|(number, answer)| Message::Polled { number, answer }),
     ]
     .boxed()
 }

@@ -1,0 +1,266 @@
+//! Nodes of a cluster in one process, and their clients.
+#![allow(dead_code, reason = "each test uses a part")]
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kestrel_cluster::admin::{Admin, Asker};
+use kestrel_cluster::config::ServerConfig;
+use kestrel_cluster::listen::Door;
+use kestrel_cluster::locks::LockLimits;
+use kestrel_cluster::peers::{Identity, Peers};
+use kestrel_cluster::server::Server;
+use kestrel_meta::engine::Engine;
+use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_meta::member::host::MemberHost;
+use kestrel_meta::member::{Member, MemberConfig};
+use kestrel_meta::node::{Durability, NodeConfig, RootAttr};
+use kestrel_model::code as errno;
+use kestrel_net::remote::{Holder, Remote, RemoteConfig};
+use kestrel_net::server::{self as net, Serving};
+use kestrel_types::clock::{SECOND, SystemClock};
+use kestrel_types::inode::Kind;
+use kestrel_types::name::{InodeRef, Place};
+use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement};
+use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
+use kestrel_types::wire::{PeerSecret, Reclaim, ReclaimReply, SessionState, Welcome};
+use tempfile::TempDir;
+
+pub const VOLUME: &str = "vol";
+
+pub fn identity() -> Identity {
+    Identity { volume: [7; 16], secret: PeerSecret([9; 16]) }
+}
+
+/// Waits for something that has to happen sooner or later.
+pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !happened() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never happened that {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub fn at(path: &str) -> Place {
+    Place::from_path(1, path.as_bytes()).unwrap()
+}
+
+pub fn mknod(path: &str) -> Op {
+    Op::MkNod { place: at(path), kind: Kind::File, mode: 0o644, rdev: 0 }
+}
+
+struct NoAdmin;
+
+impl Admin for NoAdmin {
+    fn submit(&self, _question: Box<[u8]>, asker: Asker) {
+        asker.answer(Ok(Box::default()));
+    }
+}
+
+/// A node that runs.
+pub struct Running {
+    pub host: Arc<MemberHost>,
+    pub peers: Arc<Peers>,
+    pub server: Arc<Server>,
+    serving: Option<Serving>,
+    opened: Instant,
+}
+
+/// The place of a node.
+pub struct Site {
+    pub id: NodeId,
+    pub address: SocketAddr,
+    dir: TempDir,
+    placement: Placement,
+    running: Option<Running>,
+}
+
+impl Site {
+    pub fn running(&self) -> &Running {
+        self.running.as_ref().unwrap()
+    }
+
+    fn engine(&self) -> Arc<dyn Engine> {
+        let options = EmbeddedOptions::default();
+        let synced = Arc::new(|| Ok(()));
+        Arc::new(EmbeddedEngine::open(self.dir.path(), [7; 16], options, synced, &mut |_| true).unwrap())
+    }
+
+    fn serve(&self, listener: TcpListener) -> (Running, Serving) {
+        let node =
+            NodeConfig { workers: 2, durability: Durability::Commit, serves: true, ..NodeConfig::default() };
+        let peers = Peers::start(&identity(), self.id, &self.placement).unwrap();
+        let config =
+            MemberConfig { me: self.id, placement: self.placement.clone(), node, seed: u64::from(self.id) };
+        let host = MemberHost::open(self.engine(), Arc::new(SystemClock), config, peers.clone()).unwrap();
+        let config = ServerConfig {
+            volume: VOLUME.into(),
+            node: self.id,
+            grace: SECOND,
+            lease: 10 * SECOND,
+            peers: Some(identity()),
+            ..ServerConfig::default()
+        };
+        let limits = LockLimits::default();
+        let clock = Arc::new(SystemClock);
+        let server = Server::new(host.clone(), clock, config, limits, Arc::new(NoAdmin), 0).unwrap();
+        let opened = Instant::now();
+        let serving = listening(&server, opened, listener);
+        let running = Running { host, peers, server, serving: None, opened };
+        (running, serving)
+    }
+
+    /// Starts the node.
+    pub fn run(&mut self) {
+        let listener = bind(self.address);
+        let (running, serving) = self.serve(listener);
+        self.running = Some(Running { serving: Some(serving), ..running });
+    }
+
+    /// Breaks every connection to it; nobody is let in any more.
+    pub fn cut(&mut self) {
+        self.running.as_mut().unwrap().serving = None;
+    }
+
+    /// Lets clients and nodes in again.
+    pub fn listen(&mut self) {
+        let listener = bind(self.address);
+        let running = self.running.as_mut().unwrap();
+        running.serving = Some(listening(&running.server, running.opened, listener));
+    }
+
+    /// Stops it without a word.
+    pub fn kill(&mut self) {
+        let Running { host, peers, server, serving, .. } = self.running.take().unwrap();
+        let node = Arc::downgrade(host.node());
+        drop((serving, server, host, peers));
+        eventually("its store is closed", || node.upgrade().is_none());
+    }
+}
+
+fn listening(server: &Arc<Server>, opened: Instant, listener: TcpListener) -> Serving {
+    let config = net::ServerConfig { threads: 2, ..net::ServerConfig::default() };
+    net::serve(listener, Arc::new(Door::new(server.clone(), opened)), config).unwrap()
+}
+
+fn bind(address: SocketAddr) -> TcpListener {
+    let begun = Instant::now();
+    loop {
+        match TcpListener::bind(address) {
+            Ok(listener) => return listener,
+            Err(why) => assert!(begun.elapsed() < Duration::from_secs(30), "{address}: {why}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Three nodes.
+pub struct Cluster {
+    pub sites: Vec<Site>,
+    pub placement: Placement,
+}
+
+impl Cluster {
+    pub fn start() -> Self {
+        let listeners: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+        let member = |(id, address): (NodeId, &SocketAddr)| MapMember { id, address: address.to_string() };
+        let map = ClusterMap::even((1..).zip(&addresses).map(member).collect()).unwrap();
+        let placement = Placement { version: 5, map, exceptions: ExceptionTable::default() };
+        let mut sites = Vec::new();
+        for ((id, address), listener) in (1..).zip(addresses).zip(listeners) {
+            let dir = TempDir::new().unwrap();
+            let mut site = Site { id, address, dir, placement: placement.clone(), running: None };
+            let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
+            Member::format(&*site.engine(), root, SECOND, id, placement.clone()).unwrap();
+            let (running, serving) = site.serve(listener);
+            site.running = Some(Running { serving: Some(serving), ..running });
+            sites.push(site);
+        }
+        Self { sites, placement }
+    }
+
+    pub fn client(&self) -> Client {
+        let remote = |site: &Site| {
+            let config = RemoteConfig {
+                addresses: vec![site.address.to_string()],
+                volume: VOLUME.into(),
+                who: "test".into(),
+                deadline: Duration::from_secs(60),
+            };
+            (site.id, Remote::connect(config, Arc::new(Bare)).unwrap().0)
+        };
+        Client { remotes: self.sites.iter().map(remote).collect(), placement: self.placement.clone() }
+    }
+}
+
+/// Holds nothing.
+struct Bare;
+
+impl Holder for Bare {
+    fn welcomed(&self, welcome: &Welcome) -> Result<(), String> {
+        if welcome.table == 5 { Ok(()) } else { Err("another table".into()) }
+    }
+
+    fn reclaim(&self, _lost: SessionState) -> Vec<Reclaim> {
+        Vec::new()
+    }
+
+    fn reclaimed(&self, _replies: Vec<ReclaimReply>, _lost: SessionState) {}
+
+    fn oldest_open_object(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn outage(&self, _why: &str) {}
+
+    fn restored(&self, _after: Duration) {}
+}
+
+/// A client with a session at each node.
+pub struct Client {
+    remotes: BTreeMap<NodeId, Arc<Remote>>,
+    placement: Placement,
+}
+
+impl Client {
+    pub fn leader(&self, op: &Op) -> NodeId {
+        self.placement.leader(op).map_or(1, |member| member.id)
+    }
+
+    pub fn ask(&self, op: Op) -> Reply {
+        self.remotes[&self.leader(&op)].call(Request { creds: Creds::root(), op })
+    }
+
+    /// Asks for something that has to succeed.
+    pub fn done(&self, op: Op) -> Answer {
+        let asked = format!("{op:?}");
+        let reply = self.ask(op);
+        assert_eq!(errno(&reply), 0, "{asked}: {reply:?}");
+        reply.unwrap_or(Answer::Done)
+    }
+
+    /// Names in a directory.
+    pub fn names(&self, dir: &str) -> Vec<String> {
+        let Answer::Entry { inode, .. } = self.done(Op::Lookup(at(dir))) else { panic!("no entry") };
+        let (mut names, mut after) = (Vec::new(), None);
+        loop {
+            let list = Op::ReadDir { dir: inode.ino, after, limit: 1000, check: true };
+            let Answer::Entries { entries, end, .. } = self.done(list) else { panic!("no listing") };
+            let name = |entry: &kestrel_types::request::DirEntry| {
+                String::from_utf8_lossy(entry.name.as_bytes()).into_owned()
+            };
+            names.extend(entries.iter().map(name));
+            after = entries.last().map(|entry| entry.name.clone());
+            if end {
+                return names;
+            }
+        }
+    }
+
+    pub fn stat(&self, ino: u64) -> Reply {
+        self.ask(Op::GetAttr(InodeRef::by_id(ino)))
+    }
+}

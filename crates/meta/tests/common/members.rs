@@ -1,0 +1,157 @@
+//! Several members in one process, messages carried by hand. (What happens under faults the simulator judges.)
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_meta::member::{Envelope, Member, MemberConfig, Message};
+use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
+use kestrel_meta::txn::Origin;
+use kestrel_types::clock::{ManualClock, Nanos, SECOND};
+use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::name::{Name, Place};
+use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement, Rule};
+use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
+use parking_lot::Mutex;
+
+pub const ROOT_ATTR: RootAttr = RootAttr { mode: 0o777, uid: 0, gid: 0 };
+
+/// Names `a1`, `b2` … belong to the node of their digit.
+pub fn placement(nodes: u32) -> Placement {
+    let members = (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
+    let map = ClusterMap::even(members).unwrap();
+    let mut exceptions = ExceptionTable::default();
+    for letter in 'a'..='f' {
+        for node in 1..=nodes {
+            let slot = (0..1 << 14).find(|slot| map.owner(*slot).id == node).unwrap();
+            let name = Name::new(format!("{letter}{node}").as_bytes()).unwrap();
+            exceptions.set(name, Some(Rule::Override(slot))).unwrap();
+        }
+    }
+    Placement { version: 1, map, exceptions }
+}
+
+pub fn settings() -> NodeConfig {
+    let (durability, replies) = (Durability::Commit, Replies::Inline);
+    NodeConfig { workers: 2, durability, replies, ..NodeConfig::default() }
+}
+
+pub struct Cluster {
+    pub engines: BTreeMap<NodeId, Arc<MemoryEngine>>,
+    pub members: BTreeMap<NodeId, Member>,
+    pub clock: Arc<ManualClock>,
+    pub placement: Placement,
+    pub under_way: VecDeque<(NodeId, Envelope)>,
+    pub now: Nanos,
+}
+
+impl Cluster {
+    pub fn new(nodes: u32) -> Self {
+        let mut cluster = Self {
+            engines: BTreeMap::new(),
+            members: BTreeMap::new(),
+            clock: Arc::new(ManualClock::new(1000 * SECOND)),
+            placement: placement(nodes),
+            under_way: VecDeque::new(),
+            now: 0,
+        };
+        for id in 1..=nodes {
+            let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
+            Member::format(&*engine, ROOT_ATTR, SECOND, id, cluster.placement.clone()).unwrap();
+            cluster.engines.insert(id, engine);
+            cluster.restart(id);
+        }
+        cluster
+    }
+
+    pub fn restart(&mut self, id: NodeId) {
+        self.members.remove(&id);
+        let config = MemberConfig { me: id, placement: self.placement.clone(), node: settings(), seed: 7 };
+        let member = Member::open(self.engines[&id].clone(), self.clock.clone(), config, self.now).unwrap();
+        self.members.insert(id, member);
+    }
+
+    pub fn collect(&mut self) {
+        for member in self.members.values_mut() {
+            self.under_way.extend(member.take_outbox());
+        }
+    }
+
+    /// Carries messages until `stop` holds one back, which it returns, or none is under way.
+    pub fn carry(&mut self, stop: impl Fn(NodeId, &Message) -> bool) -> Option<(NodeId, Envelope)> {
+        loop {
+            self.collect();
+            let (to, envelope) = self.under_way.pop_front()?;
+            if stop(to, &envelope.message) {
+                return Some((to, envelope));
+            }
+            self.members.get_mut(&to).unwrap().receive(envelope, self.now);
+        }
+    }
+
+    pub fn submit(
+        &mut self,
+        at: NodeId,
+        request: Request,
+        origin: Option<Origin>,
+    ) -> Arc<Mutex<Option<Reply>>> {
+        let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
+        let filled = slot.clone();
+        let done = Box::new(move |reply| *filled.lock() = Some(reply));
+        self.members.get_mut(&at).unwrap().submit(request, origin, done, self.now);
+        slot
+    }
+
+    pub fn ask_from(&mut self, at: NodeId, op: Op, origin: Option<Origin>) -> Reply {
+        let slot = self.submit(at, Request { creds: Creds::root(), op }, origin);
+        for _ in 0..10_000 {
+            self.carry(|_, _| false);
+            if let Some(reply) = slot.lock().take() {
+                return reply;
+            }
+            self.tick(SECOND / 100);
+        }
+        panic!("no answer");
+    }
+
+    pub fn ask(&mut self, at: NodeId, op: Op) -> Reply {
+        self.ask_from(at, op, None)
+    }
+
+    pub fn tick(&mut self, by: Nanos) {
+        self.now += by;
+        for member in self.members.values_mut() {
+            member.tick(self.now);
+        }
+    }
+
+    pub fn inode(&mut self, at: NodeId, op: Op) -> Inode {
+        match self.ask(at, op) {
+            Ok(Answer::Inode(inode) | Answer::Entry { inode, .. }) => *inode,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn names(&mut self, at: NodeId, dir: u64, limit: usize) -> Vec<String> {
+        let (mut names, mut after) = (Vec::new(), None);
+        loop {
+            let list = Op::ReadDir { dir, after, limit, check: true };
+            let Ok(Answer::Entries { entries, end, .. }) = self.ask(at, list) else { panic!("no listing") };
+            names.extend(
+                entries.iter().map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()),
+            );
+            after = entries.last().map(|entry| entry.name.clone());
+            if end {
+                return names;
+            }
+        }
+    }
+}
+
+pub fn at(path: &str) -> Place {
+    Place::from_path(1, path.as_bytes()).unwrap()
+}
+
+pub fn mknod(path: &str) -> Op {
+    Op::MkNod { place: at(path), kind: Kind::File, mode: 0o644, rdev: 0 }
+}
