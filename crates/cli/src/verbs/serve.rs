@@ -33,6 +33,9 @@ use crate::units::duration_arg;
 /// Name of the log file within the volume's directory.
 const LOG_NAME: &str = "serve.log";
 
+/// Time between two looks whether the process has to end by itself.
+const LOOK: Duration = Duration::from_secs(1);
+
 /// How long clients get, at the end, for the answers to what they have asked.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
@@ -249,14 +252,29 @@ fn attend(
         begun.elapsed()
     );
     args.process.ready();
-    let _ = signal.recv();
+    let failure = until_end(&signal, opened);
     log::info!("{} ends; its clients will wait for it", plan.volume.display());
     if let Some(sockets) = clients.sockets.lock().take() {
         sockets.stop(LAST_ANSWERS);
     }
     server.close();
     drop(doors);
-    Ok(Verdict::Good)
+    failure.map_or(Ok(Verdict::Good), |why| Err(fail(why)))
+}
+
+/// Waits until the process is to end. One of several nodes ends by itself when its log fails: only a start that reads the log
+/// knows what became of what it was writing, and the others wait for that.
+fn until_end(signal: &mpsc::Receiver<()>, opened: &MountedVolume) -> Option<String> {
+    loop {
+        match signal.recv_timeout(LOOK) {
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            _ => return None,
+        }
+        if let Some(why) = opened.fs.member().and_then(|host| host.failure()) {
+            log::error!("the log has failed: {why}; look at the disk, then start this node again");
+            return Some(format!("the log has failed: {why}; look at the disk, then start this node again"));
+        }
+    }
 }
 
 fn server(

@@ -1,6 +1,10 @@
 //! What a client does on its own: commits bytes that have been in memory too long, deletes objects whose grace is over,
 //! and, slowly, rewrites objects of which little is in use.
+//!
+//! One of several nodes deletes objects together with the others, and rewrites none: to know what refers to an object takes the
+//! rows of all of them.
 
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -8,10 +12,11 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use kestrel_admin::sparse::Found;
+use kestrel_meta::member::host::MemberHost;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsResult;
 
-use super::{CompactOptions, Fs};
+use super::{CompactOptions, Done, Fs};
 use crate::file::data_error;
 
 /// How often the thread looks for work.
@@ -74,7 +79,14 @@ impl Fs {
         let threads: [(&str, Work); 3] =
             [("kestrel-flush", run), ("kestrel-reap", reap), ("kestrel-repack", repack)];
         // Of a volume that is served by another process only its own bytes are this client's business.
-        let count = if self.node().is_some() { threads.len() } else { 1 };
+        let count = match (self.node(), self.member()) {
+            (Some(_), _) => threads.len(),
+            (None, Some(_)) => {
+                log::info!("one of several nodes: objects of which little is in use are not rewritten");
+                threads.len() - 1
+            }
+            (None, None) => 1,
+        };
         for (name, work) in threads.into_iter().take(count) {
             let (weak, stop) = (Arc::downgrade(self), self.background.stop.clone());
             match std::thread::Builder::new().name(name.into()).spawn(move || work(&weak, &stop)) {
@@ -145,6 +157,9 @@ impl Fs {
     /// # Errors
     /// The node's or the store's; objects not deleted stay due.
     pub fn reap(self: &Arc<Self>) -> FsResult<usize> {
+        if let Some(member) = self.member() {
+            return self.reap_together(member);
+        }
         let Some(node) = self.node() else { return Ok(0) };
         let due = node.due_objects(self.clock.now(), REAP_BATCH, &|object| self.is_open_object(object))?;
         if due.is_empty() {
@@ -173,6 +188,46 @@ impl Fs {
             }
         }
         Ok(reaped)
+    }
+
+    /// The same for one of several nodes: what its clients released and no node refers to any more.
+    fn reap_together(&self, member: &Arc<MemberHost>) -> FsResult<usize> {
+        let now = self.clock.now();
+        let Some(due) = self.unless_stopped(|done| member.condemn(now, REAP_BATCH, done))? else {
+            return Ok(0);
+        };
+        let (mut gone, mut failed) = (Vec::new(), None);
+        for some in due.chunks(REAP_AT_ONCE) {
+            for (object, deleted) in some.iter().zip(self.store.delete_each(some)) {
+                match deleted {
+                    Ok(()) => gone.push(*object),
+                    Err(error) => failed = Some(error),
+                }
+            }
+        }
+        let reaped = gone.len();
+        if reaped > 0 {
+            self.unless_stopped(|done| member.reaped(gone, done))?;
+            Self::count(&self.counters.reaped_objects, reaped as u64);
+        }
+        match failed {
+            None => Ok(reaped),
+            Some(error) => Err(data_error(&error)),
+        }
+    }
+
+    /// What other nodes have to answer for; nothing if the background work ends meanwhile.
+    fn unless_stopped<T: Send + 'static>(&self, call: impl FnOnce(Done<T>)) -> FsResult<Option<T>> {
+        let (send, heard) = std::sync::mpsc::channel();
+        call(Box::new(move |result| drop(send.send(result))));
+        loop {
+            match heard.recv_timeout(TICK) {
+                Ok(result) => return result.map(Some),
+                Err(RecvTimeoutError::Timeout) if !*self.background.stop.0.lock() => {}
+                // The member ends, and so does this.
+                Err(_) => return Ok(None),
+            }
+        }
     }
 }
 
