@@ -75,6 +75,16 @@ suites+=(
     "serve-git 900 $serve tests/programs/git.sh"
     "serve-sqlite 900 $serve CYCLES=${SERVE_CYCLES:-4} tests/programs/sqlite.sh"
 )
+# The same on a volume that three metadata nodes serve, and what only concerns several.
+nodes="env KESTREL_NODES=3"
+suites+=(
+    "nodes 900 tests/cluster/nodes.sh"
+    "nodes-semantics 600 $nodes tests/posix/semantics.sh"
+    "nodes-pjdfstest 600 $nodes tests/posix/pjdfstest.sh"
+    "nodes-fsx 900 $nodes FSX_OPS=${NODES_FSX_OPS:-1000} tests/posix/fsx.sh"
+    "nodes-compare 900 $nodes COMPARE_OPS=${NODES_COMPARE_OPS:-1500} COMPARE_SEEDS=2 tests/posix/compare.sh"
+    "nodes-kill 900 $nodes CYCLES=${NODES_CYCLES:-3} tests/cluster/kill.sh"
+)
 for script in tests/programs/*.sh; do
     suites+=("$(basename "$script" .sh) 900 $script")
 done

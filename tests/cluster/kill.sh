@@ -34,6 +34,14 @@ start_armed() {
     start_server "$volume"
 }
 
+# Whether the server runs, or all nodes do.
+all_up() {
+    local node
+    for ((node = 1; node <= NODES; node++)); do
+        [ -n "$(node_pid "$volume" "$node")" ] || return
+    done
+}
+
 verify() {
     kestrel-crashload verify --dir "$1" --log "$2" --mode process
 }
@@ -49,7 +57,8 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
     remover=$!
     point=
     for ((kill = 0; kill < kills; kill++)); do
-        pid=$(server_pid "$volume")
+        # One of them, of several nodes.
+        pid=$(node_pid "$volume" "$(random 1 "$NODES")")
         # At an armed point it goes by itself, and is given time.
         ticks=$(random 2 50)
         [ -z "$point" ] || ticks=150
@@ -75,7 +84,7 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
     status=0
     # The armed point of the last start may still be ahead.
     until wait_until 1 gone "$load"; do
-        if [ -z "$(server_pid "$volume")" ]; then
+        if ! all_up; then
             at_point=$((at_point + 1)) hit[${point:-none}]=1
             start_server "$volume"
         fi

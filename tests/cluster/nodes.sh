@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Three metadata nodes that serve one volume to two mounts: how a cluster is formed and what is refused, what one mount does seen
+# from the other (two.py), what depends on where things lie (nodes.py), nodes that are killed under load and started again, what is
+# told of one that is away, locks of all kinds over a restart of all nodes.
+#
+# KILLS of a node under load (default 6)
+# shellcheck disable=SC2034 # lib.sh reads what is set here
+set -euo pipefail
+KESTREL_NODES=3
+. "$(dirname "$0")/../lib.sh"
+needs_kestrel
+
+volume=$WORK/volume a=$WORK/a b=$WORK/b
+lease=3 kills=${KILLS:-6}
+SERVE_OPTIONS=(--lease "${lease}s")
+make_volume "$volume" --grace 1s
+url=$(serve_url "$volume")
+
+# refuses TEXT PATTERN COMMAND…: it fails, and says something that matches.
+refuses() {
+    local text=$1 pattern=$2
+    shift 2
+    if "$@" >"$WORK/refused.out" 2>&1; then
+        fail "$text: it did not fail"
+    elif grep -qE "$pattern" "$WORK/refused.out"; then
+        ok "$text"
+    else
+        cat "$WORK/refused.out"
+        fail "$text: it did not say /$pattern/"
+    fi
+}
+
+second=$(node_dir "$volume" 2)
+refuses "fsync is refused for several nodes" commit \
+    "$KESTREL" cluster init "$WORK/no" --node 127.0.0.1:1 --node 127.0.0.1:2 --durability fsync
+refuses "a number that is out of range" "1 to 3" sh -c "'$KESTREL' cluster token '$volume' | '$KESTREL' cluster join - '$WORK/no' --node 4"
+refuses "a damaged token" "not whole" sh -c "'$KESTREL' cluster token '$volume' | cut -c1-99 | '$KESTREL' cluster join - '$WORK/no' --node 2"
+for verb in "mount $second $WORK/no" "status $second" "gc $second" "dump $second $WORK/no" "compact $second"; do
+    # shellcheck disable=SC2086 # words
+    refuses "kestrel ${verb%% *} of one node's part" "only a part of the volume" "$KESTREL" $verb
+done
+refuses "kestrel format of one node's part" "node 2 of a cluster" "$KESTREL" format "$second" --force
+refuses "kestrel config of one node's part" "node 2 of a cluster" "$KESTREL" config "$second" --compress lz4
+refuses "fsck without all nodes" "missing are 1 .*, 3" "$KESTREL" fsck "$second"
+check "a new cluster is clean" fsck_volume "$volume"
+
+mount_volume "$volume" "$a"
+mount_volume "$volume" "$b"
+check "all nodes are up" "$KESTREL" cluster status "$url"
+refuses "a second process for a node" "in use by process" "$KESTREL" serve "$second" --listen 127.0.0.1:0
+refuses "a node that is up cannot join again" "has joined" \
+    sh -c "'$KESTREL' cluster token '$volume' | '$KESTREL' cluster join - '$WORK/no' --node 2"
+
+# python SCRIPT ARGUMENT…: adds its count to ours.
+python() {
+    local passed=0 failed=1
+    python3 "$@" >"$WORK/python.out" 2>&1 || true
+    cat "$WORK/python.out"
+    read -r passed failed < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$WORK/python.out" | tail -n 1) || true
+    PASSED=$((PASSED + passed)) FAILED=$((FAILED + failed))
+}
+
+python "$ROOT/tests/cluster/two.py" "$a" "$b"
+python "$ROOT/tests/cluster/nodes.py" "$a" "$b"
+check "fsck while all serve" fsck_volume "$volume" --data
+
+# A node is away: what it does not own goes on, and everybody is told.
+kill_node "$volume" 3
+status=0
+"$KESTREL" cluster status "$url" >"$WORK/status.out" 2>&1 || status=$?
+if [ "$status" = 1 ] && grep -qE '^ +3 .* down ' "$WORK/status.out"; then ok "a node that is away is told of"; else
+    cat "$WORK/status.out"
+    fail "the status of a cluster with a node that is away: exit code $status"
+fi
+start_node "$volume" 3
+
+# Nodes are killed under load; the load sees pauses and no error.
+mkdir "$a/load"
+kestrel-crashload run --dir "$a/load" --log "$WORK/load.log" --threads 6 --seed 5 --ms $((kills * 2500)) >"$WORK/run.out" 2>&1 &
+load=$!
+for ((kill = 0; kill < kills; kill++)); do
+    sleep "$(ms "$(random 300 1500)")"
+    node=$((kill % 3 + 1))
+    kill_node "$volume" "$node" || fail "node $node was not there"
+    sleep "$(ms "$(random 0 500)")"
+    start_node "$volume" "$node"
+done
+status=0
+wait "$load" || status=$?
+if [ "$status" = 0 ] && grep -q 'ended by: done' "$WORK/run.out"; then ok "$kills nodes killed under load"; else
+    cat "$WORK/run.out"
+    fail "the load saw an error"
+fi
+for mount in "$a" "$b"; do
+    check "everything acknowledged is at $(basename "$mount")" \
+        kestrel-crashload verify --dir "$mount/load" --log "$WORK/load.log" --mode process
+done
+check "fsck after the kills" fsck_volume "$volume"
+
+# What the tests of locks run while they go on.
+{
+    for node in 1 2 3; do echo "kill -9 $(node_pid "$volume" "$node")"; done
+} >"$WORK/kill-server"
+cat >"$WORK/start-server" <<SH
+for dir in "$volume" "$second" "$(node_dir "$volume" 3)"; do
+    for try in 1 2 3 4 5; do
+        "$KESTREL" serve "\$dir" ${SERVE_OPTIONS[*]} >/dev/null && continue 2
+        sleep 0.2
+    done
+    exit 1
+done
+SH
+python "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "sh $WORK/kill-server" --start-server "sh $WORK/start-server" \
+    --mount-a-pid "$(server_pid "$a")" --lease "$lease"
+# The last test killed the first mount.
+umount -l "$a"
+umount_volume "$b"
+stop_server "$volume"
+check "fsck --data of all nodes at rest" fsck_volume "$volume" --data
+summary
