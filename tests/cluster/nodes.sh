@@ -14,6 +14,8 @@ volume=$WORK/volume a=$WORK/a b=$WORK/b
 lease=3 kills=${KILLS:-6}
 SERVE_OPTIONS=(--lease "${lease}s")
 make_volume "$volume" --grace 1s
+stop_server "$volume"
+mkdir "$WORK/mnt"
 url=$(serve_url "$volume")
 
 # refuses TEXT PATTERN COMMAND…: it fails, and says something that matches.
@@ -35,7 +37,7 @@ refuses "fsync is refused for several nodes" commit \
     "$KESTREL" cluster init "$WORK/no" --node 127.0.0.1:1 --node 127.0.0.1:2 --durability fsync
 refuses "a number that is out of range" "1 to 3" sh -c "'$KESTREL' cluster token '$volume' | '$KESTREL' cluster join - '$WORK/no' --node 4"
 refuses "a damaged token" "not whole" sh -c "'$KESTREL' cluster token '$volume' | cut -c1-99 | '$KESTREL' cluster join - '$WORK/no' --node 2"
-for verb in "mount $second $WORK/no" "status $second" "gc $second" "dump $second $WORK/no" "compact $second"; do
+for verb in "mount $second $WORK/mnt" "status $second" "gc $second" "dump $second $WORK/no" "compact $second"; do
     # shellcheck disable=SC2086 # words
     refuses "kestrel ${verb%% *} of one node's part" "only a part of the volume" "$KESTREL" $verb
 done
@@ -43,6 +45,8 @@ refuses "kestrel format of one node's part" "node 2 of a cluster" "$KESTREL" for
 refuses "kestrel config of one node's part" "node 2 of a cluster" "$KESTREL" config "$second" --compress lz4
 refuses "fsck without all nodes" "missing are 1 .*, 3" "$KESTREL" fsck "$second"
 check "a new cluster is clean" fsck_volume "$volume"
+start_server "$volume"
+check "a new cluster is clean while it serves" fsck_volume "$volume"
 
 mount_volume "$volume" "$a"
 mount_volume "$volume" "$b"

@@ -1,7 +1,7 @@
 //! The check of a volume that several nodes share, over the rows of all of them.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kestrel_admin::check::{Options, ReadData, check};
 use kestrel_admin::cut::{Cut, CutError};
@@ -12,7 +12,7 @@ use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::volume::{Resources, Volume, scratch_reserve};
 use kestrel_data::store::BlockStore;
 use kestrel_types::key::Table;
-use kestrel_types::placement::NodeId;
+use kestrel_types::placement::{NodeId, Placement};
 use serde_json::Value;
 
 use super::{FsckArgs, finding_event, readers, summary};
@@ -30,10 +30,16 @@ pub fn is_meant(args: &FsckArgs) -> bool {
     !args.others.is_empty() || locate("fsck", &args.volume).is_ok_and(|dir| is_node(&dir))
 }
 
-/// Opens the directories of all nodes of one cluster.
-fn open_all(args: &FsckArgs) -> Result<BTreeMap<NodeId, (Volume, ClusterSection)>, Failure> {
-    let mut nodes: BTreeMap<NodeId, (Volume, ClusterSection)> = BTreeMap::new();
-    let resources = Resources { store: args.store.options("fsck")?, ..Resources::default() };
+/// A node that the arguments name.
+struct Named {
+    dir: PathBuf,
+    descriptor: Descriptor,
+    section: ClusterSection,
+}
+
+/// The directories of the nodes of one cluster.
+fn named(args: &FsckArgs) -> Result<BTreeMap<NodeId, Named>, Failure> {
+    let mut nodes: BTreeMap<NodeId, Named> = BTreeMap::new();
     for url in std::iter::once(&args.volume).chain(&args.others) {
         let dir = locate("fsck", url)?;
         let descriptor = Descriptor::read(&dir).map_err(failed)?;
@@ -41,24 +47,42 @@ fn open_all(args: &FsckArgs) -> Result<BTreeMap<NodeId, (Volume, ClusterSection)
             let why = "not a node of a cluster; several directories are checked together if they are all nodes of one";
             return Err(failed(format!("{}: {why}", dir.display())));
         };
-        let differs = |(volume, first): &(Volume, ClusterSection)| {
-            volume.descriptor.uuid != descriptor.uuid || first.placement_hex() != section.placement_hex()
+        let differs = |other: &&Named| {
+            other.descriptor.uuid != descriptor.uuid
+                || other.section.placement_hex() != section.placement_hex()
         };
-        if let Some((_, found)) = nodes.first_key_value().filter(|(_, found)| differs(found)) {
+        if let Some(other) = nodes.values().find(differs) {
             return Err(failed(format!(
                 "{}: of another cluster than {}",
                 dir.display(),
-                found.0.dir.display()
+                other.dir.display()
             )));
         }
-        if let Some((other, _)) = nodes.get(&section.node) {
+        if let Some(other) = nodes.get(&section.node) {
             let [dir, other] = [&dir, &other.dir].map(|dir| dir.display());
             return Err(failed(format!("{dir}: node {}, as {other} is", section.node)));
         }
-        let volume = Volume::open_part(&dir, "kestrel fsck", &resources).map_err(failed)?;
-        nodes.insert(section.node, (volume, section));
+        nodes.insert(section.node, Named { dir, descriptor, section });
     }
     Ok(nodes)
+}
+
+/// Refuses to judge a part of a volume.
+fn are_all(nodes: &BTreeMap<NodeId, Named>, placement: &Placement) -> Result<(), Failure> {
+    let members = placement.map.members();
+    let missing: Vec<String> = members
+        .iter()
+        .filter(|member| !nodes.contains_key(&member.id))
+        .map(|member| format!("{} ({})", member.id, member.address))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(failed(format!(
+        "{} nodes share the volume; name the directories of all: missing are {}",
+        members.len(),
+        missing.join(", ")
+    )))
 }
 
 /// Checks the volume of a cluster of which no node runs.
@@ -68,30 +92,22 @@ pub fn at_rest(args: &FsckArgs, feed: &Feed<'_>) -> Result<Value, Failure> {
             "fsck: --repair: what several nodes share cannot be repaired yet; restore it from a backup of all nodes",
         ));
     }
-    let nodes = open_all(args)?;
-    let Some((first, section)) = nodes.values().next() else {
-        return Err(Failure::usage("fsck: no directory is named"));
+    let named = named(args)?;
+    let placement = match named.values().next() {
+        Some(node) => node.section.placement().map_err(failed)?,
+        None => return Err(Failure::usage("fsck: no directory is named")),
     };
-    let placement = section.placement().map_err(failed)?;
-    let missing: Vec<String> = placement
-        .map
-        .members()
-        .iter()
-        .filter(|member| !nodes.contains_key(&member.id))
-        .map(|member| format!("{} ({})", member.id, member.address))
-        .collect();
-    if !missing.is_empty() {
-        return Err(failed(format!(
-            "{}: one of {} nodes that share a volume; name the directories of all: missing are {}",
-            first.dir.display(),
-            placement.map.members().len(),
-            missing.join(", ")
-        )));
+    are_all(&named, &placement)?;
+    let resources = Resources { store: args.store.options("fsck")?, ..Resources::default() };
+    let mut nodes: Vec<(NodeId, Volume)> = Vec::with_capacity(named.len());
+    for (node, Named { dir, .. }) in named {
+        nodes.push((node, Volume::open_part(&dir, "kestrel fsck", &resources).map_err(failed)?));
     }
+    let [(_, first), ..] = &*nodes else { return Err(Failure::usage("fsck: no directory is named")) };
     Cut::remove_stale(&first.dir);
     let mut gathering =
         Gathering::new(&first.dir, scratch_reserve(&first.dir), &placement).map_err(failed)?;
-    for (node, (volume, _)) in &nodes {
+    for (node, volume) in &nodes {
         let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(&*volume.engine, table));
         let rows = rows.map(|row| row.map_err(CutError::from));
         let mut progress = |done| feed.progress("gathering metadata", done);
