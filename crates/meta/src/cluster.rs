@@ -104,9 +104,6 @@ impl Cluster {
     /// Why several nodes do not serve an operation yet, if they do not.
     pub fn refuses(&self, op: &Op) -> Option<FsError> {
         match op {
-            Op::Create { .. } | Op::Open(..) | Op::OpenAt(..) | Op::TmpFile { .. } | Op::Release(_) => {
-                Some(FsError::new(libc::ENOTSUP, "several nodes do not count opens of files yet"))
-            }
             Op::Commit(_)
             | Op::Compact { .. }
             | Op::Clone { .. }

@@ -31,6 +31,7 @@ mod fetch;
 mod lead;
 mod lend;
 mod message;
+mod nameless;
 mod poll;
 mod records;
 mod work;
@@ -40,10 +41,11 @@ use std::sync::Arc;
 
 use kestrel_types::clock::{Clock, MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::Position;
+use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{NodeId, Placement};
-use kestrel_types::request::{Reply, Request};
+use kestrel_types::name::InodeRef;
+use kestrel_types::request::{Creds, Op, OpenFlags, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
@@ -55,12 +57,14 @@ use crate::engine::{BatchKind, Engine, Mutation};
 use crate::ids::{counter_row, decode_counter, system_key};
 use crate::locks::TxnId;
 use crate::node::{Done, Durability, Node, NodeConfig, Replies, RootAttr};
+use crate::ops::open::Claim;
 use crate::pipeline::engine_error;
 use crate::txn::Origin;
 use crate::worker::{Ear, Elsewhere};
 use commit::Decision;
 use fetch::Fetching;
 use lend::Loan;
+use nameless::Asking;
 use poll::Poll;
 use work::{Back, Forwarding, Work};
 
@@ -132,6 +136,8 @@ pub struct Member {
     works: BTreeMap<u64, Work>,
     /// Numbered ones among them.
     running: BTreeMap<(ClientId, u64), u64>,
+    /// Others that came from members, by their numbers there.
+    reading: BTreeMap<(NodeId, u64), u64>,
     /// Requests that others lead.
     forwards: BTreeMap<u64, Forwarding>,
     fetches: BTreeMap<u64, Fetching>,
@@ -143,6 +149,8 @@ pub struct Member {
     loans: BTreeMap<TxnId, Loan>,
     /// Questions to all members, by number.
     polls: BTreeMap<u64, Poll>,
+    /// Files without names at their home.
+    nameless: BTreeMap<InodeId, Asking>,
     /// Locks were given up: those who wait for that may go on.
     unlocked: bool,
 }
@@ -173,9 +181,9 @@ impl Member {
         config: MemberConfig,
         now: Nanos,
     ) -> FsResult<Self> {
-        let NodeConfig { durability, serves, replies, .. } = config.node;
-        if durability != Durability::Commit || serves || replies != Replies::Inline {
-            let why = "member: its node is of mode commit, serves no sessions, and replies in line";
+        let NodeConfig { durability, replies, .. } = config.node;
+        if durability != Durability::Commit || replies != Replies::Inline {
+            let why = "member: its node is of mode commit, and replies in line";
             return Err(FsError::new(libc::EINVAL, why));
         }
         let cluster = Cluster::new(config.me, config.placement)?;
@@ -196,12 +204,14 @@ impl Member {
             waiting: Vec::new(),
             works: BTreeMap::new(),
             running: BTreeMap::new(),
+            reading: BTreeMap::new(),
             forwards: BTreeMap::new(),
             fetches: BTreeMap::new(),
             leads: BTreeMap::new(),
             decisions: BTreeMap::new(),
             loans: BTreeMap::new(),
             polls: BTreeMap::new(),
+            nameless: BTreeMap::new(),
             unlocked: false,
         };
         member.restore(records);
@@ -212,6 +222,15 @@ impl Member {
     pub fn submit(&mut self, request: Request, origin: Option<Origin>, done: Done, now: Nanos) {
         self.now = now;
         self.admit(request, origin, Back::Here(done));
+        self.pump();
+    }
+
+    /// A client of this member claims `count` opens that it had of a file here before a restart, or before its session expired
+    /// ([`Node::reclaim_open`]), wherever the file is by now.
+    pub fn reclaim_open(&mut self, inode: InodeRef, count: u32, linkable: bool, done: Done, now: Nanos) {
+        self.now = now;
+        let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
+        self.begin(request, None, Some(Claim { count, linkable }), Back::Here(done));
         self.pump();
     }
 
@@ -231,6 +250,7 @@ impl Member {
         self.tick_loans();
         self.tick_decisions();
         self.tick_polls();
+        self.tick_nameless();
         self.pump();
     }
 
@@ -327,9 +347,12 @@ impl Member {
         self.node.core().cluster.as_ref().expect("a member's node was opened as one of several")
     }
 
+    /// Commits rows beside the lanes; those of table `link` with every role held.
     fn commit(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
+        let links = self.node.core().link_news(&rows);
         let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
         self.node.note_commit(position);
+        self.node.core().note_links(links);
         Ok(position)
     }
 
