@@ -14,6 +14,7 @@ use super::facts::MountFacts;
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
 use crate::verbs::info;
+use crate::verbs::status::several;
 use crate::verbs::warmup::whole;
 
 /// How long a quick question to the server may take.
@@ -48,7 +49,7 @@ impl Attendant for RemoteMount {
         match question["verb"].as_str() {
             Some("stats") => Ok(to_json(&self.snapshot())),
             Some("status") => {
-                let mut out = self.ask(question, Some(QUICK), tell)?;
+                let mut out = self.served_status(question, tell)?;
                 out["mounted"] = true.into();
                 out["mount_point"] = self.mount_point.to_string_lossy().into();
                 out["pid"] = std::process::id().into();
@@ -80,6 +81,17 @@ impl Attendant for RemoteMount {
 }
 
 impl RemoteMount {
+    /// What the server tells; of several nodes, what they tell together.
+    fn served_status(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String> {
+        match self.fs.metadata().remote() {
+            Some(metadata) if metadata.nodes().len() > 1 => {
+                let answers = metadata.ask_each(question, QUICK);
+                several::add_up(answers).map_err(|why| format!("{}: {why}", self.url))
+            }
+            _ => self.ask(question, Some(QUICK), tell),
+        }
+    }
+
     /// How it stands with each of the volume's metadata nodes.
     fn connections(&self) -> Value {
         let nodes = self.fs.metadata().remote().map_or(&[][..], |metadata| metadata.nodes());

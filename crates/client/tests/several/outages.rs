@@ -8,7 +8,7 @@ use kestrel_types::request::Op;
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 
 use crate::client::{Client, READ_WRITE, at};
-use crate::cluster::{Cluster, until};
+use crate::cluster::{Cluster, PATIENCE, until};
 
 fn exclusive(ino: InodeId) -> LockSpan {
     LockSpan { ino, owner: 9, pid: 1, kind: LockKind::Posix, mode: LockMode::Write, start: 0, end: LOCK_END }
@@ -107,6 +107,9 @@ fn a_node_that_is_away_stops_what_it_leads_and_nothing_else() {
         assert!(waiting.recv_timeout(Duration::from_millis(100)).is_err());
         let stats = client.metadata().connection_stats();
         assert!(stats.outage.is_some() && stats.in_flight + stats.waiting >= 1, "{stats:?}");
+        let answers = client.metadata().ask_each(&serde_json::json!({"verb": "status"}), PATIENCE);
+        let silent = answers.iter().map(|answer| answer.answer.is_err());
+        assert!(silent.eq((0..3).map(|at| at == away)), "it is not waited for: {answers:?}");
         cluster.serve(away);
         waiting.recv().unwrap().unwrap();
         client.write(&open[away], &vec![away as u8; 3000]);
