@@ -10,12 +10,14 @@ mod call;
 mod faults;
 mod finish;
 mod host;
+mod objects;
 
 use std::collections::BTreeMap;
 
 use kestrel_meta::member::Envelope;
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::ids::ObjectId;
 use kestrel_types::name::Name;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement, Rule};
 use kestrel_types::request::{Reply, Request};
@@ -27,6 +29,7 @@ use crate::network::MS;
 use crate::world::{Failure, Plan, Tally};
 use call::Caller;
 use host::Host;
+use objects::Objects;
 
 /// How long clients ask at most, in virtual time.
 const TIME_MAX: Nanos = 200 * SECOND;
@@ -48,6 +51,12 @@ pub(crate) enum Event {
     /// A member's disk has done its work.
     Synced(NodeId, u64),
     Start(NodeId),
+    /// A member looks for objects to delete.
+    Reap(NodeId),
+    /// A member's process deletes objects, in this start of it.
+    Delete(NodeId, u64, Vec<ObjectId>),
+    /// Nobody stores bytes under these numbers any more.
+    Done(Vec<ObjectId>),
     Fault,
     Mend,
 }
@@ -60,6 +69,7 @@ pub struct Several {
     hosts: BTreeMap<NodeId, Host>,
     clients: Vec<Caller>,
     clients_begun: u64,
+    objects: Objects,
     history: History,
     troubled: bool,
     /// Directions that are cut, until when.
@@ -139,6 +149,9 @@ impl Scene for Several {
                 }
             }
             Event::Start(node) => self.start(node),
+            Event::Reap(node) => self.reap(node),
+            Event::Delete(node, start, objects) => self.delete(node, start, &objects),
+            Event::Done(objects) => self.objects_done(&objects),
             Event::Fault => self.trouble(),
             Event::Mend => self.mend(),
         }
@@ -154,7 +167,9 @@ impl Several {
         let placement = placement(nodes, &mut dice);
         let workers = 1 + dice.below(3) as usize;
         let seed = dice.bits();
-        let host = |id| (id, Host::new(id, placement.clone(), clock.clone(), workers, seed));
+        let objects = Objects::default();
+        let used = objects.used.clone();
+        let host = |id| (id, Host::new(id, placement.clone(), clock.clone(), workers, seed, used.clone()));
         let hosts = (1..=nodes).map(host).collect();
         let mut world = Self {
             plan,
@@ -162,6 +177,7 @@ impl Several {
             hosts,
             clients: Vec::new(),
             clients_begun: 0,
+            objects,
             history: History::default(),
             troubled: true,
             cuts: BTreeMap::new(),
@@ -174,6 +190,7 @@ impl Several {
         };
         for node in 1..=nodes {
             world.start(node);
+            world.plan_in(SECOND, Event::Reap(node));
         }
         for place in 0..2 + world.dice.below(3) as usize {
             let client = world.new_client();
@@ -218,6 +235,7 @@ impl Several {
                 world.plan_in(after, Event::Reply(client, number, reply.clone()));
             });
         }
+        self.plan_deletions(node);
         let host = &mut self.hosts.get_mut(&node).expect("one of the nodes");
         if let Some(start) = host.wants_sync() {
             let slow = if self.dice.chance(2) { 500 } else { 1 };

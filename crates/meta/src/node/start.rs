@@ -214,6 +214,7 @@ impl Node {
             reclaiming: Reclaiming::default(),
             workers: config.workers,
             shares,
+            scan_rows: config.scan_rows.max(1),
             grace: config.grace,
             cluster: cluster.map(Box::new),
         };

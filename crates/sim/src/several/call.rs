@@ -3,8 +3,9 @@
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Outcome, Reply, Request};
+use kestrel_types::request::{Answer, Op, Outcome, Reply, Request, Subject};
 
+use super::objects::LINGERS;
 use super::{Event, Several};
 use crate::agenda::Scene;
 use crate::client::Client;
@@ -19,7 +20,11 @@ pub struct Caller {
     seq: u64,
     /// What it waits for: the record in the history, the call.
     waiting: Option<(usize, Request)>,
+    /// Who leads that, if any member could: the one that it goes to.
+    leader: NodeId,
     patience: Nanos,
+    /// The member that gives it numbers for objects.
+    gives: NodeId,
 }
 
 impl Caller {
@@ -34,12 +39,25 @@ impl Several {
         self.clients_begun += 1;
         let dice = self.dice.split();
         let client = Client::new(self.clients_begun, dice, self.agenda.now);
-        Caller { client, seq: 0, waiting: None, patience: self.dice.between(50 * MS, 3 * SECOND) }
+        let patience = self.dice.between(50 * MS, 3 * SECOND);
+        // Its objects all have numbers of one node.
+        let gives = self.pick_node();
+        Caller { client, seq: 0, waiting: None, leader: gives, gives, patience }
+    }
+
+    fn pick_node(&mut self) -> NodeId {
+        let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
+        *self.dice.pick(&nodes).expect("there are nodes")
     }
 
     pub(super) fn think(&mut self, place: usize) {
         if self.clients[place].waits() || self.history.records.len() >= self.plan.calls {
             return;
+        }
+        let client = &mut self.clients[place].client;
+        if client.objects.len() > 1 && client.dice.chance(10) {
+            let done = client.objects.remove(0);
+            self.objects_done(&[done]);
         }
         let request = workload::wish_of_several(&mut self.clients[place].client, self.moves);
         self.call(place, request);
@@ -48,17 +66,24 @@ impl Several {
     /// A client asks something.
     pub(super) fn call(&mut self, place: usize, request: Request) {
         let record = self.history.ask(place, request.clone(), None);
+        let leader = match request.op {
+            Op::AllocObjects(_) => self.clients[place].gives,
+            _ => self.pick_node(),
+        };
         let caller = &mut self.clients[place];
         caller.seq += 1;
+        caller.leader = leader;
         caller.waiting = Some((record, request));
         self.send_call(place, false);
     }
 
     fn send_call(&mut self, place: usize, retry: bool) {
-        let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
-        let Some(node) = self.dice.pick(&nodes).copied() else { return };
+        let any = self.pick_node();
         let caller = &self.clients[place];
         let Some((record, request)) = caller.waiting.clone() else { return };
+        // What any member could lead is led by the one that gets it: its copies go there as well.
+        let held = matches!(request.op.subject(), Subject::Held(_) | Subject::Open(_) | Subject::Volume);
+        let node = if held { caller.leader } else { any };
         let (seq, patience) = (caller.seq, caller.patience);
         let numbered = request.op.is_numbered();
         let origin = numbered.then_some(Origin { client: caller.client.id, seq, retry });
@@ -78,8 +103,13 @@ impl Several {
         self.say(|| format!("client {place}: call {record}: {reply:?}"));
         if let Err(Outcome::Failed(why)) = &reply
             && [libc::EIO, libc::ENOTSUP].contains(&why.errno)
+            // Inline content cannot be cloned.
+            && !(matches!(request.op, Op::Clone { .. }) && why.errno == libc::EOPNOTSUPP)
         {
             return self.fail(format!("call {record}, {:?}: {why}", request.op));
+        }
+        if let Ok(Answer::Objects { first, count }) = &reply {
+            self.objects_given(*first..*first + u64::from(*count));
         }
         self.clients[place].client.learn(record, &request.op, &reply);
         self.history.hear(record, reply);
@@ -94,6 +124,8 @@ impl Several {
         }
         if self.troubled && self.dice.chance(3) {
             self.say(|| format!("client {place}: dies"));
+            let objects = self.clients[place].client.objects.clone();
+            self.plan_in(LINGERS, Event::Done(objects));
             let mut caller = self.new_client();
             // It may have had a look around before.
             caller.client.known.clone_from(&self.clients[place].client.known);

@@ -30,6 +30,7 @@ impl Several {
     pub(super) fn finish(&mut self) {
         self.come_to_rest();
         self.look_around();
+        self.check_objects();
         self.check_rows();
         // Who is told that nothing has changed in time need not be believed to have asked.
         let timed_out = |record: &Record| {
@@ -88,6 +89,8 @@ impl Several {
                 if entry.kind == Kind::Dir {
                     self.observe(Op::GetAttr(InodeRef::by_id(entry.ino)));
                     dirs.push(entry.ino);
+                } else {
+                    self.observe(Op::Chunks { ino: entry.ino, first: 0, last: 9 });
                 }
             }
         }
@@ -124,6 +127,9 @@ impl Several {
             }
             for table in Table::ALL.into_iter().filter(|table| *table != Table::System) {
                 let visited = host.engine().scan_table(table, None, &mut |key, value| {
+                    if table == Table::Sweep {
+                        wrong.push(format!("node {node} has not deleted what was cut off file {}", key.id));
+                    }
                     wrong.extend(misplaced(*node, cluster, key.table, key.id, key.suffix));
                     if table != Table::Txn {
                         rows.push(Mutation { key: key.to_owned(), value: Some(value.into()) });

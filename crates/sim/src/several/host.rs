@@ -1,19 +1,28 @@
 //! A member's machine: disk and process.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kestrel_meta::cluster::NODES_MAX;
 use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::member::{Envelope, Member, MemberConfig};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::ids::ObjectId;
+use kestrel_types::placement::{NodeId, OBJECT_BLOCK, Placement};
 use kestrel_types::request::{Reply, Request};
 use parking_lot::Mutex;
 
 /// Replies to clients' calls.
 type Replied = Arc<Mutex<Vec<(usize, u64, Reply)>>>;
+
+/// Numbers of objects in use.
+type Used = Arc<Mutex<BTreeSet<ObjectId>>>;
+
+/// Objects to delete, and in which start the process was told so.
+type Free = Arc<Mutex<Vec<(u64, Vec<ObjectId>)>>>;
 
 /// See the module's header.
 pub struct Host {
@@ -27,11 +36,21 @@ pub struct Host {
     /// Its process is stopped until then.
     pub stopped_until: Nanos,
     replies: Replied,
+    /// Numbers of objects that clients still use.
+    used: Used,
+    free: Free,
 }
 
 impl Host {
     /// A machine with its part of an empty volume; nothing runs.
-    pub fn new(me: NodeId, placement: Placement, clock: Arc<ManualClock>, workers: usize, seed: u64) -> Self {
+    pub fn new(
+        me: NodeId,
+        placement: Placement,
+        clock: Arc<ManualClock>,
+        workers: usize,
+        seed: u64,
+        used: Used,
+    ) -> Self {
         let engine = MemoryEngine::new(SyncWhen::Told);
         let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
         Member::format(&engine, root, SECOND, me, placement.clone()).expect("an empty engine");
@@ -42,6 +61,8 @@ impl Host {
             serves: false,
             replies: Replies::Inline,
             batch_max: 64,
+            // So few that small files are cut in several batches.
+            scan_rows: 2,
             // So little that dentries are evicted.
             replica_bytes: 1,
         };
@@ -54,6 +75,8 @@ impl Host {
             sync_planned: false,
             stopped_until: 0,
             replies: Replied::default(),
+            used,
+            free: Free::default(),
         }
     }
 
@@ -61,7 +84,12 @@ impl Host {
     pub fn start(&mut self, now: Nanos) -> u64 {
         self.start += 1;
         let member = Member::open(self.engine().clone(), self.clock.clone(), self.config.clone(), now);
-        self.member = Some(member.expect("a sound volume"));
+        let mut member = member.expect("a sound volume");
+        let (me, used) = (self.config.me, self.used.clone());
+        // Each node knows of the numbers that it gave.
+        let gave = move |object| object / OBJECT_BLOCK % u64::from(NODES_MAX) == u64::from(me);
+        member.set_object_users(Box::new(move |object| gave(object) && used.lock().contains(&object)));
+        self.member = Some(member);
         self.start
     }
 
@@ -83,6 +111,7 @@ impl Host {
         }
         self.engine = Some(Arc::new(engine));
         self.replies.lock().clear();
+        self.free.lock().clear();
     }
 
     /// The disk.
@@ -125,6 +154,30 @@ impl Host {
         let replies = self.replies.clone();
         let done = move |reply| replies.lock().push((client, number, reply));
         member.submit(request, origin, Box::new(done), now);
+    }
+
+    /// The process asks what objects it may delete.
+    pub fn condemn(&mut self, wall: Nanos, now: Nanos) {
+        let Some(member) = &mut self.member else { return };
+        let (free, start) = (self.free.clone(), self.start);
+        let done = move |objects| {
+            if let Ok(objects) = objects {
+                free.lock().push((start, objects));
+            }
+        };
+        member.condemn(wall, 100, Box::new(done), now);
+    }
+
+    /// What it was told to delete, and in which start.
+    pub fn take_free(&mut self) -> Vec<(u64, Vec<ObjectId>)> {
+        std::mem::take(&mut *self.free.lock())
+    }
+
+    /// It has deleted these.
+    pub fn reaped(&mut self, objects: &[ObjectId], now: Nanos) {
+        if let Some(member) = &mut self.member {
+            member.reaped(objects, Box::new(|_| ()), now);
+        }
     }
 
     /// Time has passed.
