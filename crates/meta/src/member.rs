@@ -31,6 +31,7 @@ mod fetch;
 mod lead;
 mod lend;
 mod message;
+mod nameless;
 mod poll;
 mod reap;
 mod records;
@@ -43,10 +44,11 @@ use std::sync::Arc;
 
 use kestrel_types::clock::{Clock, MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::{ObjectId, Position};
+use kestrel_types::ids::{InodeId, ObjectId, Position};
 use kestrel_types::key::{Key, Table};
+use kestrel_types::name::InodeRef;
 use kestrel_types::placement::{NodeId, Placement};
-use kestrel_types::request::{Creds, Op, Reply, Request};
+use kestrel_types::request::{Creds, Op, OpenFlags, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
@@ -59,12 +61,14 @@ use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{counter_row, decode_counter, system_key};
 use crate::locks::TxnId;
 use crate::node::{Done, Durability, Node, NodeConfig, Replies, RootAttr};
+use crate::ops::open::Claim;
 use crate::pipeline::engine_error;
 use crate::txn::Origin;
 use crate::worker::{Ear, Elsewhere};
 use commit::Decision;
 use fetch::Fetching;
 use lend::Loan;
+use nameless::Asking;
 use poll::Poll;
 use reap::Reaping;
 use tree::Walk;
@@ -142,6 +146,8 @@ pub struct Member {
     works: BTreeMap<u64, Work>,
     /// Numbered ones among them.
     running: BTreeMap<(ClientId, u64), u64>,
+    /// Others that came from members, by their numbers there.
+    reading: BTreeMap<(NodeId, u64), u64>,
     /// Requests that others lead.
     forwards: BTreeMap<u64, Forwarding>,
     fetches: BTreeMap<u64, Fetching>,
@@ -164,6 +170,8 @@ pub struct Member {
     /// The log has failed: what could not be made durable, and what came of that.
     sync_failure: Arc<Mutex<Option<FsError>>>,
     failure: Option<FsError>,
+    /// Files without names at their home.
+    nameless: BTreeMap<InodeId, Asking>,
     /// Locks were given up: those who wait for that may go on.
     unlocked: bool,
 }
@@ -194,9 +202,9 @@ impl Member {
         config: MemberConfig,
         now: Nanos,
     ) -> FsResult<Self> {
-        let NodeConfig { durability, serves, replies, .. } = config.node;
-        if durability != Durability::Commit || serves || replies != Replies::Inline {
-            let why = "member: its node is of mode commit, serves no sessions, and replies in line";
+        let NodeConfig { durability, replies, .. } = config.node;
+        if durability != Durability::Commit || replies != Replies::Inline {
+            let why = "member: its node is of mode commit, and replies in line";
             return Err(FsError::new(libc::EINVAL, why));
         }
         let cluster = Cluster::new(config.me, config.placement)?;
@@ -217,6 +225,7 @@ impl Member {
             waiting: Vec::new(),
             works: BTreeMap::new(),
             running: BTreeMap::new(),
+            reading: BTreeMap::new(),
             forwards: BTreeMap::new(),
             fetches: BTreeMap::new(),
             leads: BTreeMap::new(),
@@ -229,6 +238,7 @@ impl Member {
             sweeping: None,
             sync_failure: Arc::default(),
             failure: None,
+            nameless: BTreeMap::new(),
             unlocked: false,
         };
         member.restore(records);
@@ -249,6 +259,15 @@ impl Member {
             return done(Err(why.clone().into()));
         }
         self.admit(request, origin, Back::Here(done));
+        self.pump();
+    }
+
+    /// A client of this member claims `count` opens that it had of a file here before a restart, or before its session expired
+    /// ([`Node::reclaim_open`]), wherever the file is by now.
+    pub fn reclaim_open(&mut self, inode: InodeRef, count: u32, linkable: bool, done: Done, now: Nanos) {
+        self.now = now;
+        let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
+        self.begin(request, None, Some(Claim { count, linkable }), Back::Here(done));
         self.pump();
     }
 
@@ -275,6 +294,7 @@ impl Member {
         self.tick_decisions();
         self.tick_polls();
         self.sweep();
+        self.tick_nameless();
         self.pump();
     }
 
@@ -290,7 +310,7 @@ impl Member {
                     log::error!("rows that were cut off file {ino}: {why:?}");
                 }
             };
-            self.begin(request, None, Back::Here(Box::new(failed)))
+            self.begin(request, None, None, Back::Here(Box::new(failed)))
         });
     }
 
@@ -394,9 +414,12 @@ impl Member {
         self.node.core().cluster.as_ref().expect("a member's node was opened as one of several")
     }
 
+    /// Commits rows beside the lanes; those of table `link` with every role held.
     fn commit(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
+        let links = self.node.core().link_news(&rows);
         let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
         self.node.note_commit(position);
+        self.node.core().note_links(links);
         Ok(position)
     }
 

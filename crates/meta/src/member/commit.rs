@@ -18,6 +18,7 @@ use super::{Member, RESEND, Todo, without};
 use crate::engine::{BatchKind, Mutation};
 use crate::locks::TxnId;
 use crate::node::Ended;
+use crate::ops;
 use crate::txn;
 
 /// A decision that some lenders may not know.
@@ -119,7 +120,8 @@ impl Member {
     /// All lenders agree: decides.
     fn commit_txn(&mut self, ticket: u64) {
         let Some(work) = self.works.get_mut(&ticket) else { return };
-        let origin = work.origin;
+        let (origin, counts_opens) = (work.origin, ops::counts_opens(&work.request.op));
+        let claims = work.claim.is_some();
         let Stage::Leading(lead) = &mut work.stage else { return };
         let Phase::Preparing(_, changes, mut ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing)
         else {
@@ -130,7 +132,9 @@ impl Member {
         debug_assert!(own.is_none_or(|own| self.still_lends(txn, own)), "its own loans it does not give up");
         let lenders: Vec<NodeId> = changes.into_keys().collect();
         let mut batch = std::mem::take(&mut ended.mutations);
-        batch.extend(origin.map(|origin| txn::answer_row(origin, &ended.reply)));
+        let changes = !batch.is_empty() || !lenders.is_empty();
+        let recorded = origin.filter(|_| changes || !counts_opens);
+        batch.extend(recorded.map(|origin| txn::answer_row(origin, &ended.reply)));
         if !lenders.is_empty() {
             batch.push(Mutation { key: decision_key(txn), value: Some(encode_decision(&lenders)) });
         }
@@ -149,6 +153,10 @@ impl Member {
             }
             Err(()) => return,
         };
+        if !self.count_opens(&mut ended, claims) {
+            self.give_up(ticket);
+            return self.rest(ticket, true);
+        }
         if let Some((_, lead)) = self.led(txn) {
             lead.phase = Phase::Decided(lenders, ended);
         }

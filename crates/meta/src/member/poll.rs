@@ -53,7 +53,7 @@ pub enum Answer {
 }
 
 /// What happens when a poll has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Then {
     /// The request with this ticket hears the sum.
     TellUsage(u64),
@@ -67,6 +67,8 @@ pub(super) enum Then {
     Forgotten(u64),
     /// Nothing.
     Nothing,
+    /// Those of these files without names that nobody has open are deleted. With the numbers of their cases.
+    Delete(Vec<(InodeId, u64)>),
 }
 
 /// A poll under way.
@@ -107,7 +109,9 @@ impl Member {
             Question::Usage => (Answer::Usage(self.node.figures()), 0),
             Question::Held(mut files) => {
                 let core = self.node.core();
-                files.retain(|ino| core.reclaiming.lasts() || core.opens.get(*ino).count > 0);
+                let soon = self.about_to_open();
+                let is_open = |ino: &InodeId| core.opens.get(*ino).count > 0 || soon.contains(ino);
+                files.retain(|ino| core.reclaiming.lasts() || is_open(ino));
                 (Answer::Held(files), 0)
             }
             Question::Tree(dirs, after) => return self.tell_tree(from, number, &dirs, after),
@@ -155,6 +159,7 @@ impl Member {
             Then::Confirmed(round) => self.confirmed(round, answers),
             Then::Forgotten(round) => self.forgotten(round, answers.is_some()),
             Then::Nothing => {}
+            Then::Delete(cases) => self.delete_unless_held(&cases, answers),
         }
     }
 

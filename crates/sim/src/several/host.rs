@@ -12,8 +12,11 @@ use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::placement::{NodeId, OBJECT_BLOCK, Placement};
-use kestrel_types::request::{Reply, Request};
-use parking_lot::Mutex;
+use kestrel_types::request::{Creds, Op, Reply, Request};
+use kestrel_types::wire::ClientId;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::sessions::{Admission, Claimed, Sessions, Shared};
 
 /// Replies to clients' calls.
 type Replied = Arc<Mutex<Vec<(usize, u64, Reply)>>>;
@@ -39,6 +42,7 @@ pub struct Host {
     /// Numbers of objects that clients still use.
     used: Used,
     free: Free,
+    sessions: Shared,
 }
 
 impl Host {
@@ -58,7 +62,7 @@ impl Host {
             workers,
             durability: Durability::Commit,
             grace: 2 * SECOND,
-            serves: false,
+            serves: true,
             replies: Replies::Inline,
             batch_max: 64,
             // So few that small files are cut in several batches.
@@ -77,6 +81,7 @@ impl Host {
             replies: Replied::default(),
             used,
             free: Free::default(),
+            sessions: Shared::default(),
         }
     }
 
@@ -90,7 +95,18 @@ impl Host {
         let gave = move |object| object / OBJECT_BLOCK % u64::from(NODES_MAX) == u64::from(me);
         member.set_object_users(Box::new(move |object| gave(object) && used.lock().contains(&object)));
         self.member = Some(member);
+        self.sessions = Shared::default();
         self.start
+    }
+
+    /// Number of the present start, or of the last end.
+    pub fn started(&self) -> u64 {
+        self.start
+    }
+
+    /// What is known of clients' sessions.
+    pub fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock()
     }
 
     /// The process is gone at once. If the power is, so is what was not synced, or the end of it: `keep` says how much of it
@@ -177,6 +193,56 @@ impl Host {
     pub fn reaped(&mut self, objects: &[ObjectId], now: Nanos) {
         if let Some(member) = &mut self.member {
             member.reaped(objects, Box::new(|_| ()), now);
+        }
+    }
+
+    /// A client's call arrives that its session is about.
+    pub fn submit_in_session(
+        &mut self,
+        place: usize,
+        number: u64,
+        request: Request,
+        origin: Origin,
+        now: Nanos,
+    ) {
+        let Some(member) = &mut self.member else { return };
+        let (replies, sessions) = (self.replies.clone(), self.sessions.clone());
+        match sessions.lock().admit(origin.client, origin.seq, &request.op) {
+            Admission::Run => {}
+            Admission::Answered(reply) => return replies.lock().push((place, number, reply)),
+            Admission::Running => return,
+        }
+        let op = request.op.clone();
+        let done = move |reply: Reply| {
+            if sessions.lock().finish(origin.client, origin.seq, &op, &reply) {
+                replies.lock().push((place, number, reply));
+            }
+        };
+        member.submit(request, Some(origin), Box::new(done), now);
+    }
+
+    /// A client says what it had open before this start.
+    pub fn claim(&mut self, client: ClientId, opens: &[Claimed], now: Nanos) {
+        let Some(member) = &mut self.member else { return };
+        for open in opens {
+            let missing = self.sessions.lock().claim(client, open);
+            if missing == 0 {
+                continue;
+            }
+            let (sessions, claimed) = (self.sessions.clone(), open.clone());
+            let done = move |reply: Reply| sessions.lock().claimed(client, &claimed, &reply);
+            member.reclaim_open(open.file.clone(), missing, open.linkable, Box::new(done), now);
+        }
+    }
+
+    /// Opens of clients that are gone are given back.
+    pub fn release_abandoned(&mut self, now: Nanos) {
+        let Some(member) = &mut self.member else { return };
+        let abandoned = self.sessions.lock().take_abandoned();
+        for ino in abandoned {
+            let (sessions, op) = (self.sessions.clone(), Op::Release(ino));
+            let done = move |reply: Reply| sessions.lock().given_back(ino, &reply);
+            member.submit(Request { creds: Creds::root(), op }, None, Box::new(done), now);
         }
     }
 
