@@ -197,6 +197,8 @@ pub struct Member {
     /// The log has failed: what could not be made durable, and what came of that.
     sync_failure: Arc<Mutex<Option<FsError>>>,
     failure: Option<FsError>,
+    /// Files without names at their home.
+    nameless: BTreeMap<InodeId, Asking>,
     /// Locks were given up: those who wait for that may go on.
     unlocked: bool,
     /// How often that was so.
@@ -280,6 +282,7 @@ impl Member {
             sweeping: None,
             sync_failure: Arc::default(),
             failure: None,
+            nameless: BTreeMap::new(),
             unlocked: false,
             unlocks: 0,
             finished: Vec::new(),
@@ -341,6 +344,7 @@ impl Member {
         self.tick_polls();
         self.tick_nameless();
         self.sweep();
+        self.tick_nameless();
         self.pump();
     }
 

@@ -31,6 +31,7 @@ use crate::engine::{BatchKind, Engine, Mutation};
 use crate::ids::{Allocator, Timestamps, system_key};
 use crate::ops::{self, Lane};
 use crate::pipeline::engine_error;
+use crate::rows::SCAN_ROWS_MAX;
 use crate::stats::{self, LaneCounters, NodeStats};
 use crate::view::{Core, Route};
 use crate::worker::{Job, Sink, Worker};
@@ -41,7 +42,7 @@ pub use crate::txn::{Origin, SessionRecord};
 pub use crate::worker::{Done, Ear};
 pub use courier::Replies;
 pub use reap::{Due, Part};
-pub use several::{Ended, Ran};
+pub use several::{Ended, Ran, TreePart};
 
 /// Most workers of a node: lanes are bits of a word.
 pub const WORKERS_MAX: usize = 64;
@@ -68,6 +69,8 @@ pub struct NodeConfig {
     pub replica_bytes: usize,
     /// Most requests in one batch.
     pub batch_max: usize,
+    /// Most chunks of a file that one batch deletes; more than that go in several. Of several nodes all have the same.
+    pub scan_rows: usize,
     /// Clients across a network use this node: after a start it waits, until [`Node::end_grace`], for them to claim what they
     /// had open. If not set, nothing is open at the start.
     pub serves: bool,
@@ -84,6 +87,7 @@ impl Default for NodeConfig {
             grace: 60 * SECOND,
             replica_bytes: 64 << 20,
             batch_max: 1024,
+            scan_rows: SCAN_ROWS_MAX,
             serves: false,
             replies: Replies::Thread,
         }

@@ -221,7 +221,7 @@ fn execute(
         let _plan = attempt(means, desk, job, told(number), stamp, true);
     }
     let cluster = means.core.cluster.as_deref();
-    desk.rows.fetch(means.engine, cluster)?;
+    desk.rows.fetch(means.engine, cluster, means.core.scan_rows)?;
     let mut stops = 0;
     for (number, job) in jobs.iter().enumerate() {
         loop {
@@ -266,7 +266,7 @@ fn execute(
             for later in rest {
                 let _plan = attempt(means, desk, &jobs[later], told(later), stamp, true);
             }
-            desk.rows.fetch(means.engine, cluster)?;
+            desk.rows.fetch(means.engine, cluster, means.core.scan_rows)?;
         }
     }
     Ok(())

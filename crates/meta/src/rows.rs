@@ -254,8 +254,14 @@ impl Rows {
         !self.wanted.is_empty() || !self.wanted_scans.is_empty()
     }
 
-    /// Fetches what is wanted. Of several nodes' rows those that are to be had here; the others are barred.
-    pub fn fetch(&mut self, engine: &dyn Engine, cluster: Option<&Cluster>) -> Result<(), EngineError> {
+    /// Fetches what is wanted, of the chunks of a file at most `most`. Of several nodes' rows those that are to be had here; the others
+    /// are barred.
+    pub fn fetch(
+        &mut self,
+        engine: &dyn Engine,
+        cluster: Option<&Cluster>,
+        most: usize,
+    ) -> Result<(), EngineError> {
         if let Some(cluster) = cluster {
             self.bar(cluster);
         }
@@ -292,7 +298,7 @@ impl Rows {
         self.wanted = wanted;
         self.wanted.clear();
         while let Some((table, id, first)) = self.wanted_scans.pop() {
-            self.scan(engine, table, id, first)?;
+            self.scan(engine, table, id, first, most)?;
         }
         Ok(())
     }

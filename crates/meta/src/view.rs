@@ -76,6 +76,8 @@ pub struct Core {
     pub workers: usize,
     /// Shares that rows may have: the most workers this volume ever had.
     pub shares: usize,
+    /// Most chunks of a file that one batch takes in; what needs more is done in several.
+    pub scan_rows: usize,
     /// Time between the last reference to an object and its deletion.
     pub grace: Nanos,
     /// The node is one of several that share the volume.

@@ -186,12 +186,7 @@ fn step(model: &mut Model, record: &Record) -> Result<(), String> {
     let (creds, op) = (&record.request.creds, &record.request.op);
     match op {
         // Opens are not the model's: see OPENS.
-        Op::Release(_)
-        | Op::AllocObjects(_)
-        | Op::Usage
-        | Op::TreeUsage(_)
-        | Op::Chunks { .. }
-        | Op::Sync => {
+        Op::Release(_) | Op::AllocObjects(_) | Op::Usage | Op::TreeUsage(_) | Op::Sync => {
             return Ok(());
         }
         _ => {}
@@ -212,7 +207,16 @@ fn step(model: &mut Model, record: &Record) -> Result<(), String> {
 /// What a client may be told of a file that it does not have open: that it does not exist, if it has no name (it may be gone, or
 /// not yet) or not the place where the client saw it (after a restart nobody knows where it went).
 fn is_excused(model: &Model, record: &Record, reply: &Reply) -> bool {
-    let Some(InodeRef { ino, seen }) = target(&record.request.op) else { return false };
+    match &record.request.op {
+        Op::Clone { from, to, .. } => [from, to].iter().any(|file| is_file_excused(model, record, reply, file)),
+        // What nobody has open may be gone.
+        Op::Chunks { ino, .. } => model.nodes.get(ino).is_some_and(|node| node.nlink == 0),
+        op => target(op).is_some_and(|file| is_file_excused(model, record, reply, file)),
+    }
+}
+
+fn is_file_excused(model: &Model, record: &Record, reply: &Reply, file: &InodeRef) -> bool {
+    let InodeRef { ino, seen } = file;
     let Err(Outcome::Failed(why)) = reply else { return false };
     if record.held == Some(*ino) {
         return false;

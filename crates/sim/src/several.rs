@@ -61,6 +61,12 @@ pub(crate) enum Event {
     /// A member's disk has done its work.
     Synced(NodeId, u64),
     Start(NodeId),
+    /// A member looks for objects to delete.
+    Reap(NodeId),
+    /// A member's process deletes objects, in this start of it.
+    Delete(NodeId, u64, Vec<ObjectId>),
+    /// Nobody stores bytes under these numbers any more.
+    Done(Vec<ObjectId>),
     Fault,
     Mend,
 }
@@ -177,6 +183,9 @@ impl Scene for Several {
                 }
             }
             Event::Start(node) => self.start(node),
+            Event::Reap(node) => self.reap(node),
+            Event::Delete(node, start, objects) => self.delete(node, start, &objects),
+            Event::Done(objects) => self.objects_done(&objects),
             Event::Fault => self.trouble(),
             Event::Mend => self.mend(),
         }
@@ -192,7 +201,9 @@ impl Several {
         let placement = placement(nodes, &mut dice);
         let workers = 1 + dice.below(3) as usize;
         let seed = dice.bits();
-        let host = |id| (id, Host::new(id, placement.clone(), clock.clone(), workers, seed));
+        let objects = Objects::default();
+        let used = objects.used.clone();
+        let host = |id| (id, Host::new(id, placement.clone(), clock.clone(), workers, seed, used.clone()));
         let hosts = (1..=nodes).map(host).collect();
         let mut world = Self {
             plan,
@@ -215,6 +226,7 @@ impl Several {
         };
         for node in 1..=nodes {
             world.start(node);
+            world.plan_in(SECOND, Event::Reap(node));
         }
         for place in 0..2 + world.dice.below(3) as usize {
             let client = world.new_client();
@@ -260,6 +272,7 @@ impl Several {
                 world.plan_in(after, Event::Reply(node, start, client, number, reply.clone()));
             });
         }
+        self.plan_deletions(node);
         let host = &mut self.hosts.get_mut(&node).expect("one of the nodes");
         if let Some(start) = host.wants_sync() {
             let slow = if self.dice.chance(2) { 500 } else { 1 };

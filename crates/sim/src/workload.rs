@@ -1,7 +1,7 @@
 //! What clients ask: every operation, on few names, so that they are in each other's way.
 
 use kestrel_types::extent::Extent;
-use kestrel_types::inode::{Data, Kind};
+use kestrel_types::inode::{CHUNK_BYTES, Data, Kind};
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
@@ -83,6 +83,11 @@ fn handle(client: &mut Client, write: bool) -> Option<u64> {
 fn commit(client: &mut Client) -> Option<Op> {
     let ino = handle(client, true)?;
     let file = known(client, |known| known.inode.ino == ino)?;
+    Some(commit_to(client, &file, 1))
+}
+
+/// New content of a file, in this many chunks.
+fn commit_to(client: &mut Client, file: &Known, chunks: u64) -> Op {
     let (size, base) = (file.inode.size, file.inode.data_change);
     let len = 1 + client.dice.below(6);
     let inline_only = matches!(file.inode.data, Data::Inline(_));
@@ -93,7 +98,9 @@ fn commit(client: &mut Client) -> Option<Op> {
         (1, Some(object)) if !inline_only => {
             let extent =
                 Extent::of_range(client.dice.below(4) as u32, Range { object, offset, len: len as u32 });
-            (NewData::Patches(vec![(0, extent)]), size.max(u64::from(extent.end())))
+            let chunk = client.dice.below(chunks);
+            let end = chunk * CHUNK_BYTES + u64::from(extent.end());
+            (NewData::Patches(vec![(chunk, extent)]), size.max(end))
         }
         (2, _) => (NewData::Unchanged, client.dice.below(8)),
         _ => {
@@ -102,7 +109,37 @@ fn commit(client: &mut Client) -> Option<Op> {
         }
     };
     let size = Some(size);
-    Some(Op::Commit(Commit { inode: file.reference(), base, data, size, mtime: 7, kill_suid: false }))
+    Op::Commit(Commit { inode: file.reference(), base, data, size, mtime: 7, kill_suid: false })
+}
+
+/// Something that content of several nodes is about.
+fn content(client: &mut Client) -> Option<Op> {
+    if client.objects.is_empty() {
+        return Some(Op::AllocObjects(8));
+    }
+    let is_file = |known: &Known| known.inode.kind == Kind::File;
+    let file = known(client, is_file)?;
+    let chunk = client.dice.below(6);
+    Some(match client.dice.below(20) {
+        0..=11 => commit_to(client, &file, 6),
+        12..=14 => {
+            let to = known(client, is_file)?;
+            let whole = client.dice.chance(50);
+            let len = if whole { file.inode.size } else { 1 + client.dice.below(8) };
+            let to_offset = if whole { 0 } else { client.dice.below(6) * CHUNK_BYTES + client.dice.below(8) };
+            let from_offset = if whole { 0 } else { chunk * CHUNK_BYTES };
+            // The model keeps a note of every byte.
+            if len > 64 {
+                return None;
+            }
+            Op::Clone { from: file.reference(), from_offset, to: to.reference(), to_offset, len }
+        }
+        15 | 16 => {
+            let size = Some(chunk * CHUNK_BYTES + client.dice.below(8));
+            Op::SetAttr(file.reference(), SetAttr { size, through_handle: true, ..SetAttr::default() })
+        }
+        _ => Op::Chunks { ino: file.inode.ino, first: 0, last: 9 },
+    })
 }
 
 fn set_attr(client: &mut Client) -> Op {
@@ -227,6 +264,11 @@ fn move_dir(client: &mut Client) -> Op {
 pub fn wish_of_several(client: &mut Client, moves: bool) -> Request {
     if moves && client.dice.chance(50) {
         return Request { creds: Creds::root(), op: move_dir(client) };
+    }
+    if client.dice.chance(30)
+        && let Some(op) = content(client)
+    {
+        return Request { creds: Creds::root(), op };
     }
     loop {
         let Wish::Op(Request { creds, op }) = wish(client) else { continue };

@@ -154,7 +154,7 @@ impl Member {
             batch.push(Mutation { key: decision_key(txn), value: Some(encode_decision(&lenders)) });
         }
         let condemned = &self.node.core().condemned;
-        if ended.referred.iter().fold(false, |any, object| condemned.refer(*object) || any) {
+        if ended.referred.iter().any(|object| condemned.refer(*object)) {
             // Since the last run somebody has begun to delete what it is going to refer to. The next run says what comes of that.
             drop(quiet);
             self.give_up(ticket);
@@ -176,6 +176,10 @@ impl Member {
             }
             Err(()) => return,
         };
+        if !self.count_opens(&mut ended, claims) {
+            self.give_up(ticket);
+            return self.rest(ticket, true);
+        }
         if let Some((_, lead)) = self.led(txn) {
             lead.phase = Phase::Decided(lenders, ended);
         }

@@ -91,7 +91,7 @@ impl Member {
 
     fn read(&self, wanted: &Missing) -> Result<Read, EngineError> {
         let mut read = Read::default();
-        let engine = self.node.engine();
+        let (engine, most) = (self.node.engine(), self.node.core().scan_rows);
         let keys: Vec<_> = wanted.keys.iter().map(Key::borrow).collect();
         engine.get_many(&keys, &mut |index, row| {
             read.rows.push((wanted.keys[index].clone(), row.value.map(Into::into)));
@@ -110,7 +110,7 @@ impl Member {
                     }
                     bytes += value.len();
                     // One more than one batch may take, which tells that there is more.
-                    let last = span.table == Table::Chunk && is_full(rows.len(), bytes);
+                    let last = span.table == Table::Chunk && is_full(most, rows.len(), bytes);
                     rows.push((suffix.into(), value.into()));
                     *wait = (*wait).max(changed_at);
                     if last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -16,6 +16,7 @@ use super::message::Message;
 use super::reap::Weight;
 use super::tree::Place;
 use super::{DEADLINE, Member, RESEND, Todo};
+use crate::node::TreePart;
 
 /// What members are asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,16 +42,8 @@ pub enum Answer {
     Usage([i64; 3]),
     /// Those of the files that are open, or may be.
     Held(Vec<InodeId>),
-    /// Of the directories together: entries, directories among them, bytes; directories in them, in order; and whether there are
-    /// more of those.
-    Tree {
-        /// Figures.
-        sum: [i64; 3],
-        /// Which of the directories, and what is in it.
-        children: Vec<Place>,
-        /// There are more.
-        more: bool,
-    },
+    /// What the rows there say of the directories.
+    Tree(TreePart),
     /// One for each object asked about.
     Weighed(Vec<Weight>),
     /// Those of the objects that are condemned.
@@ -76,6 +69,8 @@ pub(super) enum Then {
     Forgotten(u64),
     /// Nothing.
     Nothing,
+    /// Those of these files without names that nobody has open are deleted. With the numbers of their cases.
+    Delete(Vec<(InodeId, u64)>),
 }
 
 /// A poll under way.
@@ -167,6 +162,7 @@ impl Member {
             Then::Confirmed(round) => self.confirmed(round, answers),
             Then::Forgotten(round) => self.forgotten(round, answers.is_some()),
             Then::Nothing => {}
+            Then::Delete(cases) => self.delete_unless_held(&cases, answers),
         }
     }
 

@@ -12,6 +12,7 @@ use kestrel_types::request::{Answer as Answered, Op, Usage};
 
 use super::Member;
 use super::poll::{Answer, Question, Then, out_of_reach};
+use crate::node::TreePart;
 
 /// Most directories asked about at a time.
 const DIRS_MAX: usize = 64;
@@ -75,7 +76,7 @@ impl Member {
         // Up to where everybody has told all.
         let (mut end, mut found): (Option<Place>, Vec<Place>) = (None, Vec::new());
         for answer in answers.into_values() {
-            let Answer::Tree { sum, children, more } = answer else { continue };
+            let Answer::Tree(TreePart { sum, children, more }) = answer else { continue };
             walk.sum = std::array::from_fn(|i| walk.sum[i].wrapping_add(sum[i]));
             if let (true, Some(last)) = (more, children.last()) {
                 end = Some(end.map_or(*last, |end| end.min(*last)));
@@ -96,9 +97,7 @@ impl Member {
     /// What this member knows of directories.
     pub(super) fn tell_tree(&mut self, from: NodeId, number: u64, dirs: &[InodeId], after: Option<Place>) {
         match self.node.tree_part(dirs, after, CHILDREN_MAX) {
-            Ok((sum, children, more)) => {
-                self.answer_poll(from, number, Answer::Tree { sum, children, more }, 0);
-            }
+            Ok(part) => self.answer_poll(from, number, Answer::Tree(part), 0),
             // Whoever asks gives up at his deadline.
             Err(why) => log::error!("figures of directories that another node asks for: {why}"),
         }

@@ -44,6 +44,17 @@ pub enum Ran {
     Ended(Box<Ended>),
 }
 
+/// What a node's rows say of some directories.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TreePart {
+    /// Entries, directories among them, bytes.
+    pub sum: [i64; 3],
+    /// Directories in them, in order, each with the index of the one that it is in.
+    pub children: Vec<(u32, InodeId)>,
+    /// There are more.
+    pub more: bool,
+}
+
 /// What changes of rows do to what a node keeps of them in memory.
 pub(crate) struct Effect {
     /// The volume's figures.
@@ -160,14 +171,14 @@ impl Node {
         self.usage_now()
     }
 
-    /// Of directories what this node's rows say: unless `after` some place, the figures of its shares; and up to `limit` directories in
-    /// them, each with the index of the one that it is in, and whether there are more.
+    /// Of directories what this node's rows say: the figures of its shares, unless `after` some place; and up to `limit` directories
+    /// in them.
     pub(crate) fn tree_part(
         &self,
         dirs: &[InodeId],
         after: Option<(u32, InodeId)>,
         limit: usize,
-    ) -> FsResult<(UsageChange, Vec<(u32, InodeId)>, bool)> {
+    ) -> FsResult<TreePart> {
         let mut sum = DirStat::default();
         if after.is_none() {
             for dir in dirs {
@@ -191,7 +202,7 @@ impl Node {
                 break;
             }
         }
-        Ok(([sum.children, sum.subdirs, sum.bytes], children, more))
+        Ok(TreePart { sum: [sum.children, sum.subdirs, sum.bytes], children, more })
     }
 
     /// What a transaction's changes of rows do to what is kept in memory. With every role held, before they are committed.
@@ -298,7 +309,7 @@ impl Node {
                 Ok(Listing::Answer(answer)) => Ok(answer),
                 Err(Stop::Need) => {
                     rows.rollback();
-                    let missing = rows.supply(lent);
+                    let missing = rows.supply(lent, self.core.scan_rows);
                     if missing == Missing::default() {
                         continue;
                     }

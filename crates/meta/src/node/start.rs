@@ -217,6 +217,7 @@ impl Node {
             nameless: Nameless::default(),
             workers: config.workers,
             shares,
+            scan_rows: config.scan_rows.max(1),
             grace: config.grace,
             cluster: cluster.map(Box::new),
         };

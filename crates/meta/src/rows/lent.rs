@@ -132,8 +132,8 @@ impl Rows {
         })
     }
 
-    /// Gives what was wanted from what was lent; what is still missing.
-    pub fn supply(&mut self, lent: &Lent) -> Missing {
+    /// Gives what was wanted from what was lent, of the chunks of a file at most `most`; what is still missing.
+    pub fn supply(&mut self, lent: &Lent, most: usize) -> Missing {
         let mut missing = Missing::default();
         for (table, id, first) in std::mem::take(&mut self.wanted_scans) {
             let after = first.checked_sub(1).map(|before| before.to_be_bytes()[..].into());
@@ -145,7 +145,7 @@ impl Rows {
             let (mut found, mut bytes, mut left_out): (Vec<Scanned>, _, _) = (Vec::new(), 0, None);
             for (suffix, value) in rows {
                 bytes += value.len();
-                if table == Table::Chunk && is_full(found.len(), bytes) {
+                if table == Table::Chunk && is_full(most, found.len(), bytes) {
                     left_out = Some(number_of(suffix));
                     break;
                 }

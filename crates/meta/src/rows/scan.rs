@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use kestrel_types::ids::Position;
 use kestrel_types::key::Table;
 
-use super::{READ_BYTES_MAX, Rows, SCAN_ROWS_MAX, Value, number_of, too_large};
+use super::{READ_BYTES_MAX, Rows, Value, number_of, too_large};
 use crate::engine::{Engine, EngineError};
 
 /// Most bytes of rows that such a scan takes in, but always one row: their extents may all be in different objects.
@@ -14,9 +14,9 @@ const SCAN_BYTES_MAX: usize = 4 << 20;
 /// A row that a scan found: suffix, place in the batch's buffer, position of the last change.
 pub(super) type Scanned = (Vec<u8>, u32, u32, Position);
 
-/// Whether a scan of chunks that has taken in so many rows takes no other, with which it would have so many bytes.
-pub fn is_full(rows: usize, bytes: usize) -> bool {
-    rows == SCAN_ROWS_MAX || bytes > SCAN_BYTES_MAX && rows > 0
+/// Whether a scan of chunks that takes `most` rows, and has so many, takes no other, with which it would have so many bytes.
+pub fn is_full(most: usize, rows: usize, bytes: usize) -> bool {
+    rows >= most || bytes > SCAN_BYTES_MAX && rows > 0
 }
 
 impl Rows {
@@ -26,6 +26,7 @@ impl Rows {
         table: Table,
         id: u64,
         first: u64,
+        most: usize,
     ) -> Result<(), EngineError> {
         let mut found: Vec<Scanned> = Vec::new();
         let after = first.checked_sub(1).map(u64::to_be_bytes);
@@ -34,7 +35,7 @@ impl Rows {
         let deleted_at =
             engine.scan(table, id, after.as_ref().map(|a| &a[..]), &mut |suffix, value, changed_at| {
                 bytes += value.len();
-                if table == Table::Chunk && is_full(found.len(), bytes) {
+                if table == Table::Chunk && is_full(most, found.len(), bytes) {
                     left_out = Some(number_of(suffix));
                     return ControlFlow::Break(());
                 }

@@ -1,10 +1,14 @@
 //! What the model makes of requests and replies.
 
-use kestrel_types::inode::{Data, Inode, Kind};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use kestrel_types::extent::Extent;
+use kestrel_types::inode::{CHUNK_BYTES, Data, Inode, Kind};
 use kestrel_types::name::Place;
 use kestrel_types::request::{Answer, Creds, DirEntry, Op, Reply};
 
-use super::{EXEC, Heard, Layout, MISFIT, Model, NEED_GROUPS, READ, Run, UNSEEN, WRITE, code};
+use super::{Byte, EXEC, Heard, Layout, MISFIT, Model, NEED_GROUPS, READ, Run, UNSEEN, WRITE, code};
 
 impl Model {
     /// Does what the request asks, and says what it thinks of the reply.
@@ -57,6 +61,9 @@ impl Model {
             }
             (Shown::Bytes(bytes), Answer::Bytes(real)) if **real == bytes => Ok(()),
             (Shown::Removed(ino), Answer::Removed(real)) if self.show(ino, real.ino) == real.ino => Ok(()),
+            (Shown::Chunks(ino, first, last), Answer::Chunks(real)) => {
+                self.same_chunks(ino, first..=last, real)
+            }
             (Shown::Nothing, _) => Ok(()),
             (Shown::Names(names), Answer::Entries { entries, end: true, .. }) => self.listed(&names, entries),
             (shown, answer) => Err(format!("expected {shown:?}, got {answer:?}")),
@@ -110,6 +117,28 @@ impl Model {
             self.node_mut(ino).data_change = real.data_change;
         }
         Ok(())
+    }
+
+    /// Compares chunks that were shown. Only a file whose content lies in chunks has any within its size; beyond it there may be
+    /// some that are on their way out.
+    fn same_chunks(
+        &self,
+        ino: u64,
+        which: RangeInclusive<u64>,
+        real: &[(u64, Vec<Extent>)],
+    ) -> Result<(), String> {
+        let node = self.nodes.get(&ino).ok_or(format!("inode {ino} should not exist"))?;
+        let (from, to) = (which.start() * CHUNK_BYTES, (which.end() + 1) * CHUNK_BYTES);
+        let mut ours = BTreeMap::new();
+        if node.layout == Layout::Chunked {
+            ours.extend(node.bytes.range(from..to).map(|(at, byte)| (*at, *byte)));
+        }
+        let size = if node.layout == Layout::Chunked { node.size } else { 0 };
+        let extents = real.iter().flat_map(|(chunk, list)| list.iter().map(move |extent| (*chunk, extent)));
+        let bytes = extents.flat_map(|(chunk, extent)| Self::expand(chunk * CHUNK_BYTES, extent));
+        let theirs: BTreeMap<u64, Byte> =
+            bytes.filter(|(at, _)| *at < size).filter_map(|(at, byte)| Some((at, byte?))).collect();
+        if ours == theirs { Ok(()) } else { Err(format!("expected bytes {ours:?}, got {theirs:?}")) }
     }
 
     /// What is told of an entry that was just made.
@@ -219,6 +248,10 @@ impl Model {
                 self.commit(creds, commit, heard)?;
                 Shown::Inode(commit.inode.ino)
             }
+            // A file that does not exist has none, but they go some time after it.
+            Op::Chunks { ino, first, last } if self.nodes.contains_key(ino) => {
+                Shown::Chunks(*ino, *first, *last)
+            }
             Op::Clone { .. } => Shown::Inode(self.clone_range(creds, op, heard)?),
             Op::GetXattr(..) | Op::SetXattr(..) | Op::RemoveXattr(..) | Op::ListXattr(_) => {
                 match self.xattr(creds, op)? {
@@ -243,4 +276,6 @@ enum Shown {
     Removed(u64),
     Bytes(Vec<u8>),
     Names(Vec<(Vec<u8>, u64, Kind)>),
+    /// Chunks of a file, from one to another.
+    Chunks(u64, u64, u64),
 }

@@ -6,7 +6,7 @@ use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Outcome, Reply, Request};
+use kestrel_types::request::{Answer, Op, Outcome, Reply, Request, Subject};
 
 use super::opens::Held;
 use super::{Event, Several};
@@ -34,6 +34,20 @@ pub struct Caller {
     /// The start that it has told, or is telling, what it had open: what earlier ones say it does not hear any more.
     pub connected: BTreeMap<NodeId, u64>,
     patience: Nanos,
+    /// The member that gives it numbers for objects.
+    gives: NodeId,
+}
+
+/// A call under way.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    /// The record in the history.
+    record: usize,
+    pub request: Request,
+    /// The member whose session it is part of.
+    pub at: Option<NodeId>,
+    /// The start of that member to which it was sent first.
+    pub first_sent: u64,
 }
 
 /// A call under way.
@@ -96,8 +110,7 @@ impl Several {
     }
 
     fn send_call(&mut self, place: usize, retry: bool) {
-        let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
-        let Some(node) = self.dice.pick(&nodes).copied() else { return };
+        let any = self.pick_node();
         let caller = &self.clients[place];
         let Some(Waiting { record, request, at, .. }) = caller.waiting.clone() else { return };
         let (seq, patience) = (caller.seq, caller.patience);
@@ -134,8 +147,13 @@ impl Several {
         self.say(|| format!("client {place}: call {record}: {reply:?}"));
         if let Err(Outcome::Failed(why)) = &reply
             && [libc::EIO, libc::ENOTSUP].contains(&why.errno)
+            // Inline content cannot be cloned.
+            && !(matches!(request.op, Op::Clone { .. }) && why.errno == libc::EOPNOTSUPP)
         {
             return self.fail(format!("call {record}, {:?}: {why}", request.op));
+        }
+        if let Ok(Answer::Objects { first, count }) = &reply {
+            self.objects_given(*first..*first + u64::from(*count));
         }
         self.clients[place].client.learn(record, &request.op, &reply);
         self.note_opens(place, &waiting, &reply);

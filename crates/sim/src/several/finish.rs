@@ -90,6 +90,8 @@ impl Several {
                 if entry.kind == Kind::Dir {
                     self.observe(Op::GetAttr(InodeRef::by_id(entry.ino)));
                     dirs.push(entry.ino);
+                } else {
+                    self.observe(Op::Chunks { ino: entry.ino, first: 0, last: 9 });
                 }
             }
         }
@@ -126,6 +128,9 @@ impl Several {
             }
             for table in Table::ALL.into_iter().filter(|table| *table != Table::System) {
                 let visited = host.engine().scan_table(table, None, &mut |key, value| {
+                    if table == Table::Sweep {
+                        wrong.push(format!("node {node} has not deleted what was cut off file {}", key.id));
+                    }
                     wrong.extend(misplaced(*node, cluster, key.table, key.id, key.suffix));
                     if table != Table::Txn {
                         rows.push(Mutation { key: key.to_owned(), value: Some(value.into()) });

@@ -1,7 +1,9 @@
 //! A member's machine: disk and process.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kestrel_meta::cluster::NODES_MAX;
 use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::member::{Envelope, Member, MemberConfig};
@@ -17,6 +19,12 @@ use super::sessions::{Admission, Claimed, Sessions, Shared};
 
 /// Replies to clients' calls.
 type Replied = Arc<Mutex<Vec<(usize, u64, Reply)>>>;
+
+/// Numbers of objects in use.
+type Used = Arc<Mutex<BTreeSet<ObjectId>>>;
+
+/// Objects to delete, and in which start the process was told so.
+type Free = Arc<Mutex<Vec<(u64, Vec<ObjectId>)>>>;
 
 /// See the module's header.
 pub struct Host {
@@ -35,7 +43,14 @@ pub struct Host {
 
 impl Host {
     /// A machine with its part of an empty volume; nothing runs.
-    pub fn new(me: NodeId, placement: Placement, clock: Arc<ManualClock>, workers: usize, seed: u64) -> Self {
+    pub fn new(
+        me: NodeId,
+        placement: Placement,
+        clock: Arc<ManualClock>,
+        workers: usize,
+        seed: u64,
+        used: Used,
+    ) -> Self {
         let engine = MemoryEngine::new(SyncWhen::Told);
         let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
         Member::format(&engine, root, SECOND, me, placement.clone()).expect("an empty engine");
@@ -46,6 +61,8 @@ impl Host {
             serves: true,
             replies: Replies::Inline,
             batch_max: 64,
+            // So few that small files are cut in several batches.
+            scan_rows: 2,
             // So little that dentries are evicted.
             replica_bytes: 1,
         };
@@ -99,6 +116,7 @@ impl Host {
         }
         self.engine = Some(Arc::new(engine));
         self.replies.lock().clear();
+        self.free.lock().clear();
     }
 
     /// The disk.
