@@ -42,6 +42,9 @@ pub struct Cluster {
     pub placement: Placement,
     /// Own rows that are lent.
     pub locks: LockTable,
+    /// Numbered requests come straight from sessions, which see to it that no copy of one comes late. Else copies may come by way
+    /// of other nodes, and every answer is recorded.
+    pub by_session: bool,
 }
 
 impl Cluster {
@@ -56,7 +59,7 @@ impl Cluster {
         if placement.map.members().iter().any(|member| member.id >= NODES_MAX) {
             return Err(FsError::new(libc::EINVAL, "metadata: numbers of nodes are below 1024"));
         }
-        Ok(Self { me, placement, locks: LockTable::default() })
+        Ok(Self { me, placement, locks: LockTable::default(), by_session: false })
     }
 
     /// All nodes, this one included, ascending.

@@ -184,8 +184,6 @@ pub struct Member {
     loans: BTreeMap<TxnId, Loan>,
     /// Questions to all members, by number.
     polls: BTreeMap<u64, Poll>,
-    /// Files without names at their home.
-    nameless: BTreeMap<InodeId, Asking>,
     /// Walks over trees for figures, by ticket.
     walks: BTreeMap<u64, Walk>,
     /// Its round of deleting objects.
@@ -250,7 +248,9 @@ impl Member {
         if config.node.durability != Durability::Commit {
             return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit"));
         }
-        let cluster = Cluster::new(config.me, config.placement)?;
+        let mut cluster = Cluster::new(config.me, config.placement)?;
+        // Only a host serves sessions.
+        cluster.by_session = bell.is_some();
         let epoch = next_epoch(&*engine)?;
         let records = records::read(&*engine)?;
         let node = Node::open_one_of(engine, clock, config.node, cluster)?;
@@ -275,7 +275,6 @@ impl Member {
             decisions: BTreeMap::new(),
             loans: BTreeMap::new(),
             polls: BTreeMap::new(),
-            nameless: BTreeMap::new(),
             walks: BTreeMap::new(),
             reaping: None,
             object_users: None,
@@ -342,7 +341,6 @@ impl Member {
         self.tick_loans();
         self.tick_decisions();
         self.tick_polls();
-        self.tick_nameless();
         self.sweep();
         self.tick_nameless();
         self.pump();

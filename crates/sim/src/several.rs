@@ -10,6 +10,7 @@ mod call;
 mod faults;
 mod finish;
 mod host;
+mod objects;
 mod opens;
 mod sessions;
 
@@ -18,7 +19,7 @@ use std::collections::BTreeMap;
 use kestrel_meta::member::Envelope;
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{Nanos, SECOND};
-use kestrel_types::ids::InodeId;
+use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::name::Name;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement, Rule};
 use kestrel_types::request::{Reply, Request};
@@ -31,6 +32,7 @@ use crate::network::MS;
 use crate::world::{Failure, Plan, Tally};
 use call::Caller;
 use host::Host;
+use objects::Objects;
 use sessions::Claimed;
 
 /// How long clients ask at most, in virtual time.
@@ -80,6 +82,7 @@ pub struct Several {
     placement: Placement,
     clients: Vec<Caller>,
     clients_begun: u64,
+    objects: Objects,
     /// Clients that are not heard of any more.
     dead: Vec<ClientId>,
     /// Clients that each member waits for since its last start.
@@ -212,6 +215,7 @@ impl Several {
             placement,
             clients: Vec::new(),
             clients_begun: 0,
+            objects,
             dead: Vec::new(),
             awaited: BTreeMap::new(),
             history: History::default(),

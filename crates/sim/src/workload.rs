@@ -259,8 +259,7 @@ fn move_dir(client: &mut Client) -> Op {
     }
 }
 
-/// Draws what a client of several nodes asks next. Nothing is written but sizes, through open files. With `moves` directories
-/// move all the time.
+/// Draws what a client of several nodes asks next. With `moves` directories move all the time.
 pub fn wish_of_several(client: &mut Client, moves: bool) -> Request {
     if moves && client.dice.chance(50) {
         return Request { creds: Creds::root(), op: move_dir(client) };
@@ -273,12 +272,7 @@ pub fn wish_of_several(client: &mut Client, moves: bool) -> Request {
     loop {
         let Wish::Op(Request { creds, op }) = wish(client) else { continue };
         let op = match op {
-            Op::Commit(commit) => {
-                let set = SetAttr { size: commit.size, through_handle: true, ..SetAttr::default() };
-                Op::SetAttr(commit.inode, set)
-            }
             Op::Open(inode, flags) if client.dice.chance(30) => Op::Open(InodeRef::by_id(inode.ino), flags),
-            Op::AllocObjects(_) => continue,
             op => op,
         };
         return Request { creds, op };

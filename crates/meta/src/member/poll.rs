@@ -57,8 +57,6 @@ pub enum Answer {
 pub(super) enum Then {
     /// The request with this ticket hears the sum.
     TellUsage(u64),
-    /// Those of these files without names that nobody has open are deleted. With the numbers of their cases.
-    Delete(Vec<(InodeId, u64)>),
     /// The walk for this request goes on.
     WalkOn(u64),
     /// This round of deleting objects goes on.
@@ -156,7 +154,6 @@ impl Member {
                 };
                 self.conclude(ticket, reply);
             }
-            Then::Delete(cases) => self.delete_unless_held(&cases, answers),
             Then::WalkOn(ticket) => self.walked(ticket, answers),
             Then::Weighed(round) => self.weighed(round, answers),
             Then::Confirmed(round) => self.confirmed(round, answers),

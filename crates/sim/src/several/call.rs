@@ -8,6 +8,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer, Op, Outcome, Reply, Request, Subject};
 
+use super::objects::LINGERS;
 use super::opens::Held;
 use super::{Event, Several};
 use crate::agenda::Scene;
@@ -21,6 +22,8 @@ pub struct Caller {
     pub client: Client,
     /// Number of its last call.
     seq: u64,
+    /// Who leads that, if any member could: the one that it goes to.
+    leader: NodeId,
     /// What it waits for.
     pub waiting: Option<Waiting>,
     /// What it asks next, if it knows: the home of a file that it has been told does not exist.
@@ -50,18 +53,6 @@ pub struct Waiting {
     pub first_sent: u64,
 }
 
-/// A call under way.
-#[derive(Debug, Clone)]
-pub struct Waiting {
-    /// The record in the history.
-    record: usize,
-    pub request: Request,
-    /// The member whose session it is part of.
-    pub at: Option<NodeId>,
-    /// The start of that member to which it was sent first.
-    pub first_sent: u64,
-}
-
 impl Caller {
     /// Whether a call is under way.
     pub fn waits(&self) -> bool {
@@ -74,22 +65,37 @@ impl Several {
         self.clients_begun += 1;
         let dice = self.dice.split();
         let client = Client::new(self.clients_begun, dice, self.agenda.now);
+        let patience = self.dice.between(50 * MS, 3 * SECOND);
+        // Its objects all have numbers of one node.
+        let gives = self.pick_node();
         Caller {
             client,
             seq: 0,
             waiting: None,
+            leader: gives,
             next: None,
             asks_home: false,
             opens: BTreeMap::new(),
             sessions: BTreeMap::new(),
             connected: BTreeMap::new(),
-            patience: self.dice.between(50 * MS, 3 * SECOND),
+            gives,
+            patience,
         }
+    }
+
+    fn pick_node(&mut self) -> NodeId {
+        let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
+        *self.dice.pick(&nodes).expect("there are nodes")
     }
 
     pub(super) fn think(&mut self, place: usize) {
         if self.clients[place].waits() || self.history.records.len() >= self.plan.calls {
             return;
+        }
+        let client = &mut self.clients[place].client;
+        if client.objects.len() > 1 && client.dice.chance(10) {
+            let done = client.objects.remove(0);
+            self.objects_done(&[done]);
         }
         let caller = &mut self.clients[place];
         let next = caller.next.take();
@@ -103,8 +109,13 @@ impl Several {
         let (held, at) = (self.held(place, &request.op), self.member_for(place, &request.op));
         let record = self.history.ask(place, request.clone(), held);
         let first_sent = at.map_or(0, |node| self.hosts[&node].started());
+        let leader = match request.op {
+            Op::AllocObjects(_) => self.clients[place].gives,
+            _ => self.pick_node(),
+        };
         let caller = &mut self.clients[place];
         caller.seq += 1;
+        caller.leader = leader;
         caller.waiting = Some(Waiting { record, request, at, first_sent });
         self.send_call(place, false);
     }
@@ -113,6 +124,9 @@ impl Several {
         let any = self.pick_node();
         let caller = &self.clients[place];
         let Some(Waiting { record, request, at, .. }) = caller.waiting.clone() else { return };
+        // What any member could lead is led by the one that gets it: its copies go there as well.
+        let held = matches!(request.op.subject(), Subject::Held(_) | Subject::Open(_) | Subject::Volume);
+        let node = if held { caller.leader } else { any };
         let (seq, patience) = (caller.seq, caller.patience);
         let numbered = request.op.is_numbered();
         let origin = numbered.then_some(Origin { client: caller.client.id, seq, retry });
@@ -169,6 +183,8 @@ impl Several {
         }
         if self.troubled && self.dice.chance(3) {
             self.say(|| format!("client {place}: dies"));
+            let objects = self.clients[place].client.objects.clone();
+            self.plan_in(LINGERS, Event::Done(objects));
             self.bury(place);
             let mut caller = self.new_client();
             // It may have had a look around before.

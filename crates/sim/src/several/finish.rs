@@ -32,6 +32,7 @@ impl Several {
         self.look_around();
         self.look_at_open_files();
         self.say_farewell();
+        self.check_objects();
         self.check_rows();
         // Who is told that nothing has changed in time need not be believed to have asked.
         let timed_out = |record: &Record| {

@@ -10,7 +10,8 @@ use kestrel_meta::member::{Envelope, Member, MemberConfig};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::ids::ObjectId;
+use kestrel_types::placement::{NodeId, OBJECT_BLOCK, Placement};
 use kestrel_types::request::{Creds, Op, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::{Mutex, MutexGuard};
@@ -38,6 +39,9 @@ pub struct Host {
     /// Its process is stopped until then.
     pub stopped_until: Nanos,
     replies: Replied,
+    /// Numbers of objects that clients still use.
+    used: Used,
+    free: Free,
     sessions: Shared,
 }
 
@@ -75,6 +79,8 @@ impl Host {
             sync_planned: false,
             stopped_until: 0,
             replies: Replied::default(),
+            used,
+            free: Free::default(),
             sessions: Shared::default(),
         }
     }
@@ -83,7 +89,12 @@ impl Host {
     pub fn start(&mut self, now: Nanos) -> u64 {
         self.start += 1;
         let member = Member::open(self.engine().clone(), self.clock.clone(), self.config.clone(), now);
-        self.member = Some(member.expect("a sound volume"));
+        let mut member = member.expect("a sound volume");
+        let (me, used) = (self.config.me, self.used.clone());
+        // Each node knows of the numbers that it gave.
+        let gave = move |object| object / OBJECT_BLOCK % u64::from(NODES_MAX) == u64::from(me);
+        member.set_object_users(Box::new(move |object| gave(object) && used.lock().contains(&object)));
+        self.member = Some(member);
         self.sessions = Shared::default();
         self.start
     }
@@ -159,6 +170,30 @@ impl Host {
         let replies = self.replies.clone();
         let done = move |reply| replies.lock().push((client, number, reply));
         member.submit(request, origin, Box::new(done), now);
+    }
+
+    /// The process asks what objects it may delete.
+    pub fn condemn(&mut self, wall: Nanos, now: Nanos) {
+        let Some(member) = &mut self.member else { return };
+        let (free, start) = (self.free.clone(), self.start);
+        let done = move |objects| {
+            if let Ok(objects) = objects {
+                free.lock().push((start, objects));
+            }
+        };
+        member.condemn(wall, 100, Box::new(done), now);
+    }
+
+    /// What it was told to delete, and in which start.
+    pub fn take_free(&mut self) -> Vec<(u64, Vec<ObjectId>)> {
+        std::mem::take(&mut *self.free.lock())
+    }
+
+    /// It has deleted these.
+    pub fn reaped(&mut self, objects: &[ObjectId], now: Nanos) {
+        if let Some(member) = &mut self.member {
+            member.reaped(objects, Box::new(|_| ()), now);
+        }
     }
 
     /// A client's call arrives that its session is about.

@@ -6,7 +6,7 @@ use super::{boolean, list, put_ids, put_list};
 use crate::member::poll::{Answer, Question};
 use crate::member::reap::Weight;
 use crate::member::tree::Place;
-use crate::node::Part;
+use crate::node::{Part, TreePart};
 
 // What a poll asks, and its answer says. Numbers are never given to another one.
 const USAGE: u8 = 1;
@@ -53,7 +53,7 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &Answer) {
             put_figures(out, figures);
         }
         Answer::Held(files) => put_about(out, HELD, files),
-        Answer::Tree { sum, children, more } => {
+        Answer::Tree(TreePart { sum, children, more }) => {
             out.push(TREE);
             put_figures(out, sum);
             put_list(out, children, put_place);
@@ -74,7 +74,7 @@ pub(super) fn answer(r: &mut Reader<'_>) -> Result<Answer, DecodeError> {
         HELD => Answer::Held(ids(r)?),
         TREE => {
             let (sum, children) = (figures(r)?, list(r, 2, place)?);
-            Answer::Tree { sum, children, more: boolean(r)? }
+            Answer::Tree(TreePart { sum, children, more: boolean(r)? })
         }
         WEIGH => Answer::Weighed(list(r, 1, weight)?),
         CONFIRM => Answer::Confirmed(ids(r)?),

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::member::poll::{Answer, Question};
 use crate::member::reap::Weight;
-use crate::node::Part;
+use crate::node::{Part, TreePart};
 
 /// Small and large ones alike, so that every length of a varint occurs.
 fn number() -> BoxedStrategy<u64> {
@@ -159,11 +159,11 @@ fn any_answer() -> BoxedStrategy<Answer> {
     prop_oneof![
         any::<[i64; 3]>().prop_map(Answer::Usage),
         ids().prop_map(Answer::Held),
-        (any::<[i64; 3]>(), places, any::<bool>()).prop_map(|(sum, children, more)| Answer::Tree {
+        (any::<[i64; 3]>(), places, any::<bool>()).prop_map(|(sum, children, more)| Answer::Tree(TreePart {
             sum,
             children,
             more
-        }),
+        })),
         vec(weight, 0..5).prop_map(Answer::Weighed),
         ids().prop_map(Answer::Confirmed),
         Just(Answer::Done),
