@@ -42,7 +42,11 @@ impl Asker {
 
     /// Gives the answer, JSON text.
     pub fn answer(self, answer: FsResult<Box<[u8]>>) {
-        self.send(&ToClient::Reply(ReplyTo { id: self.id, table: self.table, answered: Answered::Admin(answer) }));
+        self.send(&ToClient::Reply(ReplyTo {
+            id: self.id,
+            table: self.table,
+            answered: Answered::Admin(answer),
+        }));
     }
 
     fn send(&self, message: &ToClient) {

@@ -59,7 +59,10 @@ impl Gate {
             return refused(libc::EACCES, why.into());
         }
         if hello.volume != self.identity.volume {
-            return refused(libc::ENOENT, "this node serves another volume: check the addresses of the cluster".into());
+            return refused(
+                libc::ENOENT,
+                "this node serves another volume: check the addresses of the cluster".into(),
+            );
         }
         if hello.from == me {
             let why = format!(
@@ -74,7 +77,10 @@ impl Gate {
         }
         let placement = self.host.node().cluster().map(|cluster| &cluster.placement);
         let Some(placement) = placement.filter(|placement| placement.map.member(hello.from).is_some()) else {
-            return refused(libc::EINVAL, format!("node {} is not in the table of placement of node {me}", hello.from));
+            return refused(
+                libc::EINVAL,
+                format!("node {} is not in the table of placement of node {me}", hello.from),
+            );
         };
         if hello.table != placement.version {
             let why = format!(
@@ -94,7 +100,10 @@ impl Server {
     /// What it is refused with.
     pub(crate) fn greet_peer(&self, hello: &PeerHello, outbox: &Arc<dyn Outbox>) -> FsResult<Guest> {
         let Some(gate) = &self.gate else {
-            return Err(FsError::new(libc::EINVAL, "this node has its volume to itself: it is in no cluster"));
+            return Err(FsError::new(
+                libc::EINVAL,
+                "this node has its volume to itself: it is in no cluster",
+            ));
         };
         gate.check(hello)?;
         let (guest, replaced) = {
@@ -115,13 +124,10 @@ impl Server {
     ///
     /// # Errors
     /// If that is not what nodes say: its connection ends.
-    pub(crate) fn hear_peer(
-        &self,
-        guest: Guest,
-        messages: impl Iterator<Item = ToServer>,
-    ) -> FsResult<()> {
+    pub(crate) fn hear_peer(&self, guest: Guest, messages: impl Iterator<Item = ToServer>) -> FsResult<()> {
         let Some(gate) = &self.gate else { return Ok(()) };
-        let current = gate.seats.lock().taken.get(&guest.from).is_some_and(|seat| seat.number == guest.number);
+        let current =
+            gate.seats.lock().taken.get(&guest.from).is_some_and(|seat| seat.number == guest.number);
         if !current {
             return Ok(());
         }

@@ -150,7 +150,11 @@ impl Shared {
         }
         // The client says everything again, over another connection.
         let asked = !part.superseded;
-        asked.then_some(ReplyTo { id: part.call, table: self.table, answered: Answered::Reclaim(Ok(part.lost)) })
+        asked.then_some(ReplyTo {
+            id: part.call,
+            table: self.table,
+            answered: Answered::Reclaim(Ok(part.lost)),
+        })
     }
 
     fn answer_reclaim(&self, session: &Session, answer: Option<ReplyTo>) {

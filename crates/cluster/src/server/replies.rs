@@ -117,7 +117,11 @@ impl Batch {
         // On a newer connection the call has not been asked yet: when it is, the answer is there.
         let asked = waiting.filter(|waiter| state.is_current(waiter.incarnation));
         let Some(waiter) = asked else { return state.window.finish(call.seq, reply, keep) };
-        let message = ToClient::Reply(ReplyTo { id: waiter.id, table: self.shared.table, answered: Answered::Op(reply) });
+        let message = ToClient::Reply(ReplyTo {
+            id: waiter.id,
+            table: self.shared.table,
+            answered: Answered::Op(reply),
+        });
         let mut elsewhere = None;
         if waiter.incarnation == self.incarnation {
             self.send(&message);

@@ -10,7 +10,9 @@ use crate::locks::TxnId;
 
 /// What an operation fails with that needs such a message.
 fn too_large(why: TooLarge) -> FsError {
-    let text = format!("metadata: this concerns several nodes and too many rows at once: {why}; nothing has changed");
+    let text = format!(
+        "metadata: this concerns several nodes and too many rows at once: {why}; nothing has changed"
+    );
     FsError::because(libc::EFBIG, text)
 }
 

@@ -11,15 +11,15 @@ use crate::testing::{Script, encoded, eventually, listen};
 
 fn config(address: SocketAddr) -> PeerConfig {
     let secret = PeerSecret([3; 16]);
-    let hello =
-        PeerHello { versions: Versions::OURS, volume: [1; 16], from: 1, to: 2, table: 1, secret };
+    let hello = PeerHello { versions: Versions::OURS, volume: [1; 16], from: 1, to: 2, table: 1, secret };
     PeerConfig::new(address.to_string(), hello)
 }
 
 /// Notes what comes.
 fn noting(listener: TcpListener, said: Arc<Mutex<Vec<ToServer>>>) -> Serving {
     let act = move |message: ToServer, _: &Arc<dyn Outbox>| said.lock().push(message);
-    serve(listener, Arc::new(Script::new(act)), ServerConfig { threads: 2, ..ServerConfig::default() }).unwrap()
+    serve(listener, Arc::new(Script::new(act)), ServerConfig { threads: 2, ..ServerConfig::default() })
+        .unwrap()
 }
 
 fn envelopes(said: &Mutex<Vec<ToServer>>) -> Vec<u64> {

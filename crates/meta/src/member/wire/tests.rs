@@ -26,7 +26,9 @@ fn table() -> BoxedStrategy<Table> {
 }
 
 fn any_key() -> BoxedStrategy<Key> {
-    (table(), number(), bytes(SUFFIX_MAX)).prop_map(|(table, id, suffix)| Key::new(table, id, &suffix)).boxed()
+    (table(), number(), bytes(SUFFIX_MAX))
+        .prop_map(|(table, id, suffix)| Key::new(table, id, &suffix))
+        .boxed()
 }
 
 fn any_row() -> BoxedStrategy<Row> {
@@ -40,9 +42,7 @@ fn any_span() -> BoxedStrategy<Span> {
 }
 
 fn any_txn() -> BoxedStrategy<TxnId> {
-    (any::<u32>(), number(), number())
-        .prop_map(|(node, epoch, number)| TxnId { node, epoch, number })
-        .boxed()
+    (any::<u32>(), number(), number()).prop_map(|(node, epoch, number)| TxnId { node, epoch, number }).boxed()
 }
 
 fn any_loan() -> BoxedStrategy<LoanId> {
@@ -50,17 +50,22 @@ fn any_loan() -> BoxedStrategy<LoanId> {
 }
 
 fn any_origin() -> BoxedStrategy<Option<Origin>> {
-    option::of(
-        (any::<[u8; 16]>(), number(), any::<bool>())
-            .prop_map(|(client, seq, retry)| Origin { client: ClientId(client), seq, retry }),
-    )
+    option::of((any::<[u8; 16]>(), number(), any::<bool>()).prop_map(|(client, seq, retry)| Origin {
+        client: ClientId(client),
+        seq,
+        retry,
+    }))
     .boxed()
 }
 
 fn any_request() -> BoxedStrategy<Request> {
     let name = || Name::new(b"name").unwrap();
     let op = prop_oneof![
-        number().prop_map(move |base| Op::Lookup(Place { base, dirs: [name()].into_iter().collect(), name: name() })),
+        number().prop_map(move |base| Op::Lookup(Place {
+            base,
+            dirs: [name()].into_iter().collect(),
+            name: name()
+        })),
         number().prop_map(|ino| Op::GetAttr(InodeRef::by_id(ino))),
         Just(Op::Sync),
     ];
@@ -109,16 +114,24 @@ fn ids() -> BoxedStrategy<Vec<InodeId>> {
 
 fn about_rows() -> BoxedStrategy<Message> {
     let mode = prop_oneof![Just(Mode::Shared), Just(Mode::Exclusive)];
-    let missing = (vec(any_key(), 0..4), vec(any_span(), 0..3)).prop_map(|(keys, spans)| Missing { keys, spans });
+    let missing =
+        (vec(any_key(), 0..4), vec(any_span(), 0..3)).prop_map(|(keys, spans)| Missing { keys, spans });
     let spans = vec((any_span(), vec((bytes(SUFFIX_MAX), bytes(60)), 0..4)), 0..3);
     let mutation = any_row().prop_map(|(key, value)| Mutation { key, value });
     prop_oneof![
-        (any_txn(), any::<u32>(), mode, missing)
-            .prop_map(|(txn, round, mode, rows)| Message::Borrow { txn, round, mode, rows }),
+        (any_txn(), any::<u32>(), mode, missing).prop_map(|(txn, round, mode, rows)| Message::Borrow {
+            txn,
+            round,
+            mode,
+            rows
+        }),
         (any_txn(), any::<u32>(), any_loan(), vec(any_row(), 0..4), spans)
             .prop_map(|(txn, round, loan, rows, spans)| Message::Lent { txn, round, loan, rows, spans }),
-        (any_txn(), any_loan(), vec(mutation, 0..4))
-            .prop_map(|(txn, loan, mutations)| Message::Prepare { txn, loan, mutations }),
+        (any_txn(), any_loan(), vec(mutation, 0..4)).prop_map(|(txn, loan, mutations)| Message::Prepare {
+            txn,
+            loan,
+            mutations
+        }),
     ]
     .boxed()
 }
@@ -146,8 +159,11 @@ fn any_answer() -> BoxedStrategy<Answer> {
     prop_oneof![
         any::<[i64; 3]>().prop_map(Answer::Usage),
         ids().prop_map(Answer::Held),
-        (any::<[i64; 3]>(), places, any::<bool>())
-            .prop_map(|(sum, children, more)| Answer::Tree { sum, children, more }),
+        (any::<[i64; 3]>(), places, any::<bool>()).prop_map(|(sum, children, more)| Answer::Tree {
+            sum,
+            children,
+            more
+        }),
         vec(weight, 0..5).prop_map(Answer::Weighed),
         ids().prop_map(Answer::Confirmed),
         Just(Answer::Done),
@@ -158,8 +174,11 @@ fn any_answer() -> BoxedStrategy<Answer> {
 fn any_message() -> BoxedStrategy<Message> {
     let vote = prop_oneof![Just(Vote::Yes), Just(Vote::No), any_error().prop_map(Vote::Failed)];
     prop_oneof![
-        (number(), any_request(), any_origin())
-            .prop_map(|(number, request, origin)| Message::Forward { number, request, origin }),
+        (number(), any_request(), any_origin()).prop_map(|(number, request, origin)| Message::Forward {
+            number,
+            request,
+            origin
+        }),
         (number(), any_reply()).prop_map(|(number, reply)| Message::Forwarded(number, reply)),
         (number(), any_want()).prop_map(|(number, want)| Message::Fetch(number, want)),
         (number(), any_fetched()).prop_map(|(number, found)| Message::Fetched(number, found)),
