@@ -1,4 +1,5 @@
-//! Load on a real server by a native client: what one connection with whole paths gets out of a metadata node.
+//! Load on a real server, or the metadata nodes of a cluster, by a native client: what one connection to each with whole paths gets
+//! out of them. Requests go to the node that leads them.
 //!
 //! Each way keeps a number of calls in flight, each asked by the completion of the one before. Requests that went over the wire are
 //! counted, so that "one request an operation, however deep the path" is a measured figure. Directories lie five levels deep;
@@ -16,6 +17,7 @@ use kestrel_net::remote::{Holder, Remote, RemoteConfig};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::Place;
+use kestrel_types::placement::{Member, Placement};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Reply, Request};
 use kestrel_types::wire::{Reclaim, ReclaimReply, SessionState, Welcome};
 use parking_lot::Mutex;
@@ -42,23 +44,63 @@ fn main() -> Result<(), Failure> {
         who: format!("netload, process {}", std::process::id()),
         deadline: Duration::from_secs(30),
     };
-    let (remote, _) = Remote::connect(config, Arc::new(Nothing))?;
+    let nodes = Arc::new(Nodes::connect(config)?);
     for depth in depths.split(',') {
-        let tree = Arc::new(Tree::make(&remote, dirs)?);
-        measure(&remote, &tree, depth.trim().parse::<u64>()?.max(1), Duration::from_secs_f64(seconds));
+        let tree = Arc::new(Tree::make(&nodes, dirs)?);
+        measure(&nodes, &tree, depth.trim().parse::<u64>()?.max(1), Duration::from_secs_f64(seconds));
     }
-    remote.close();
+    nodes.remotes.iter().for_each(|remote| remote.close());
     Ok(())
 }
 
+/// Connections to all metadata nodes of a volume.
+struct Nodes {
+    /// Where requests go, if there are several.
+    placement: Option<Placement>,
+    /// In the order of the table's members.
+    remotes: Vec<Arc<Remote>>,
+}
+
+impl Nodes {
+    fn connect(config: RemoteConfig) -> Result<Self, Failure> {
+        let (first, welcome) = Remote::connect(config.clone(), Arc::new(Nothing))?;
+        let offer: serde_json::Value = serde_json::from_slice(&welcome.descriptor)?;
+        let Some(table) = offer["placement"].as_str() else {
+            return Ok(Self { placement: None, remotes: vec![first] });
+        };
+        first.close();
+        let bytes = (0..table.len() / 2).map(|at| u8::from_str_radix(&table[2 * at..2 * at + 2], 16));
+        let placement = Placement::decode(&bytes.collect::<Result<Vec<_>, _>>()?)?;
+        let connect = |member: &Member| {
+            let config = RemoteConfig { addresses: vec![member.address.clone()], ..config.clone() };
+            Remote::connect(config, Arc::new(Nothing)).map(|(remote, _)| remote)
+        };
+        let remotes = placement.map.members().iter().map(connect).collect::<Result<_, _>>()?;
+        Ok(Self { placement: Some(placement), remotes })
+    }
+
+    /// The connection for a request: to whoever leads it, or, for what is open, where it was opened.
+    fn of(&self, op: &Op, opened_at: usize) -> usize {
+        let leader = self.placement.as_ref().and_then(|placement| Some((placement, placement.leader(op)?)));
+        leader.map_or(opened_at, |(placement, leader)| {
+            let members = placement.map.members();
+            members.binary_search_by_key(&leader.id, |member| member.id).unwrap_or(0)
+        })
+    }
+
+    fn sent(&self) -> u64 {
+        self.remotes.iter().map(|remote| remote.stats().sent).sum()
+    }
+}
+
 /// All operations with so many calls in flight.
-fn measure(remote: &Arc<Remote>, tree: &Arc<Tree>, depth: u64, time: Duration) {
-    let made = |what: Way, limit| run(remote, tree, what, depth, time, limit);
+fn measure(nodes: &Arc<Nodes>, tree: &Arc<Tree>, depth: u64, time: Duration) {
+    let made = |what: Way, limit| run(nodes, tree, what, depth, time, limit);
     made(Way::MkDir, u64::MAX);
     let files = made(Way::Create, u64::MAX).max(1);
     made(Way::Stat { files }, u64::MAX);
     let open = made(Way::Open { files }, files.min(OPENS_MAX));
-    made(Way::Close { inos: std::mem::take(&mut *tree.opened.lock()) }, open);
+    made(Way::Close { opens: std::mem::take(&mut *tree.opened.lock()) }, open);
     made(Way::Unlink, files);
 }
 
@@ -66,11 +108,12 @@ fn measure(remote: &Arc<Remote>, tree: &Arc<Tree>, depth: u64, time: Duration) {
 struct Tree {
     top: String,
     dirs: u64,
-    opened: Mutex<Vec<u64>>,
+    /// Files, and which connection they were opened over.
+    opened: Mutex<Vec<(u64, usize)>>,
 }
 
 impl Tree {
-    fn make(remote: &Remote, dirs: u64) -> Result<Self, Failure> {
+    fn make(nodes: &Nodes, dirs: u64) -> Result<Self, Failure> {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let number = RUNS.fetch_add(1, Ordering::Relaxed);
         let mut top = format!("netload-{}-{number}", std::process::id());
@@ -78,9 +121,9 @@ impl Tree {
             if level > 0 {
                 top += &format!("/level{level}");
             }
-            make_dir(remote, &top)?;
+            make_dir(nodes, &top)?;
         }
-        (0..dirs).try_for_each(|dir| make_dir(remote, &format!("{top}/dir{dir}")))?;
+        (0..dirs).try_for_each(|dir| make_dir(nodes, &format!("{top}/dir{dir}")))?;
         Ok(Self { top, dirs, opened: Mutex::default() })
     }
 
@@ -91,9 +134,9 @@ impl Tree {
     }
 }
 
-fn make_dir(remote: &Remote, path: &str) -> Result<(), Failure> {
+fn make_dir(nodes: &Nodes, path: &str) -> Result<(), Failure> {
     let op = Op::MkDir(Place::from_path(ROOT, path.as_bytes())?, 0o755);
-    match remote.call(Request { creds: Creds::root(), op }) {
+    match nodes.remotes[nodes.of(&op, 0)].call(Request { creds: Creds::root(), op }) {
         Ok(_) => Ok(()),
         Err(why) => Err(format!("mkdir {path}: {why:?}").into()),
     }
@@ -105,7 +148,7 @@ enum Way {
     Create,
     Stat { files: u64 },
     Open { files: u64 },
-    Close { inos: Vec<u64> },
+    Close { opens: Vec<(u64, usize)> },
     Unlink,
 }
 
@@ -133,7 +176,7 @@ impl Way {
                 let flags = OpenFlags { read: true, ..OpenFlags::default() };
                 Op::OpenAt(tree.place('f', number % files), flags)
             }
-            Way::Close { inos } => Op::Release(inos.get(number as usize).copied().unwrap_or(0)),
+            Way::Close { opens } => Op::Release(opens.get(number as usize).map_or(0, |(ino, _)| *ino)),
             Way::Unlink => Op::Unlink(tree.place('f', number)),
         }
     }
@@ -141,7 +184,7 @@ impl Way {
 
 /// What the callbacks of one measurement share.
 struct Run {
-    remote: Arc<Remote>,
+    nodes: Arc<Nodes>,
     tree: Arc<Tree>,
     what: Way,
     limit: u64,
@@ -154,12 +197,12 @@ struct Run {
 }
 
 /// Runs one way of asking; answers how many calls succeeded.
-fn run(remote: &Arc<Remote>, tree: &Arc<Tree>, what: Way, depth: u64, time: Duration, limit: u64) -> u64 {
+fn run(nodes: &Arc<Nodes>, tree: &Arc<Tree>, what: Way, depth: u64, time: Duration, limit: u64) -> u64 {
     let name = what.name();
-    let before = remote.stats();
+    let before = nodes.sent();
     let (begun, cpu) = (Instant::now(), cpu_seconds());
     let run = Arc::new(Run {
-        remote: remote.clone(),
+        nodes: nodes.clone(),
         tree: tree.clone(),
         what,
         limit,
@@ -183,10 +226,11 @@ fn run(remote: &Arc<Remote>, tree: &Arc<Tree>, what: Way, depth: u64, time: Dura
     let mut latencies = std::mem::take(&mut *run.latencies.lock());
     latencies.sort_unstable();
     let at = |part: f64| latencies.get((latencies.len() as f64 * part) as usize).copied().unwrap_or(0);
-    let sent = remote.stats().sent - before.sent;
+    let sent = nodes.sent() - before;
     let line = serde_json::json!({
         "operation": name,
         "in_flight": depth,
+        "nodes": nodes.remotes.len(),
         "directories": tree.dirs,
         "per_s": (done as f64 / seconds).round(),
         "requests_per_operation": (sent as f64 / (done + failed).max(1) as f64 * 1000.0).round() / 1000.0,
@@ -208,15 +252,20 @@ fn next(run: &Arc<Run>) {
     }
     let begun = number.is_multiple_of(SAMPLE).then(Instant::now);
     let request = Request { creds: Creds::root(), op: run.what.op(&run.tree, number) };
+    let opened_at = match &run.what {
+        Way::Close { opens } => opens.get(number as usize).map_or(0, |(_, at)| *at),
+        _ => 0,
+    };
+    let at = run.nodes.of(&request.op, opened_at);
     let then = run.clone();
-    run.remote.submit(
+    run.nodes.remotes[at].submit(
         request,
         Box::new(move |reply: Reply| {
             match reply {
                 Ok(answer) => {
                     then.done.fetch_add(1, Ordering::Relaxed);
                     if let Answer::Opened { inode, .. } = answer {
-                        then.tree.opened.lock().push(inode.ino);
+                        then.tree.opened.lock().push((inode.ino, at));
                     }
                 }
                 Err(_) => {
