@@ -42,9 +42,8 @@ pub struct Cluster {
     pub placement: Placement,
     /// Own rows that are lent.
     pub locks: LockTable,
-    /// Numbered requests come straight from sessions, which see to it that no copy of one comes late. Else copies may come by way
-    /// of other nodes, and every answer is recorded.
-    pub by_session: bool,
+    /// Requests come by sessions, each straight to its leader: no copy of one is executed late ([`crate::member::host`]).
+    pub by_sessions: bool,
 }
 
 impl Cluster {
@@ -59,7 +58,7 @@ impl Cluster {
         if placement.map.members().iter().any(|member| member.id >= NODES_MAX) {
             return Err(FsError::new(libc::EINVAL, "metadata: numbers of nodes are below 1024"));
         }
-        Ok(Self { me, placement, locks: LockTable::default(), by_session: false })
+        Ok(Self { me, placement, locks: LockTable::default(), by_sessions: false })
     }
 
     /// All nodes, this one included, ascending.

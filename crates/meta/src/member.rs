@@ -248,9 +248,8 @@ impl Member {
         if config.node.durability != Durability::Commit {
             return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit"));
         }
-        let mut cluster = Cluster::new(config.me, config.placement)?;
-        // Only a host serves sessions.
-        cluster.by_session = bell.is_some();
+        let by_sessions = bell.is_some();
+        let cluster = Cluster { by_sessions, ..Cluster::new(config.me, config.placement)? };
         let epoch = next_epoch(&*engine)?;
         let records = records::read(&*engine)?;
         let node = Node::open_one_of(engine, clock, config.node, cluster)?;

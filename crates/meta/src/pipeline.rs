@@ -249,10 +249,8 @@ fn execute(
                 // `crate::member`.
                 let ended = matches!(verdict, Verdict::Reply(_));
                 let first = told(number).is_none() && job.origin.is_some();
-                let records = cluster.is_some_and(|cluster| !cluster.by_session)
-                    && ended
-                    && first
-                    && !ops::counts_opens(&job.request.op);
+                let any_way = cluster.is_some_and(|cluster| !cluster.by_sessions);
+                let records = any_way && ended && first && !ops::counts_opens(&job.request.op);
                 steps.push(Step { verdict, wait, changed, session, depends, records });
                 break;
             }

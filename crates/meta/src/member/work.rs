@@ -255,11 +255,11 @@ impl Member {
     /// Ends a request that changed nothing with this reply, which is recorded unless requests come by sessions, or it may change how
     /// files are open.
     pub(super) fn conclude(&mut self, ticket: u64, reply: Reply) {
-        let by_session = self.cluster().by_session;
+        let any_way = !self.cluster().by_sessions;
         let Some(work) = self.works.get_mut(&ticket) else { return };
         work.stage = Stage::Ending;
         // A session sees to it that no copy comes late, and what has changed nothing may be tried again after a restart.
-        let recorded = work.origin.filter(|_| !by_session && !ops::counts_opens(&work.request.op));
+        let recorded = work.origin.filter(|_| any_way && !ops::counts_opens(&work.request.op));
         let Some(origin) = recorded else { return self.answer(ticket, reply) };
         match self.commit(BatchKind::Freeing, vec![txn::answer_row(origin, &reply)]) {
             Ok(position) => self.when_durable(position, Todo::Answer(ticket, reply)),
