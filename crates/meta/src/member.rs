@@ -324,9 +324,10 @@ impl Member {
         &self.node
     }
 
-    /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know.
+    /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know, no rows that were cut off.
     pub fn is_idle(&self) -> bool {
-        self.works.is_empty() && self.loans.is_empty() && self.decisions.is_empty() && self.waiting.is_empty()
+        let swept = self.node.core().sweeps.any().is_none();
+        swept && self.works.is_empty() && self.loans.is_empty() && self.decisions.is_empty() && self.waiting.is_empty()
     }
 
     fn handle(&mut self, from: NodeId, message: Message) {

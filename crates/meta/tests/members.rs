@@ -16,7 +16,7 @@ use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, Placement};
-use kestrel_types::request::{Creds, Op, OpenFlags, RenameFlags, Request, SetAttr};
+use kestrel_types::request::{Creds, Op, RenameFlags, Request, SetAttr};
 use kestrel_types::wire::ClientId;
 
 #[test]
@@ -159,17 +159,6 @@ fn a_request_that_needs_a_member_that_is_gone_fails_in_time() {
 }
 
 #[test]
-fn what_several_members_do_not_serve_they_say() {
-    let mut cluster = Cluster::new(2);
-    let flags = OpenFlags { read: true, ..OpenFlags::default() };
-    let create = Op::Create { place: at("a1"), mode: 0o644, flags, exclusive: false };
-    for op in [create, Op::OpenAt(at("a1"), flags)] {
-        assert_eq!(errno(&cluster.ask(2, op)), libc::ENOTSUP);
-    }
-    assert_eq!(errno(&cluster.ask(2, Op::Sync)), 0);
-}
-
-#[test]
 fn settings_that_make_no_sense_are_refused() {
     let clock = Arc::new(ManualClock::new(SECOND));
     let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
@@ -181,7 +170,7 @@ fn settings_that_make_no_sense_are_refused() {
     Member::format(&*engine, ROOT_ATTR, 0, 1, placement(2)).unwrap();
     let fsync = NodeConfig { durability: Durability::Fsync, ..settings() };
     let threaded = NodeConfig { replies: Replies::Thread, ..settings() };
-    for node in [fsync, threaded, NodeConfig { serves: true, ..settings() }] {
+    for node in [fsync, threaded] {
         let config = MemberConfig { me: 1, placement: placement(2), node, seed: 1 };
         let opened = Member::open(engine.clone(), clock.clone(), config, 0);
         assert_eq!(opened.err().map(|why| why.errno), Some(libc::EINVAL));
