@@ -343,6 +343,7 @@ fn what_is_kept_for_clients() {
         ("to another file's place", moved(INLINE, A, b"packed")),
         ("to no place", moved(INLINE, A, b"nothing")),
         ("of nothing", moved(66, A, b"inline")),
+        ("that lets a file with a name have one", moved(INLINE, 0, b"")),
         ("that is damaged", put(Table::Moved, INLINE, b"", Box::new([9]))),
         ("with a key that is none", put(Table::Moved, INLINE, b"x", Box::new([]))),
     ] {

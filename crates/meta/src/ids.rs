@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kestrel_types::clock::{HybridClock, Nanos, SECOND};
 use kestrel_types::codec::{DecodeError, Reader};
+use kestrel_types::ids::Position;
 use kestrel_types::key::{Key, KeyRef, Table};
 use parking_lot::Mutex;
 
@@ -44,27 +45,40 @@ pub fn decode_counter(bytes: &[u8]) -> Result<u64, DecodeError> {
     Ok(value)
 }
 
+struct Counting {
+    next: u64,
+    ceiling: u64,
+    /// Where the log says so; 0 if that is durable for sure.
+    recorded: Position,
+}
+
 /// Hands out numbers in order.
 pub struct Allocator {
     name: &'static str,
-    state: Mutex<(u64, u64)>,
+    state: Mutex<Counting>,
 }
 
 impl Allocator {
     /// Goes on at the recorded `ceiling`.
     pub fn new(name: &'static str, ceiling: u64) -> Self {
-        Self { name, state: Mutex::new((ceiling, ceiling)) }
+        Self { name, state: Mutex::new(Counting { next: ceiling, ceiling, recorded: 0 }) }
     }
 
     /// The first of `count` numbers that now belong to the caller.
     pub fn take(&self, engine: &dyn Engine, count: u64) -> Result<u64, EngineError> {
-        self.take_in_block(engine, count, u64::MAX)
+        self.take_in_block(engine, count, u64::MAX).map(|(first, _)| first)
     }
 
-    /// As [`Allocator::take`], all of them in one block of `block` numbers; `count` is at most that.
-    pub fn take_in_block(&self, engine: &dyn Engine, count: u64, block: u64) -> Result<u64, EngineError> {
+    /// As [`Allocator::take`], all of them in one block of `block` numbers; `count` is at most that. And the position to wait for
+    /// before anybody may use them whose own records are in another log.
+    pub fn take_in_block(
+        &self,
+        engine: &dyn Engine,
+        count: u64,
+        block: u64,
+    ) -> Result<(u64, Position), EngineError> {
         let mut state = self.state.lock();
-        let (mut next, ceiling) = *state;
+        let (mut next, ceiling) = (state.next, state.ceiling);
         let left = block - next % block;
         if left < count {
             next += left;
@@ -73,11 +87,11 @@ impl Allocator {
         if after > ceiling {
             let raised = after + RESERVE;
             // Frees nothing, but must not fail for want of space: an unlink may need a timestamp or a number.
-            engine.commit(BatchKind::Freeing, vec![counter_row(self.name, raised)])?;
-            state.1 = raised;
+            state.recorded = engine.commit(BatchKind::Freeing, vec![counter_row(self.name, raised)])?;
+            state.ceiling = raised;
         }
-        state.0 = after;
-        Ok(next)
+        state.next = after;
+        Ok((next, state.recorded))
     }
 }
 

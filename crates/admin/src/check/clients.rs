@@ -9,8 +9,9 @@ use std::collections::HashSet;
 
 use kestrel_meta::engine::EngineError;
 use kestrel_meta::txn::{TxnKey, WINDOW, decode_answer, decode_session};
-use kestrel_types::codec::DecodeError;
+use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
+use kestrel_types::inode::Inode;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::wire::ClientId;
 
@@ -30,6 +31,14 @@ fn moved(check: &mut Check<'_>) -> Result<(), EngineError> {
         check.row("checking places of renamed files");
         let detail = match DirId::decode(&value) {
             _ if !key.suffix.is_empty() => "its key is none".to_owned(),
+            // It may be given a name: see `kestrel_meta::ops::tmpfile`.
+            Ok(place) if place.parent == 0 => {
+                let record = get(check.engine, Key::new(Table::Link, key.id, b""))?;
+                match record.map(|bytes| Inode::decode(&mut Reader::new(&bytes))) {
+                    Some(Ok(inode)) if inode.nlink == 0 => continue,
+                    _ => "it says that the file has no name".to_owned(),
+                }
+            }
             Ok(place) => {
                 let entry = get(check.engine, Key::new(Table::Entry, place.parent, &place.name))?;
                 match entry.map(|bytes| Entry::decode(&bytes)) {

@@ -82,8 +82,8 @@ impl Node {
             }
             Op::Chunks { ino, first, last } => Ok(chunks::run(&*self.engine, *ino, *first, *last)?),
             Op::AllocObjects(count) if (1..=OBJECTS_MAX).contains(count) => {
-                let first = self.take_objects(*count)?;
-                Ok((Answer::Objects { first, count: *count }, 0))
+                let (first, wait) = self.take_objects(*count)?;
+                Ok((Answer::Objects { first, count: *count }, wait))
             }
             Op::AllocObjects(_) => {
                 Err(FsError::new(libc::EINVAL, "ask for 1 to 1048576 object numbers").into())
@@ -103,17 +103,19 @@ impl Node {
         }
     }
 
-    /// Numbers for objects. Of several nodes each has blocks of its own.
-    fn take_objects(&self, count: u32) -> FsResult<ObjectId> {
+    /// Numbers for objects, and the position to wait for. Of several nodes each has blocks of its own, and what refers to an object
+    /// may be in another node's log: a crash must not have the same numbers handed out again.
+    fn take_objects(&self, count: u32) -> FsResult<(ObjectId, Position)> {
         let count = u64::from(count);
         let Some(cluster) = &self.core.cluster else {
-            return self.objects.take(&*self.engine, count).map_err(engine_error);
+            return Ok((self.objects.take(&*self.engine, count).map_err(engine_error)?, 0));
         };
-        let first = self.objects.take_in_block(&*self.engine, count, OBJECT_BLOCK).map_err(engine_error)?;
+        let taken = self.objects.take_in_block(&*self.engine, count, OBJECT_BLOCK);
+        let (first, wait) = taken.map_err(engine_error)?;
         if first >= OBJECT_COUNTERS_MAX {
             return Err(FsError::new(libc::ENOSPC, "metadata: no object numbers are left"));
         }
-        Ok(object_in(first, cluster.me))
+        Ok((object_in(first, cluster.me), wait))
     }
 
     /// The directory above one that shall be listed, and the position to wait for; with `check`, only if the caller may read it.

@@ -7,11 +7,15 @@ use super::Node;
 
 impl Node {
     /// Deletes some rows that truncations or removals left behind, if there are any; false if not. For something that calls
-    /// it now and then, until it is false. Other requests are served between two calls.
+    /// it now and then, until it is false. Other requests are served between two calls. One of several nodes has nothing to do
+    /// here: rows may be lent, and its member sees to it.
     ///
     /// # Errors
     /// The engine's. Nothing is lost: the next call tries again.
     pub fn sweep(&self) -> FsResult<bool> {
+        if self.shares_volume() {
+            return Ok(false);
+        }
         let Some(ino) = self.core.sweeps.any() else { return Ok(false) };
         match self.call(Request { creds: Creds::root(), op: Op::Sweep(ino) }) {
             Ok(_) => Ok(true),

@@ -9,14 +9,14 @@ use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::{Name, Place};
+use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement, Rule};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
 use parking_lot::Mutex;
 
 pub const ROOT_ATTR: RootAttr = RootAttr { mode: 0o777, uid: 0, gid: 0 };
 
-/// Names `a1`, `b2` … belong to the node of their digit.
+/// Names `a1`, `b2` … belong to the node of their digit; `walked` belongs to one in each directory.
 pub fn placement(nodes: u32) -> Placement {
     let members = (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
     let map = ClusterMap::even(members).unwrap();
@@ -28,6 +28,7 @@ pub fn placement(nodes: u32) -> Placement {
             exceptions.set(name, Some(Rule::Override(slot))).unwrap();
         }
     }
+    exceptions.set(Name::new(b"walked").unwrap(), Some(Rule::PathWalk)).unwrap();
     Placement { version: 1, map, exceptions }
 }
 
@@ -43,6 +44,8 @@ pub struct Cluster {
     pub placement: Placement,
     pub under_way: VecDeque<(NodeId, Envelope)>,
     pub now: Nanos,
+    /// Members that start from now on wait for claims.
+    pub serves: bool,
 }
 
 impl Cluster {
@@ -54,6 +57,7 @@ impl Cluster {
             placement: placement(nodes),
             under_way: VecDeque::new(),
             now: 0,
+            serves: false,
         };
         for id in 1..=nodes {
             let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
@@ -66,7 +70,8 @@ impl Cluster {
 
     pub fn restart(&mut self, id: NodeId) {
         self.members.remove(&id);
-        let config = MemberConfig { me: id, placement: self.placement.clone(), node: settings(), seed: 7 };
+        let node = NodeConfig { serves: self.serves, ..settings() };
+        let config = MemberConfig { me: id, placement: self.placement.clone(), node, seed: 7 };
         let member = Member::open(self.engines[&id].clone(), self.clock.clone(), config, self.now).unwrap();
         self.members.insert(id, member);
     }
@@ -102,8 +107,27 @@ impl Cluster {
         slot
     }
 
+    /// A client of a member claims an open.
+    pub fn begin_claim(&mut self, at: NodeId, file: InodeRef) -> Arc<Mutex<Option<Reply>>> {
+        let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
+        let filled = slot.clone();
+        let done = Box::new(move |reply| *filled.lock() = Some(reply));
+        self.members.get_mut(&at).unwrap().reclaim_open(file, 1, false, done, self.now);
+        slot
+    }
+
+    /// As above; what comes of it.
+    pub fn claim(&mut self, at: NodeId, file: InodeRef) -> Reply {
+        let slot = self.begin_claim(at, file);
+        self.wait_for(&slot)
+    }
+
     pub fn ask_from(&mut self, at: NodeId, op: Op, origin: Option<Origin>) -> Reply {
         let slot = self.submit(at, Request { creds: Creds::root(), op }, origin);
+        self.wait_for(&slot)
+    }
+
+    fn wait_for(&mut self, slot: &Mutex<Option<Reply>>) -> Reply {
         for _ in 0..10_000 {
             self.carry(|_, _| false);
             if let Some(reply) = slot.lock().take() {

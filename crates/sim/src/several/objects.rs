@@ -35,6 +35,8 @@ const REAPED_MAX: Nanos = 200 * SECOND;
 pub struct Objects {
     /// Numbers in use.
     pub used: Arc<Mutex<BTreeSet<ObjectId>>>,
+    /// Numbers that clients were ever given.
+    given: BTreeSet<ObjectId>,
     /// What was deleted.
     deleted: BTreeSet<ObjectId>,
 }
@@ -143,7 +145,12 @@ impl Several {
 
     /// A client was given numbers.
     pub(super) fn objects_given(&mut self, objects: impl IntoIterator<Item = ObjectId>) {
-        self.objects.used.lock().extend(objects);
+        for object in objects {
+            self.objects.used.lock().insert(object);
+            if !self.objects.given.insert(object) {
+                self.fail(format!("the number of object {object:#x} was given to two clients"));
+            }
+        }
     }
 
     /// Nobody will store bytes under these numbers any more.
