@@ -228,6 +228,14 @@ mod tests {
     }
 
     #[test]
+    fn object_numbers_are_one_nodes_and_follow_each_other_within_a_block() {
+        assert_eq!((object_in(1, 1), object_in(OBJECT_BLOCK - 1, 1)), ((1 << 20) + 1, (2 << 20) - 1));
+        assert_eq!(object_in(OBJECT_BLOCK, 1), (1 << 30) + (1 << 20));
+        assert_eq!(object_in(3 * OBJECT_BLOCK + 7, 1023), 3 << 30 | 1023 << 20 | 7);
+        assert!(object_in(OBJECT_COUNTERS_MAX - 1, 1023) < 1 << 63);
+    }
+
+    #[test]
     fn spreads_numbered_names_and_inodes_evenly() {
         for workers in [2usize, 3, 4, 8, 16] {
             let mut by_name = vec![0u32; workers];
