@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use kestrel_meta::member::host::MemberHost;
-use kestrel_meta::node::{Ear, Node};
+use kestrel_meta::node::{Done, Ear, Node};
 use kestrel_meta::txn::Origin;
 use kestrel_types::request::Request;
+use kestrel_types::wire::ReclaimOpen;
 
 use crate::server::Submission;
 
@@ -56,6 +57,15 @@ impl Backend {
         match self {
             Self::Alone(node) => node.submit_batch(requests, ear),
             Self::Member(host) => host.submit_batch(requests, ear),
+        }
+    }
+
+    /// A client claims opens that it had ([`Node::reclaim_open`]).
+    pub(crate) fn reclaim_open(&self, open: ReclaimOpen, done: Done) {
+        let ReclaimOpen { file, count, linkable } = open;
+        match self {
+            Self::Alone(node) => node.reclaim_open(file, count, linkable, done),
+            Self::Member(host) => host.reclaim_open(file, count, linkable, done),
         }
     }
 

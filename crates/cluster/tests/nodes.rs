@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cluster::{Client, Cluster, at, eventually, mknod};
 use kestrel_model::code as errno;
-use kestrel_types::request::{Op, RenameFlags};
+use kestrel_types::request::{Answer, Op, OpenFlags, RenameFlags};
 
 fn rename(from: &str, to: &str) -> Op {
     Op::Rename(at(from), at(to), RenameFlags::default())
@@ -138,4 +138,30 @@ fn what_needs_a_node_that_is_gone_fails_in_time_and_the_rest_is_served() {
         assert_eq!(errno(&client.ask(list)), libc::ETIMEDOUT);
         assert!(asked.elapsed() < Duration::from_secs(30));
     }
+}
+
+#[test]
+fn files_are_opened_renamed_and_removed_over_nodes_and_a_wrong_node_says_so() {
+    let cluster = Cluster::start();
+    let client = cluster.client();
+    let flags = OpenFlags { read: true, write: true, ..OpenFlags::default() };
+    for number in 0..12 {
+        let (made, moved) = (format!("made{number}"), format!("moved{number}"));
+        let create = Op::Create { place: at(&made), mode: 0o644, flags, exclusive: true };
+        let leader = client.leader(&create);
+        let wrong = leader % 3 + 1;
+        assert_eq!(errno(&client.ask_at(wrong, create.clone())), libc::EINVAL);
+        let Answer::Opened { inode, .. } = client.done(create) else { panic!("not opened") };
+        client.done(rename(&made, &moved));
+        client.done(Op::Unlink(at(&moved)));
+        // It is open, so it is there.
+        assert_eq!(errno(&client.stat(inode.ino)), 0);
+        assert_eq!(errno(&client.ask_at(wrong, Op::Release(inode.ino))), libc::EBADF);
+        assert_eq!(errno(&client.ask_at(leader, Op::Release(inode.ino))), 0);
+        eventually("the file is gone", || errno(&client.stat(inode.ino)) == libc::ESTALE);
+    }
+    let misdirected: u64 = cluster.sites.iter().map(|site| site.running().host.figures().misdirected).sum();
+    assert_eq!(misdirected, 12);
+    let Answer::Usage(usage) = client.done(Op::Usage) else { panic!("no figures") };
+    assert_eq!((usage.files, usage.bytes), (0, 0));
 }

@@ -100,14 +100,4 @@ impl Cluster {
     pub fn leader(&self, op: &Op) -> NodeId {
         self.placement.leader(op).map_or(self.me, |member| member.id)
     }
-
-    /// Why several nodes do not serve an operation yet, if they do not.
-    pub fn refuses(&self, op: &Op) -> Option<FsError> {
-        match op {
-            Op::Create { .. } | Op::Open(..) | Op::OpenAt(..) | Op::TmpFile { .. } | Op::Release(_) => {
-                Some(FsError::new(libc::ENOTSUP, "several nodes do not count opens of files yet"))
-            }
-            _ => None,
-        }
-    }
 }

@@ -20,6 +20,30 @@ pub enum OpenUndo {
     Set(InodeId, OpenState),
 }
 
+/// A change of the open table that a transaction of several nodes makes when it is decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenChange {
+    /// One open more.
+    Opened(InodeId),
+    /// One less.
+    Released(InodeId),
+    /// Its state, for an inode that nobody knew before.
+    Set(InodeId, OpenState),
+}
+
+impl OpenChange {
+    /// Makes it.
+    pub fn make(self, opens: &OpenTable) {
+        match self {
+            OpenChange::Opened(ino) => opens.open(ino),
+            OpenChange::Released(ino) => {
+                opens.release(ino);
+            }
+            OpenChange::Set(ino, state) => opens.set(ino, state),
+        }
+    }
+}
+
 impl OpenUndo {
     fn undo(self, opens: &OpenTable) {
         match self {
@@ -103,6 +127,20 @@ impl Effects {
         self.sweeps.truncate(mark.sweeps);
         self.dirs_made.truncate(mark.made);
         self.usage = mark.usage;
+    }
+
+    /// Takes the changes of the open table back and says what they were, to be made later.
+    pub fn postpone_opens(&mut self, opens: &OpenTable) -> Vec<OpenChange> {
+        let change = |undo: &OpenUndo| match *undo {
+            OpenUndo::Opened(ino) => OpenChange::Opened(ino),
+            OpenUndo::Released(ino, _) => OpenChange::Released(ino),
+            OpenUndo::Set(ino, _) => OpenChange::Set(ino, opens.get(ino)),
+        };
+        let changes = self.opens.iter().map(change).collect();
+        for undo in self.opens.drain(..).rev() {
+            undo.undo(opens);
+        }
+        changes
     }
 
     /// Forgets everything; nothing is undone.

@@ -35,6 +35,7 @@ pub mod host;
 mod lead;
 mod lend;
 mod message;
+mod nameless;
 mod poll;
 mod reap;
 mod records;
@@ -49,10 +50,11 @@ use std::sync::Arc;
 
 use kestrel_types::clock::{Clock, MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::{ObjectId, Position};
+use kestrel_types::ids::{InodeId, ObjectId, Position};
 use kestrel_types::key::{Key, Table};
+use kestrel_types::name::InodeRef;
 use kestrel_types::placement::{NodeId, Placement};
-use kestrel_types::request::{Creds, Op, Reply, Request};
+use kestrel_types::request::{Creds, Op, OpenFlags, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
@@ -65,6 +67,7 @@ use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{counter_row, decode_counter, system_key};
 use crate::locks::TxnId;
 use crate::node::{Done, Durability, Node, NodeConfig, RootAttr};
+use crate::ops::open::Claim;
 use crate::pipeline::engine_error;
 use crate::txn::Origin;
 use crate::worker::{Ear, Elsewhere, Stray};
@@ -72,6 +75,7 @@ use commit::Decision;
 use fetch::Fetching;
 use host::Bell;
 use lend::Loan;
+use nameless::Asking;
 use poll::Poll;
 use reap::Reaping;
 pub use records::{Prepared, decode_prepared};
@@ -167,6 +171,8 @@ pub struct Member {
     works: BTreeMap<u64, Work>,
     /// Numbered ones among them.
     running: BTreeMap<(ClientId, u64), u64>,
+    /// Others that came from members, by their numbers there.
+    reading: BTreeMap<(NodeId, u64), u64>,
     /// Requests that others lead.
     forwards: BTreeMap<u64, Forwarding>,
     fetches: BTreeMap<u64, Fetching>,
@@ -178,6 +184,8 @@ pub struct Member {
     loans: BTreeMap<TxnId, Loan>,
     /// Questions to all members, by number.
     polls: BTreeMap<u64, Poll>,
+    /// Files without names at their home.
+    nameless: BTreeMap<InodeId, Asking>,
     /// Walks over trees for figures, by ticket.
     walks: BTreeMap<u64, Walk>,
     /// Its round of deleting objects.
@@ -258,12 +266,14 @@ impl Member {
             waiting: Vec::new(),
             works: BTreeMap::new(),
             running: BTreeMap::new(),
+            reading: BTreeMap::new(),
             forwards: BTreeMap::new(),
             fetches: BTreeMap::new(),
             leads: BTreeMap::new(),
             decisions: BTreeMap::new(),
             loans: BTreeMap::new(),
             polls: BTreeMap::new(),
+            nameless: BTreeMap::new(),
             walks: BTreeMap::new(),
             reaping: None,
             object_users: None,
@@ -298,6 +308,15 @@ impl Member {
         self.pump();
     }
 
+    /// A client of this member claims `count` opens that it had of a file here before a restart, or before its session expired
+    /// ([`Node::reclaim_open`]), wherever the file is by now.
+    pub fn reclaim_open(&mut self, inode: InodeRef, count: u32, linkable: bool, done: Done, now: Nanos) {
+        self.now = now;
+        let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
+        self.begin(request, None, Some(Claim { count, linkable }), Back::Here(done));
+        self.pump();
+    }
+
     /// Takes a message of another member.
     pub fn receive(&mut self, envelope: Envelope, now: Nanos) {
         self.now = now;
@@ -320,6 +339,7 @@ impl Member {
         self.tick_loans();
         self.tick_decisions();
         self.tick_polls();
+        self.tick_nameless();
         self.sweep();
         self.pump();
     }
@@ -336,7 +356,7 @@ impl Member {
                     log::error!("rows that were cut off file {ino}: {why:?}");
                 }
             };
-            self.begin(request, None, Back::Here(Box::new(failed)))
+            self.begin(request, None, None, Back::Here(Box::new(failed)))
         });
     }
 
@@ -475,9 +495,12 @@ impl Member {
         self.node.core().cluster.as_ref().expect("a member's node was opened as one of several")
     }
 
+    /// Commits rows beside the lanes; those of table `link` with every role held.
     fn commit(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
+        let links = self.node.core().link_news(&rows);
         let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
         self.node.note_commit(position);
+        self.node.core().note_links(links);
         Ok(position)
     }
 

@@ -249,7 +249,8 @@ fn execute(
                 // `crate::member`.
                 let ended = matches!(verdict, Verdict::Reply(_));
                 let first = told(number).is_none() && job.origin.is_some();
-                let records = cluster.is_some() && !means.core.serves && ended && first;
+                let sessions = means.core.serves || ops::counts_opens(&job.request.op);
+                let records = cluster.is_some() && ended && first && !sessions;
                 steps.push(Step { verdict, wait, changed, session, depends, records });
                 break;
             }
@@ -273,7 +274,6 @@ fn execute(
 
 /// Stops an operation that changed what a batch of one of several nodes must not: rows of others, rows that are lent, and
 /// directories that others may know.
-#[cold]
 fn within(cluster: &Cluster, desk: &mut Desk<'_>) -> Run<()> {
     if !desk.effects.dirs_changed.is_empty() && !cluster.is_alone() {
         // No operation before it in the batch got through with such a change.
@@ -317,9 +317,11 @@ fn commit(
             let growing =
                 steps.iter().zip(jobs).any(|(step, job)| step.changed && !ops::is_freeing(&job.request.op));
             let kind = if growing { BatchKind::Growing } else { BatchKind::Freeing };
+            let links = means.core.link_news(&mutations);
             crash::point("node.commit.before");
             position = means.engine.commit(kind, mutations)?;
             crash::point("node.commit.after");
+            means.core.note_links(links);
         }
     }
     take_effect(means.core, desk.effects, position);

@@ -4,6 +4,7 @@
 
 mod condemned;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -245,6 +246,69 @@ impl Reclaiming {
     }
 }
 
+/// Files without names whose home this node is, one of several: as table `link` has them. Other nodes may have counted opens of
+/// them, so they have to be asked about before they are deleted ([`crate::member`]).
+///
+/// Changes with the rows, before anybody else runs. A file that got a name and lost it again is another case than before: it
+/// has another number.
+#[derive(Default)]
+pub struct Nameless(Mutex<NamelessFiles>);
+
+#[derive(Default)]
+struct NamelessFiles {
+    cases: u64,
+    files: BTreeMap<InodeId, u64>,
+    news: BTreeSet<InodeId>,
+}
+
+impl Nameless {
+    /// A file has no name, as from now or from before.
+    pub fn insert(&self, ino: InodeId) {
+        let mut state = self.0.lock();
+        state.cases += 1;
+        let case = state.cases;
+        if let Entry::Vacant(file) = state.files.entry(ino) {
+            file.insert(case);
+            state.news.insert(ino);
+        }
+    }
+
+    /// A file has a name, or is gone.
+    pub fn remove(&self, ino: InodeId) {
+        let mut state = self.0.lock();
+        state.files.remove(&ino);
+        state.news.remove(&ino);
+    }
+
+    /// Nobody has a file open here any more; if it has no name, it is time to ask about it.
+    pub fn closed(&self, ino: InodeId) {
+        let mut state = self.0.lock();
+        if state.files.contains_key(&ino) {
+            state.news.insert(ino);
+        }
+    }
+
+    /// The number of the case, if the file has no name.
+    pub fn case(&self, ino: InodeId) -> Option<u64> {
+        self.0.lock().files.get(&ino).copied()
+    }
+
+    /// Files that have come, or were closed, since this was asked last.
+    pub fn take_news(&self) -> BTreeSet<InodeId> {
+        std::mem::take(&mut self.0.lock().news)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.lock().files.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// Files with rows that were cut off and are being deleted, at their home: from which chunk on. As table `sweep` has them.
 #[derive(Default)]
 pub struct Sweeps {
@@ -293,6 +357,23 @@ mod tests {
         assert_eq!(opens.release(16).map(|state| state.count), Some(0));
         assert_eq!(opens.release(16), None);
         assert!(opens.is_empty());
+    }
+
+    #[test]
+    fn a_file_that_loses_its_name_twice_is_two_cases() {
+        let nameless = Nameless::default();
+        nameless.closed(16);
+        nameless.insert(16);
+        let first = nameless.case(16);
+        nameless.insert(16);
+        assert_eq!((nameless.case(16), nameless.take_news()), (first, [16].into()));
+        nameless.closed(16);
+        assert_eq!(nameless.take_news(), [16].into());
+        nameless.remove(16);
+        nameless.closed(16);
+        assert!(nameless.is_empty() && nameless.take_news().is_empty());
+        nameless.insert(16);
+        assert!(nameless.case(16).is_some() && nameless.case(16) != first);
     }
 
     #[test]

@@ -40,11 +40,12 @@ use kestrel_types::placement::NodeId;
 
 use crate::cluster::Cluster;
 use crate::effects::Effects;
+use crate::engine::Mutation;
 use crate::ids::Block;
 use crate::node::WORKERS_MAX;
 use crate::replica::Replica;
 use crate::rows::{CellId, Rows, Value, share_suffix};
-use crate::session::{Condemned, MovedTable, OpenTable, Reclaiming, Sweeps};
+use crate::session::{Condemned, MovedTable, Nameless, OpenState, OpenTable, Reclaiming, Sweeps};
 use crate::walks::Walks;
 
 /// Size that a directory shows.
@@ -69,6 +70,8 @@ pub struct Core {
     pub serves: bool,
     /// The time in which they claim it.
     pub reclaiming: Reclaiming,
+    /// Of one of several nodes: files without names whose home it is.
+    pub nameless: Nameless,
     /// Workers that run.
     pub workers: usize,
     /// Shares that rows may have: the most workers this volume ever had.
@@ -145,6 +148,42 @@ impl Core {
             Some(cluster) => {
                 let node = &cluster.placement.map.members()[number / self.shares];
                 home_at(node.id, number % self.shares)
+            }
+        }
+    }
+}
+
+/// What a batch makes of rows of table `link`: which files have no name from now on, and which have one or are gone.
+pub struct LinkNews(Vec<(InodeId, bool)>);
+
+impl Core {
+    /// What changes of rows say about files without names. Nothing for a node that has the volume alone: it knows who has them
+    /// open.
+    pub fn link_news(&self, mutations: &[Mutation]) -> LinkNews {
+        if self.cluster.is_none() {
+            return LinkNews(Vec::new());
+        }
+        let links = mutations.iter().filter(|mutation| mutation.key.table == Table::Link);
+        let news = |mutation: &Mutation| {
+            let row = mutation.value.as_deref();
+            let inode = row.and_then(|row| Inode::decode(&mut Reader::new(row)).ok());
+            (mutation.key.id, inode.is_some_and(|inode| inode.nlink == 0))
+        };
+        LinkNews(links.map(news).collect())
+    }
+
+    /// These changes were committed, and nobody has run since.
+    pub fn note_links(&self, LinkNews(news): LinkNews) {
+        for (ino, nameless) in news {
+            if nameless {
+                self.nameless.insert(ino);
+                continue;
+            }
+            self.nameless.remove(ino);
+            let open = self.opens.get(ino);
+            if open.orphan {
+                // It got a name, with every role held, by which others may open it elsewhere.
+                self.opens.set(ino, OpenState { orphan: false, ..open });
             }
         }
     }

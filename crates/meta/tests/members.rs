@@ -159,17 +159,6 @@ fn a_request_that_needs_a_member_that_is_gone_fails_in_time() {
 }
 
 #[test]
-fn what_several_members_do_not_serve_they_say() {
-    let mut cluster = Cluster::new(2);
-    let flags = OpenFlags { read: true, ..OpenFlags::default() };
-    let create = Op::Create { place: at("a1"), mode: 0o644, flags, exclusive: false };
-    for op in [create, Op::OpenAt(at("a1"), flags)] {
-        assert_eq!(errno(&cluster.ask(2, op)), libc::ENOTSUP);
-    }
-    assert_eq!(errno(&cluster.ask(2, Op::Sync)), 0);
-}
-
-#[test]
 fn settings_that_make_no_sense_are_refused() {
     let clock = Arc::new(ManualClock::new(SECOND));
     let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));

@@ -10,15 +10,19 @@ mod call;
 mod faults;
 mod finish;
 mod host;
+mod opens;
+mod sessions;
 
 use std::collections::BTreeMap;
 
 use kestrel_meta::member::Envelope;
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::ids::InodeId;
 use kestrel_types::name::Name;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement, Rule};
 use kestrel_types::request::{Reply, Request};
+use kestrel_types::wire::ClientId;
 
 use crate::agenda::{Agenda, Scene};
 use crate::dice::Dice;
@@ -27,6 +31,7 @@ use crate::network::MS;
 use crate::world::{Failure, Plan, Tally};
 use call::Caller;
 use host::Host;
+use sessions::Claimed;
 
 /// How long clients ask at most, in virtual time.
 const TIME_MAX: Nanos = 200 * SECOND;
@@ -37,8 +42,16 @@ pub(crate) enum Event {
     Message(NodeId, Envelope),
     /// A call reaches a member: of this client, the number of the call.
     Call(NodeId, usize, u64, Request, Option<Origin>),
-    /// A reply reaches a client.
-    Reply(usize, u64, Reply),
+    /// As Call, in a session with this start of the member.
+    SessionCall(NodeId, u64, usize, u64, Request, Origin),
+    /// A client is about to claim what it had open at a member that has started again.
+    Claim(usize, ClientId, NodeId, u64),
+    /// Claims reach this start of a member.
+    Claims(NodeId, u64, usize, ClientId, Vec<Claimed>),
+    /// A client hears that a member has heard all its claims, and which files it has lost.
+    Claimed(usize, ClientId, NodeId, u64, Vec<InodeId>),
+    /// A reply of this start of a member reaches a client.
+    Reply(NodeId, u64, usize, u64, Reply),
     /// A client looks for something to ask.
     Think(usize),
     /// A client has waited long enough for the answer to this call.
@@ -58,8 +71,13 @@ pub struct Several {
     agenda: Agenda<Event>,
     dice: Dice,
     hosts: BTreeMap<NodeId, Host>,
+    placement: Placement,
     clients: Vec<Caller>,
     clients_begun: u64,
+    /// Clients that are not heard of any more.
+    dead: Vec<ClientId>,
+    /// Clients that each member waits for since its last start.
+    awaited: BTreeMap<NodeId, Vec<ClientId>>,
     history: History,
     troubled: bool,
     /// Directions that are cut, until when.
@@ -105,7 +123,11 @@ impl Scene for Several {
 
     fn happen(&mut self, event: Event) {
         let node = match &event {
-            Event::Message(node, _) | Event::Call(node, ..) | Event::Tick(node, _) => Some(*node),
+            Event::Message(node, _)
+            | Event::Call(node, ..)
+            | Event::SessionCall(node, ..)
+            | Event::Claims(node, ..)
+            | Event::Tick(node, _) => Some(*node),
             _ => None,
         };
         if let Some(until) = node.and_then(|node| self.hosts[&node].stopped(self.agenda.now)) {
@@ -121,11 +143,25 @@ impl Scene for Several {
                 self.host(node).submit(client, number, request, origin, now);
                 self.after(node);
             }
-            Event::Reply(client, number, reply) => self.reply(client, number, reply),
+            Event::SessionCall(node, start, client, number, request, origin) => {
+                if self.hosts[&node].is_up(start) {
+                    self.host(node).submit_in_session(client, number, request, origin, now);
+                    self.after(node);
+                }
+            }
+            Event::Claim(place, client, node, start) => self.claim(place, client, node, start),
+            Event::Claims(node, start, place, client, claims) => {
+                self.claims(node, start, place, client, &claims);
+            }
+            Event::Claimed(place, client, node, start, lost) => {
+                self.claimed(place, client, node, start, &lost);
+            }
+            Event::Reply(node, start, client, number, reply) => self.reply((node, start), client, number, reply),
             Event::Think(client) => self.think(client),
             Event::Impatient(client, number) => self.impatient(client, number),
             Event::Tick(node, start) => {
                 if self.hosts[&node].is_up(start) {
+                    self.tick_sessions(node);
                     self.host(node).tick(now);
                     self.after(node);
                     let after = self.dice.between(20 * MS, 60 * MS);
@@ -160,8 +196,11 @@ impl Several {
             plan,
             agenda,
             hosts,
+            placement,
             clients: Vec::new(),
             clients_begun: 0,
+            dead: Vec::new(),
+            awaited: BTreeMap::new(),
             history: History::default(),
             troubled: true,
             cuts: BTreeMap::new(),
@@ -213,9 +252,10 @@ impl Several {
             self.say(|| format!("{node} → {to}: {:?}", envelope.message));
             self.carry(node, to, |world, after| world.plan_in(after, Event::Message(to, envelope.clone())));
         }
+        let start = self.hosts[&node].started();
         for (client, number, reply) in self.host(node).take_replies() {
             self.carry(node, 0, |world, after| {
-                world.plan_in(after, Event::Reply(client, number, reply.clone()));
+                world.plan_in(after, Event::Reply(node, start, client, number, reply.clone()));
             });
         }
         let host = &mut self.hosts.get_mut(&node).expect("one of the nodes");

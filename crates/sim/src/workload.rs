@@ -222,8 +222,8 @@ fn move_dir(client: &mut Client) -> Op {
     }
 }
 
-/// Draws what a client of several nodes asks next. They do not open files yet, so none is created opened, and nothing is
-/// written. With `moves` directories move all the time.
+/// Draws what a client of several nodes asks next. Nothing is written but sizes, through open files. With `moves` directories
+/// move all the time.
 pub fn wish_of_several(client: &mut Client, moves: bool) -> Request {
     if moves && client.dice.chance(50) {
         return Request { creds: Creds::root(), op: move_dir(client) };
@@ -231,10 +231,12 @@ pub fn wish_of_several(client: &mut Client, moves: bool) -> Request {
     loop {
         let Wish::Op(Request { creds, op }) = wish(client) else { continue };
         let op = match op {
-            Op::Create { place, mode, .. } => Op::MkNod { place, kind: Kind::File, mode, rdev: 0 },
-            Op::OpenAt(place, _) => Op::Lookup(place),
-            Op::Open(inode, _) => Op::GetAttr(inode),
-            Op::AllocObjects(_) | Op::TmpFile { .. } | Op::Release(_) | Op::Commit(_) => continue,
+            Op::Commit(commit) => {
+                let set = SetAttr { size: commit.size, through_handle: true, ..SetAttr::default() };
+                Op::SetAttr(commit.inode, set)
+            }
+            Op::Open(inode, flags) if client.dice.chance(30) => Op::Open(InodeRef::by_id(inode.ino), flags),
+            Op::AllocObjects(_) => continue,
             op => op,
         };
         return Request { creds, op };

@@ -36,7 +36,7 @@ impl Server {
                 let (shared, waiting) = (self.shared.clone(), session.clone());
                 let (ino, count) = (open.file.ino, open.count);
                 let done = Box::new(move |reply| shared.claimed(&waiting, holder, (ino, count), reply));
-                self.backend.node().reclaim_open(open.file, open.count, open.linkable, done);
+                self.backend.reclaim_open(open, done);
             }
         }
     }

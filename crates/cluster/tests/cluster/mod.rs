@@ -231,7 +231,11 @@ impl Client {
     }
 
     pub fn ask(&self, op: Op) -> Reply {
-        self.remotes[&self.leader(&op)].call(Request { creds: Creds::root(), op })
+        self.ask_at(self.leader(&op), op)
+    }
+
+    pub fn ask_at(&self, node: NodeId, op: Op) -> Reply {
+        self.remotes[&node].call(Request { creds: Creds::root(), op })
     }
 
     /// Asks for something that has to succeed.

@@ -18,6 +18,7 @@ use super::{Member, RESEND, Todo, without};
 use crate::engine::{BatchKind, Mutation};
 use crate::locks::TxnId;
 use crate::node::Ended;
+use crate::ops;
 use crate::txn;
 
 /// A decision that some lenders may not know.
@@ -126,8 +127,15 @@ impl Member {
 
     /// All lenders agree: decides.
     fn commit_txn(&mut self, ticket: u64) {
+        let node = self.node.clone();
+        let quiet = node.quiesce();
+        if self.claims_in_vain(ticket) {
+            drop(quiet);
+            self.give_up(ticket);
+            return self.rest(ticket, true);
+        }
         let Some(work) = self.works.get_mut(&ticket) else { return };
-        let (origin, records) = (work.origin, !self.node.core().serves);
+        let (origin, records) = (work.origin, !self.node.core().serves && !ops::counts_opens(&work.request.op));
         let Stage::Leading(lead) = &mut work.stage else { return };
         let Phase::Preparing(_, changes, mut ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing)
         else {
@@ -138,7 +146,8 @@ impl Member {
         debug_assert!(own.is_none_or(|own| self.still_lends(txn, own)), "its own loans it does not give up");
         let lenders: Vec<NodeId> = changes.into_keys().collect();
         let mut batch = std::mem::take(&mut ended.mutations);
-        let recorded = origin.filter(|_| records || ended.reply.is_ok());
+        let changes = !batch.is_empty() || !lenders.is_empty();
+        let recorded = origin.filter(|_| changes || records);
         batch.extend(recorded.map(|origin| txn::answer_row(origin, &ended.reply)));
         if !lenders.is_empty() {
             batch.push(Mutation { key: decision_key(txn), value: Some(encode_decision(&lenders)) });
@@ -146,10 +155,18 @@ impl Member {
         let condemned = &self.node.core().condemned;
         if ended.referred.iter().fold(false, |any, object| condemned.refer(*object) || any) {
             // Since the last run somebody has begun to delete what it is going to refer to. The next run says what comes of that.
+            drop(quiet);
             self.give_up(ticket);
             return self.rest(ticket, true);
         }
-        let position = if batch.is_empty() { Ok(Ok(0)) } else { self.commit_decision(batch) };
+        let position = if batch.is_empty() { Ok(0) } else { self.commit_changes(BatchKind::Growing, batch) };
+        if position.is_ok() {
+            for change in std::mem::take(&mut ended.opens) {
+                change.make(&self.node.core().opens);
+            }
+        }
+        drop(quiet);
+        let position = position.map_or_else(|why| self.not_decided(why), |position| Ok(Ok(position)));
         let position = match position {
             Ok(Ok(position)) => position,
             Ok(Err(why)) => {

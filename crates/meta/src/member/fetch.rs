@@ -197,9 +197,14 @@ impl Member {
         };
         let due: Vec<u64> = self.fetches.iter().filter(|(_, f)| due(f)).map(|(number, _)| *number).collect();
         for number in due {
-            // A new number: an answer to the old one, should it still come, is not waited for any more.
-            if let Some(fetching) = self.fetches.remove(&number) {
+            let Some(mut fetching) = self.fetches.remove(&number) else { continue };
+            if fetching.void || fetching.rests {
+                // A new number: an answer to the old one, should it still come, is not waited for any more.
                 self.ask(fetching);
+            } else {
+                fetching.sent = now;
+                self.send_fetch(number, &fetching);
+                self.fetches.insert(number, fetching);
             }
         }
     }

@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
+use kestrel_types::name::InodeRef;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Op, Reply, Request};
 use kestrel_types::wire::TooLarge;
@@ -211,7 +212,7 @@ impl MemberHost {
                 refused.push(number);
                 return None;
             }
-            if cluster.is_alone() || !needs_member(&request.op) && cluster.refuses(&request.op).is_none() {
+            if cluster.is_alone() || !needs_member(&request.op) {
                 return Some((number, request, origin));
             }
             let done = done_of(ear.clone(), number);
@@ -235,6 +236,11 @@ impl MemberHost {
         let failure = self.desk.member.lock().failure().cloned();
         self.desk.bell.wake();
         failure
+    }
+
+    /// As [`Member::reclaim_open`].
+    pub fn reclaim_open(&self, inode: InodeRef, count: u32, linkable: bool, done: Done) {
+        self.desk.turn(move |member, now| member.reclaim_open(inode, count, linkable, done, now));
     }
 
     /// As [`Member::set_object_users`].

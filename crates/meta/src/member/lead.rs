@@ -81,7 +81,7 @@ impl Member {
                 Err(why) => return self.conclude(ticket, Err(why.into())),
             }
         }
-        let mode = if work.request.op.is_numbered() { Mode::Exclusive } else { Mode::Shared };
+        let mode = if may_change(&work.request.op) { Mode::Exclusive } else { Mode::Shared };
         work.stage = Stage::Leading(Lead {
             txn,
             mode,
@@ -109,7 +109,7 @@ impl Member {
         let Some(work) = self.works.get(&ticket) else { return };
         let Stage::Leading(lead) = &work.stage else { return };
         let counter = work.counter.unwrap_or_default();
-        match self.node.transact(&work.request, &lead.lent, &work.no_dirs, counter) {
+        match self.node.transact((&work.request, work.claim), &lead.lent, &work.no_dirs, counter) {
             Err(why) => {
                 self.give_up(ticket);
                 self.conclude(ticket, Err(why.into()));
@@ -262,5 +262,16 @@ impl Member {
 
 /// Whether an operation may make an inode.
 fn makes(op: &Op) -> bool {
-    matches!(op, Op::MkNod { .. } | Op::MkDir(..) | Op::Symlink(..))
+    matches!(
+        op,
+        Op::MkNod { .. } | Op::MkDir(..) | Op::Symlink(..) | Op::Create { .. } | Op::TmpFile { .. }
+    )
+}
+
+/// Whether an operation may change rows. To open a file that exists changes none.
+fn may_change(op: &Op) -> bool {
+    match op {
+        Op::Open(_, flags) | Op::OpenAt(_, flags) => flags.truncate,
+        _ => op.is_numbered(),
+    }
 }

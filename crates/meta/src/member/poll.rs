@@ -60,10 +60,12 @@ pub enum Answer {
 }
 
 /// What happens when a poll has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Then {
     /// The request with this ticket hears the sum.
     TellUsage(u64),
+    /// Those of these files without names that nobody has open are deleted. With the numbers of their cases.
+    Delete(Vec<(InodeId, u64)>),
     /// The walk for this request goes on.
     WalkOn(u64),
     /// This round of deleting objects goes on.
@@ -114,7 +116,9 @@ impl Member {
             Question::Usage => (Answer::Usage(self.node.figures()), 0),
             Question::Held(mut files) => {
                 let core = self.node.core();
-                files.retain(|ino| core.reclaiming.lasts() || core.opens.get(*ino).count > 0);
+                let soon = self.about_to_open();
+                let is_open = |ino: &InodeId| core.opens.get(*ino).count > 0 || soon.contains(ino);
+                files.retain(|ino| core.reclaiming.lasts() || is_open(ino));
                 (Answer::Held(files), 0)
             }
             Question::Tree(dirs, after) => return self.tell_tree(from, number, &dirs, after),
@@ -157,6 +161,7 @@ impl Member {
                 };
                 self.conclude(ticket, reply);
             }
+            Then::Delete(cases) => self.delete_unless_held(&cases, answers),
             Then::WalkOn(ticket) => self.walked(ticket, answers),
             Then::Weighed(round) => self.weighed(round, answers),
             Then::Confirmed(round) => self.confirmed(round, answers),

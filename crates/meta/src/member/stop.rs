@@ -9,7 +9,7 @@ use kestrel_types::ids::Position;
 
 use super::Member;
 use super::work::Back;
-use crate::engine::{BatchKind, Mutation};
+use crate::engine::BatchKind;
 use crate::ids::counter_row;
 
 impl Member {
@@ -27,17 +27,11 @@ impl Member {
         self.failure.is_none()
     }
 
-    /// Commits a decision. `Ok(Err(_))`: it was not made, for sure. `Err(())`: nobody knows, and the member has stopped.
-    pub(super) fn commit_decision(&mut self, rows: Vec<Mutation>) -> Result<FsResult<Position>, ()> {
-        let node = self.node.clone();
-        let quiet = node.quiesce();
-        let committed = self.commit_changes(BatchKind::Growing, rows);
-        drop(quiet);
-        let why = match committed {
-            Ok(position) => return Ok(Ok(position)),
-            Err(why) if why.errno != libc::EIO => return Ok(Err(why)),
-            Err(why) => why,
-        };
+    /// A decision could not be committed. `Ok(Err(_))`: it was not made, for sure. `Err(())`: nobody knows, and the member has stopped.
+    pub(super) fn not_decided(&mut self, why: FsError) -> Result<FsResult<Position>, ()> {
+        if why.errno != libc::EIO {
+            return Ok(Err(why));
+        }
         // A log that takes another batch has left nothing of the one that failed; one that may have refuses everything from then on.
         match self.commit(BatchKind::Freeing, vec![counter_row("epoch", self.epoch)]) {
             Ok(_) => Ok(Err(why)),

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use kestrel_types::clock::{MILLISECOND, Nanos};
 use kestrel_types::error::FsError;
+use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Op, Reply, Request};
 
@@ -13,6 +14,8 @@ use super::poll::{Question, Then, out_of_reach};
 use super::{DEADLINE, FORWARDED_MAX, Member, RESEND, Todo};
 use crate::engine::BatchKind;
 use crate::node::Done;
+use crate::ops;
+use crate::ops::open::Claim;
 use crate::txn::{self, Origin};
 use crate::view::Want;
 use crate::worker::{Elsewhere, Stray};
@@ -25,6 +28,8 @@ pub(super) enum Back {
     Here(Done),
     /// The member that sent the request on, and its number there.
     To(NodeId, u64),
+    /// This member itself, which deletes this file without a name.
+    Deletion(InodeId),
 }
 
 /// A request that another member leads.
@@ -59,6 +64,8 @@ pub(super) enum Stage {
 pub(super) struct Work {
     pub request: Request,
     pub origin: Option<Origin>,
+    /// It is no request but claims opens of before a restart; the request is an Open of the file.
+    pub claim: Option<Claim>,
     pub backs: Vec<Back>,
     pub until: Nanos,
     pub stage: Stage,
@@ -76,12 +83,8 @@ impl Member {
     pub(super) fn admit(&mut self, request: Request, origin: Option<Origin>, back: Back) {
         let cluster = self.cluster();
         let leader = cluster.leader(&request.op);
-        let refused = if cluster.is_alone() { None } else { cluster.refuses(&request.op) };
-        if let Some(why) = refused {
-            return self.give(back, Err(why.into()));
-        }
         if leader == self.me {
-            self.begin(request, origin, back);
+            self.begin(request, origin, None, back);
             return;
         }
         let Back::Here(done) = back else {
@@ -101,23 +104,31 @@ impl Member {
         }
     }
 
-    /// Begins to serve a request that this member leads. Its ticket.
-    pub(super) fn begin(&mut self, request: Request, origin: Option<Origin>, back: Back) -> u64 {
+    /// Leads a request, or a claim of opens, whoever owns what it is about. Its ticket.
+    pub(super) fn begin(
+        &mut self,
+        request: Request,
+        origin: Option<Origin>,
+        claim: Option<Claim>,
+        back: Back,
+    ) -> u64 {
         let ticket = self.number();
-        if let Some(origin) = origin {
-            let running = *self.running.entry((origin.client, origin.seq)).or_insert(ticket);
-            if let Some(work) = self.works.get_mut(&running) {
-                work.add_back(back);
-                return running;
-            }
+        // Another copy of it may be running.
+        let running = match (origin, &back) {
+            (Some(origin), _) => *self.running.entry((origin.client, origin.seq)).or_insert(ticket),
+            (None, Back::To(node, number)) => *self.reading.entry((*node, *number)).or_insert(ticket),
+            (None, Back::Here(_) | Back::Deletion(_)) => ticket,
+        };
+        if let Some(work) = self.works.get_mut(&running) {
+            work.add_back(back);
+            return running;
         }
         // Whether it was executed before only its row can tell: it may have come by way of another member.
         let origin = origin.map(|origin| Origin { retry: true, ..origin });
         let until = self.now + DEADLINE;
         let (backs, no_dirs) = (vec![back], BTreeSet::new());
         let stage = Stage::Alone;
-        let work =
-            Work { request, origin, backs, until, stage, tries: 0, unlocks: 0, no_dirs, counter: None };
+        let work = Work { request, origin, claim, backs, until, stage, tries: 0, unlocks: 0, no_dirs, counter: None };
         self.works.insert(ticket, work);
         self.run_alone(ticket);
         ticket
@@ -131,7 +142,8 @@ impl Member {
         let (backs, no_dirs, stage) = (vec![Back::Here(done)], BTreeSet::new(), Stage::Alone);
         // What it met may have been given up before this: then it is not parked.
         let unlocks = self.unlocks.wrapping_sub(1);
-        let work = Work { request, origin, backs, until, stage, tries: 0, unlocks, no_dirs, counter: None };
+        let work =
+            Work { request, origin, claim: None, backs, until, stage, tries: 0, unlocks, no_dirs, counter: None };
         self.works.insert(ticket, work);
         self.elsewhere(ticket, why);
     }
@@ -153,7 +165,8 @@ impl Member {
         }
         work.stage = Stage::Alone;
         work.unlocks = self.unlocks;
-        self.node.submit_alone(work.request.clone(), work.origin, self.inbox.clone(), ticket as usize);
+        let (request, inbox) = (work.request.clone(), self.inbox.clone());
+        self.node.submit_alone(request, work.origin, work.claim, inbox, ticket as usize);
     }
 
     /// The node cannot serve it alone.
@@ -210,18 +223,22 @@ impl Member {
             }
         }
         for back in work.backs {
+            if let (None, Back::To(node, number)) = (work.origin, &back) {
+                self.reading.remove(&(*node, *number));
+            }
             // There is more than one only if somebody asked again.
             self.give(back, reply.clone());
         }
     }
 
-    /// Ends a request that changed nothing with this reply, which is recorded unless requests come by sessions.
+    /// Ends a request that changed nothing with this reply, which is recorded unless requests come by sessions, or it may change how
+    /// files are open.
     pub(super) fn conclude(&mut self, ticket: u64, reply: Reply) {
         let Some(work) = self.works.get_mut(&ticket) else { return };
         work.stage = Stage::Ending;
         // A session sees to it that no copy comes late, and what has changed nothing may be tried again after a restart.
-        let origin = work.origin.filter(|_| !self.node.core().serves);
-        let Some(origin) = origin else { return self.answer(ticket, reply) };
+        let recorded = work.origin.filter(|_| !self.node.core().serves && !ops::counts_opens(&work.request.op));
+        let Some(origin) = recorded else { return self.answer(ticket, reply) };
         match self.commit(BatchKind::Freeing, vec![txn::answer_row(origin, &reply)]) {
             Ok(position) => self.when_durable(position, Todo::Answer(ticket, reply)),
             Err(why) => self.answer(ticket, Err(why.into())),
@@ -232,6 +249,7 @@ impl Member {
         match back {
             Back::Here(done) => self.finished.push((done, reply)),
             Back::To(node, number) => self.send(node, Message::Forwarded(number, reply)),
+            Back::Deletion(ino) => self.deleted(ino, reply),
         }
     }
 

@@ -152,7 +152,7 @@ impl Node {
 
     /// A client claims `count` opens that it had of a file before the node restarted, or before its session expired. The reply is
     /// `Opened`, or `ESTALE` if the file does not exist any more. `linkable`: the file was made without a name and may be
-    /// given one.
+    /// given one. (One of several nodes may not find it by itself: ask its [`crate::member::Member`].)
     pub fn reclaim_open(&self, inode: InodeRef, count: u32, linkable: bool, done: Done) {
         let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
         let job = Job::new(request, Sink::Callback(done));
@@ -165,7 +165,8 @@ impl Node {
     }
 
     /// Ends the time of claims: files without names that nobody has open are deleted, and their number is returned; nobody is
-    /// waited for while that happens. Of a node that serves no clients across a network, or a second time: nothing.
+    /// waited for while that happens. Of a node that serves no clients across a network, or a second time: nothing. One of
+    /// several deletes them later, when no other one has them open either.
     ///
     /// # Errors
     /// The engine's: rows that tell where renamed files went were not deleted, which a later start makes good. The time
@@ -174,6 +175,10 @@ impl Node {
         let (nameless, settled) = {
             let _all = self.hold_all();
             let mut nameless = self.core.reclaiming.end();
+            if self.shares_volume() {
+                // Its member asks the others about files without names.
+                return Ok(0);
+            }
             nameless.retain(|ino| self.core.opens.get(*ino).count == 0);
             for ino in &nameless {
                 self.core.opens.set(*ino, OpenState { count: 1, orphan: true, linkable: false });

@@ -17,16 +17,18 @@ use kestrel_types::stat::DirStat;
 use super::dispatch::Held;
 use super::{Node, NodeConfig, RootAttr};
 use crate::cluster::Cluster;
+use crate::effects::{Mark, OpenChange};
 use crate::engine::{Engine, Mutation};
 use crate::ids::Block;
 use crate::ops;
+use crate::ops::open::Claim;
 use crate::ops::{readdir, usage};
 use crate::perm::Dentry;
 use crate::pipeline::{UsageChange, engine_error};
 use crate::rows::{Lent, Missing, number_of};
 use crate::txn::Origin;
 use crate::view::{Core, Route, Run, Stop, View, Want};
-use crate::worker::{Ear, Role, Sink};
+use crate::worker::{Ear, Job, Role, Sink};
 
 use std::collections::BTreeSet;
 
@@ -62,6 +64,8 @@ pub struct Ended {
     pub referred: Vec<ObjectId>,
     /// Nobody may hear the answer before this is durable: changes of directories that the paths rely on.
     pub wait: Position,
+    /// Opens that count, or do not any more, at the leader, once it is decided.
+    pub opens: Vec<OpenChange>,
 }
 
 impl Node {
@@ -100,6 +104,11 @@ impl Node {
         Some((dentry, name))
     }
 
+    /// Files without names whose home it is.
+    pub fn nameless_files(&self) -> usize {
+        self.core.nameless.len()
+    }
+
     /// Whether it is one of several.
     pub(super) fn shares_volume(&self) -> bool {
         self.core.cluster.is_some()
@@ -115,15 +124,21 @@ impl Node {
         self.hold_quietly()
     }
 
-    /// Has a request served by this node alone, or says to `ear` why it cannot be; by [`Node::drive_due`].
+    /// Has a request, or a claim of opens, served by this node alone, or says to `ear` why it cannot be; by [`Node::drive_due`].
     pub(crate) fn submit_alone(
         &self,
         request: Request,
         origin: Option<Origin>,
+        claim: Option<Claim>,
         ear: Arc<dyn Ear>,
         number: usize,
     ) {
-        self.enqueue(request, origin, Sink::Ear(ear, number), Instant::now());
+        if claim.is_some() {
+            let job = Job::new(request, Sink::Ear(ear, number));
+            self.lanes[self.core.workers].push(Job { claim, ..job });
+        } else {
+            self.enqueue(request, origin, Sink::Ear(ear, number), Instant::now());
+        }
         self.due.store(true, Ordering::Release);
     }
 
@@ -243,11 +258,12 @@ impl Node {
         self.committed.load(Ordering::Relaxed)
     }
 
-    /// Runs an operation on the rows that were lent for it. Nothing is committed. `no_dirs`: what has been found to be no
+    /// Runs an operation, or a claim of opens, on the rows that were lent for it. Nothing is committed, and nothing of what it
+    /// does besides stays: that is for whoever decides. `no_dirs`: what has been found to be no
     /// directory, so that it is looked at as a row. `counter`: what the number of a new inode is made of.
     pub(crate) fn transact(
         &self,
-        request: &Request,
+        (request, claim): (&Request, Option<Claim>),
         lent: &Lent,
         no_dirs: &BTreeSet<Want>,
         counter: u64,
@@ -257,6 +273,7 @@ impl Node {
         let Role { rows, effects, walks, .. } = held.exclusive();
         rows.clear();
         let ran = loop {
+            effects.back_to(&Mark::default(), &self.core.opens);
             effects.clear();
             let ids = &mut Block::of_one(counter);
             let mut view = View {
@@ -274,7 +291,7 @@ impl Node {
                 depends: false,
                 no_dirs: Some(no_dirs),
             };
-            let result = run(&mut view, request, lent);
+            let result = run(&mut view, request, claim, lent);
             let wait = view.wait;
             let reply = match result {
                 Ok(Listing::Lacks(missing)) => break Ran::Lacks(missing),
@@ -291,22 +308,19 @@ impl Node {
                 Err(Stop::Unswept(..)) => break Ran::Later,
                 Err(stop) => Err(stop.without_rows()),
             };
-            if reply.is_err() {
-                rows.rollback();
-            } else {
+            let (mutations, dirs, referred, opens) = if reply.is_ok() {
                 rows.keep();
-            }
-            let changes = reply.is_ok();
-            break Ran::Ended(Box::new(Ended {
-                reply,
-                mutations: if changes { rows.mutations() } else { Vec::new() },
-                dirs: if changes { effects.dirs_changed.iter().copied().collect() } else { Vec::new() },
-                referred: if changes { std::mem::take(&mut effects.referred) } else { Vec::new() },
-                wait,
-            }));
+                let dirs = effects.dirs_changed.iter().copied().collect();
+                let referred = std::mem::take(&mut effects.referred);
+                (rows.mutations(), dirs, referred, effects.postpone_opens(&self.core.opens))
+            } else {
+                Default::default()
+            };
+            break Ran::Ended(Box::new(Ended { reply, mutations, dirs, referred, wait, opens }));
         };
         rows.rollback();
         rows.clear();
+        effects.back_to(&Mark::default(), &self.core.opens);
         effects.clear();
         Ok(ran)
     }
@@ -330,7 +344,10 @@ enum Listing {
 }
 
 /// Runs the operation; a listing, which has no lane of its own, too.
-fn run(view: &mut View<'_>, request: &Request, lent: &Lent) -> Run<Listing> {
+fn run(view: &mut View<'_>, request: &Request, claim: Option<Claim>, lent: &Lent) -> Run<Listing> {
+    if let Some(claim) = claim {
+        return ops::open::claim(view, &request.op, claim).map(Listing::Answer);
+    }
     let Op::ReadDir { dir, after, limit, check } = &request.op else {
         return ops::execute(view, request).map(Listing::Answer);
     };

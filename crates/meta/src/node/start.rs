@@ -23,7 +23,9 @@ use crate::ops::usage;
 use crate::pipeline::engine_error;
 use crate::replica::Replica;
 use crate::rows::number_of;
-use crate::session::{Condemned, Moved, MovedTable, NewPlace, OpenState, OpenTable, Reclaiming, Sweeps};
+use crate::session::{
+    Condemned, Moved, MovedTable, Nameless, NewPlace, OpenState, OpenTable, Reclaiming, Sweeps,
+};
 use crate::stats::LaneCounters;
 use crate::view::{Core, decode_dir_id, encode_dir_id};
 use crate::worker::Worker;
@@ -212,6 +214,7 @@ impl Node {
             sweeps: sweeps(&*engine)?,
             serves: config.serves,
             reclaiming: Reclaiming::default(),
+            nameless: Nameless::default(),
             workers: config.workers,
             shares,
             grace: config.grace,
@@ -239,7 +242,13 @@ impl Node {
             due: AtomicBool::new(false),
             courier,
         };
-        if config.serves {
+        if node.shares_volume() {
+            // Others may have them open: they are asked.
+            nameless.into_iter().for_each(|ino| node.core.nameless.insert(ino));
+            if config.serves {
+                node.core.reclaiming.begin([]);
+            }
+        } else if config.serves {
             node.core.reclaiming.begin(nameless);
         } else {
             node.delete_nameless(nameless)?;

@@ -35,7 +35,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) 
     }
     let open = view.open_state(found.inode.ino);
     let nameless = matches!(found.at, At::Link { .. }) && found.inode.nlink == 0;
-    if nameless && !open.linkable {
+    if nameless && !view.is_linkable(found.inode.ino)? {
         return Err(fail(libc::ENOENT, "the file was removed"));
     }
     if found.inode.nlink >= LINK_MAX {
@@ -56,7 +56,9 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) 
             view.effects.count_bytes(-size);
             view.change_dir(spot.share, 1, 0, size, true)?;
             view.put(spot.entry, Value::Entry(Entry::Inode(inode.clone())));
-            view.set_open(ino, OpenState { orphan: false, linkable: false, ..open });
+            if view.core.cluster.is_none() {
+                view.set_open(ino, OpenState { orphan: false, linkable: false, ..open });
+            }
             view.move_to(ino, spot.dir.ino, place.name.as_bytes());
         }
         At::Link { cell, .. } => {

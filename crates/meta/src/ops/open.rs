@@ -119,7 +119,8 @@ fn truncated(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFlags
     Ok(inode)
 }
 
-/// Runs Release. The last one of a file without names deletes it and releases its data.
+/// Runs Release. The last one of a file without names deletes it and releases its data; of several nodes only if none but this
+/// one has it open.
 pub fn release(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {
     let state = view.open_state(ino);
     if state.count == 0 {
@@ -129,7 +130,9 @@ pub fn release(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {
     if state.count > 1 || !state.orphan || reclaiming {
         view.begin()?;
         let last = view.count_release(ino);
-        if last && reclaiming && state.orphan {
+        if last && view.core.cluster.is_some() {
+            view.core.nameless.closed(ino);
+        } else if last && reclaiming && state.orphan {
             view.core.reclaiming.keep(ino);
         } else if last && !reclaiming {
             view.settle(ino);
@@ -142,10 +145,12 @@ pub fn release(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {
         Some(inode) => Some(Removal::prepare(view, inode, view.core.home_of_inode(ino))?),
         None => None,
     };
+    view.want_moved(ino)?;
     view.begin()?;
     if let (Some(removal), Some(inode)) = (removal, inode) {
         removal.apply(view)?;
         view.put(cell, Value::Absent);
+        view.forget_linkable(ino);
         view.effects.count_bytes(-inode.size.cast_signed());
     }
     view.count_release(ino);
@@ -180,6 +185,12 @@ pub fn claim(view: &mut View<'_>, op: &Op, claim: Claim) -> Run<Answer> {
     }
     let strayed = view.strayed(asked, &found);
     view.begin()?;
+    if view.core.cluster.is_some() {
+        for _ in 0..claim.count {
+            view.count_open(ino);
+        }
+        return Ok(Answer::Opened { inode: Box::new(found.inode), created: false, parent: None });
+    }
     let linkable = claim.linkable || (state.count > 0 && state.linkable);
     let count = state.count.saturating_add(claim.count);
     view.set_open(ino, OpenState { count, orphan: nameless, linkable: nameless && linkable });
@@ -205,6 +216,12 @@ pub fn again(view: &mut View<'_>, op: &Op, told: &Told) -> Run<Answer> {
             };
         }
     };
+    if view.core.cluster.is_some() {
+        // If it has lost its name since, its home asks.
+        view.begin()?;
+        view.count_open(ino);
+        return Ok(answer);
+    }
     let cell = view.link_cell(ino);
     let nameless = view.link(cell)?.is_some_and(|inode| inode.nlink == 0);
     view.begin()?;

@@ -1,7 +1,8 @@
 //! TmpFile: `open(O_TMPFILE)`: a file without a name, open.
 //!
 //! Needs write and search permission of the directory, whose group it takes if that is set-group-id. It lies in table `link` with
-//! no name. Link gives it one unless it was opened `O_EXCL`. The last release, or a crash, deletes it.
+//! no name. Link gives it one unless it was opened `O_EXCL`. The last release, or a crash, deletes it. Of several nodes its home is
+//! that of the directory, which leads the request.
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Answer, Creds};
@@ -21,6 +22,9 @@ pub fn run(view: &mut View<'_>, creds: &Creds, dir: InodeId, mode: u16, exclusiv
     inode.nlink = 0;
     let cell = view.link_cell(inode.ino);
     view.put(cell, Value::Inode(inode.clone()));
+    if !exclusive {
+        view.set_linkable(inode.ino);
+    }
     view.set_open(inode.ino, OpenState { count: 1, orphan: true, linkable: !exclusive });
     Ok(Answer::Opened { inode: Box::new(inode), created: true, parent: None })
 }

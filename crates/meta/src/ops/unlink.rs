@@ -6,7 +6,8 @@
 //! The common case, a file with one name that is not open: entry, share, and what its content refers to, in one worker's
 //! batch. A file that is open moves to table `link` with no names until its last release; one with several names counts down
 //! there. Both touch a row of another worker, so they are exclusive. After a restart of a node that serves clients across a network
-//! every file counts as open until they have claimed what is ([`crate::session::Reclaiming`]).
+//! every file counts as open until they have claimed what is ([`crate::session::Reclaiming`]). Of several nodes a file that was
+//! renamed or linked may be open at any: it becomes one without a name, and its home asks them ([`crate::session::Nameless`]).
 
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::Place;
@@ -46,6 +47,8 @@ pub struct Detach {
     /// Present if the file goes with the name.
     removal: Option<Removal>,
     open: OpenState,
+    /// If it is open, then at this node.
+    only_here: bool,
 }
 
 impl Detach {
@@ -53,18 +56,19 @@ impl Detach {
     pub fn prepare(view: &mut View<'_>, found: Found) -> Run<Self> {
         let open = view.open_state(found.inode.ino);
         let linked = matches!(found.at, At::Link { .. });
-        let may_be_open = open.count > 0 || view.core.reclaiming.lasts() && found.inode.kind != Kind::Symlink;
+        let only_here = view.is_only_here(&found)?;
+        let unknown = view.core.reclaiming.lasts() || !only_here;
+        let may_be_open = open.count > 0 || unknown && found.inode.kind != Kind::Symlink;
         if linked || may_be_open {
             view.need_exclusive()?;
         }
-        view.want_moved(found.inode.ino)?;
         let last = !linked || found.inode.nlink <= 1;
         let removal = if last && !may_be_open {
             Some(Removal::prepare(view, &found.inode, found.at.home())?)
         } else {
             None
         };
-        Ok(Self { found, removal, open })
+        Ok(Self { found, removal, open, only_here })
     }
 
     /// Bytes that the directory's share counts for this name.
@@ -92,9 +96,11 @@ impl Detach {
             return Ok(inode);
         }
         if inode.nlink == 0 {
-            if self.open.count > 0 {
+            // A transaction of several nodes leaves it to the file's home, which asks who has it open.
+            let alone = view.no_dirs.is_none() && self.only_here;
+            if self.open.count > 0 && alone {
                 view.set_open(ino, OpenState { orphan: true, linkable: false, ..self.open });
-            } else {
+            } else if view.core.cluster.is_none() {
                 view.core.reclaiming.keep(ino);
             }
             view.move_away(ino);

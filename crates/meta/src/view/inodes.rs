@@ -5,7 +5,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::InodeRef;
-use kestrel_types::placement::{COUNTERS_MAX, id_in};
+use kestrel_types::placement::{COUNTERS_MAX, id_in, slot_of_id};
 
 use super::{Route, Run, View, damaged, fail};
 use crate::perm::{Dentry, Guard};
@@ -136,11 +136,22 @@ impl View<'_> {
         if owner_only && !self.holds(home) {
             return Err(self.forward(home, Route::Number));
         }
-        if inode.nlink == 0 && using != Use::Claim && self.open_state(ino).count == 0 {
-            // It is kept in case a client claims it; nobody else can know it.
+        if inode.nlink == 0 && !self.shows_nameless(ino, using) {
             return Ok(None);
         }
         Ok(Some(Found { inode, at: At::Link { cell, home } }))
+    }
+
+    /// Whether a file without names is to be had.
+    fn shows_nameless(&self, ino: InodeId, using: Use) -> bool {
+        match (&self.core.cluster, using) {
+            (_, Use::Claim) => true,
+            // If it is not open it is kept in case a client claims it; nobody else can know it.
+            (None, _) => self.open_state(ino).count > 0,
+            // Others may have it open. Once they have said that they do not, nobody but its home may count an open of it.
+            (Some(cluster), Use::Open) => cluster.home_of(ino) == cluster.me,
+            (Some(_), Use::Read | Use::Write) => true,
+        }
     }
 
     /// An inode that a request names. `ESTALE` if it does not exist any more.
@@ -241,14 +252,16 @@ impl View<'_> {
         Ok(())
     }
 
-    /// A number for a new inode with this name.
+    /// A number for a new inode with this name. Without a name it gets the home of the directory.
     pub fn new_ino(&mut self, parent: InodeId, name: &[u8]) -> Run<InodeId> {
         let none = fail(libc::ENOSPC, "metadata: no inode number could be reserved");
         let counter = self.ids.take().ok_or(none)?;
         match &self.core.cluster {
             None => Ok(counter),
             Some(cluster) if counter < COUNTERS_MAX => {
-                Ok(id_in(counter, cluster.me, cluster.placement.slot_of(parent, name)))
+                let slot =
+                    if name.is_empty() { slot_of_id(parent) } else { cluster.placement.slot_of(parent, name) };
+                Ok(id_in(counter, cluster.me, slot))
             }
             Some(_) => Err(fail(libc::ENOSPC, "metadata: no inode numbers are left")),
         }

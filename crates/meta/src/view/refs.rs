@@ -4,6 +4,7 @@ use kestrel_types::clock::SECOND;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::Table;
 use kestrel_types::name::InodeRef;
+use kestrel_types::placement::Owner;
 use kestrel_types::stat::ObjStat;
 
 use super::{At, Found, Run, Stop, View, damaged, decode_dir_id, encode_dir_id, fail};
@@ -59,7 +60,51 @@ impl View<'_> {
         let cell = self.rows.cell(Table::Moved, ino, b"");
         let Some(bytes) = self.bytes(cell)? else { return Ok(None) };
         let (parent, name) = decode_dir_id(bytes).map_err(|why| damaged("moved", &why))?;
-        Ok(Some((parent, name.into())))
+        Ok((parent != 0).then(|| (parent, name.into())))
+    }
+
+    /// Whether nobody can have a file open at another node than this one: it lies where it was made, at its home, and never lay
+    /// elsewhere or had a second name, and the name alone says who leads requests for it.
+    pub fn is_only_here(&mut self, found: &Found) -> Run<bool> {
+        let Some(cluster) = &self.core.cluster else { return Ok(true) };
+        let ino = found.inode.ino;
+        let at_home = match found.at {
+            At::Name { cell, .. } => {
+                let owner = cluster.placement.owner_of_name(self.rows.suffix(cell));
+                cluster.home_of(ino) == cluster.me && matches!(owner, Owner::Node(_))
+            }
+            At::Dir(_) | At::Link { .. } => false,
+        };
+        let cell = self.rows.cell(Table::Moved, ino, b"");
+        let moved = self.bytes(cell)?.is_some();
+        Ok(at_home && !moved)
+    }
+
+    /// Whether a file without names may be given one. Of several nodes a row of table `moved` that leads nowhere says so, since
+    /// whoever gives it a name may be another one than where it is open.
+    pub fn is_linkable(&mut self, ino: InodeId) -> Run<bool> {
+        if self.core.cluster.is_none() {
+            return Ok(self.open_state(ino).linkable);
+        }
+        let cell = self.rows.cell(Table::Moved, ino, b"");
+        let Some(bytes) = self.bytes(cell)? else { return Ok(false) };
+        let (parent, _) = decode_dir_id(bytes).map_err(|why| damaged("moved", &why))?;
+        Ok(parent == 0)
+    }
+
+    /// A file without names goes. Ask for [`View::want_moved`] before.
+    pub fn forget_linkable(&mut self, ino: InodeId) {
+        if self.core.cluster.is_some() {
+            self.move_away(ino);
+        }
+    }
+
+    /// A new file without names may be given one.
+    pub fn set_linkable(&mut self, ino: InodeId) {
+        if self.core.cluster.is_some() {
+            let cell = self.rows.cell(Table::Moved, ino, b"");
+            self.put(cell, Value::Bytes(encode_dir_id(0, b"")));
+        }
     }
 
     /// Asks for what [`View::move_away`] needs. Before [`View::begin`].
@@ -142,7 +187,7 @@ impl View<'_> {
     /// The place of a file that was found elsewhere than its client saw it, if a restart would forget the way.
     pub fn strayed(&mut self, asked: &InodeRef, found: &Found) -> Option<NewPlace> {
         let At::Name { cell, parent, .. } = found.at else { return None };
-        if !self.core.serves {
+        if !self.core.serves || self.core.cluster.is_some() {
             return None;
         }
         let name = self.rows.suffix(cell);

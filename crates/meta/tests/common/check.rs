@@ -146,6 +146,10 @@ pub fn check(engine: &dyn Engine, may_be_orphan: &dyn Fn(u64) -> bool) -> Found 
     for ((ino, suffix), row) in table(engine, Table::Moved) {
         assert!(suffix.is_empty());
         let (parent, name) = decode_dir_id(&row).unwrap();
+        if parent == 0 {
+            assert_eq!(inodes.get(&ino).map(|inode| inode.nlink), Some(0), "{ino} may not be given a name");
+            continue;
+        }
         let entry = entries.get(&(parent, name.to_vec())).map(|row| Entry::decode(row).unwrap());
         assert!(
             matches!(entry, Some(Entry::Inode(inode)) if inode.ino == ino),

@@ -86,6 +86,7 @@ impl Several {
         let now = self.agenda.now;
         let start = self.host(node).start(now);
         self.say(|| format!("node {node}: starts"));
+        self.await_claims(node);
         self.after(node);
         self.plan_in(MS, Event::Tick(node, start));
     }

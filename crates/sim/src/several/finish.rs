@@ -24,12 +24,14 @@ use crate::history::Record;
 use crate::world::Failure;
 
 /// How long everything may take to come to rest once nothing goes wrong any more.
-const REST_MAX: Nanos = 120 * SECOND;
+pub(super) const REST_MAX: Nanos = 120 * SECOND;
 
 impl Several {
     pub(super) fn finish(&mut self) {
         self.come_to_rest();
         self.look_around();
+        self.look_at_open_files();
+        self.say_farewell();
         self.check_rows();
         // Who is told that nothing has changed in time need not be believed to have asked.
         let timed_out = |record: &Record| {
@@ -45,7 +47,7 @@ impl Several {
         self.clients.iter().all(|caller| !caller.waits())
             && self.hosts.values().all(|host| {
                 host.engine().appended() == host.engine().durable()
-                    && host.member().is_some_and(|member| member.is_idle())
+                    && host.member().is_some_and(|member| member.is_idle() && !member.node().in_grace())
             })
     }
 
@@ -94,7 +96,7 @@ impl Several {
     }
 
     /// The first client asks, and hears.
-    fn observe(&mut self, op: Op) -> Option<Reply> {
+    pub(super) fn observe(&mut self, op: Op) -> Option<Reply> {
         let record = self.history.records.len();
         self.call(0, Request { creds: Creds::root(), op });
         let until = self.agenda.now + REST_MAX;

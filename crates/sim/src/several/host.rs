@@ -9,8 +9,11 @@ use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::placement::{NodeId, Placement};
-use kestrel_types::request::{Reply, Request};
-use parking_lot::Mutex;
+use kestrel_types::request::{Creds, Op, Reply, Request};
+use kestrel_types::wire::ClientId;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::sessions::{Admission, Claimed, Sessions, Shared};
 
 /// Replies to clients' calls.
 type Replied = Arc<Mutex<Vec<(usize, u64, Reply)>>>;
@@ -27,6 +30,7 @@ pub struct Host {
     /// Its process is stopped until then.
     pub stopped_until: Nanos,
     replies: Replied,
+    sessions: Shared,
 }
 
 impl Host {
@@ -39,7 +43,7 @@ impl Host {
             workers,
             durability: Durability::Commit,
             grace: 2 * SECOND,
-            serves: false,
+            serves: true,
             replies: Replies::Inline,
             batch_max: 64,
             // So little that dentries are evicted.
@@ -54,6 +58,7 @@ impl Host {
             sync_planned: false,
             stopped_until: 0,
             replies: Replied::default(),
+            sessions: Shared::default(),
         }
     }
 
@@ -62,7 +67,18 @@ impl Host {
         self.start += 1;
         let member = Member::open(self.engine().clone(), self.clock.clone(), self.config.clone(), now);
         self.member = Some(member.expect("a sound volume"));
+        self.sessions = Shared::default();
         self.start
+    }
+
+    /// Number of the present start, or of the last end.
+    pub fn started(&self) -> u64 {
+        self.start
+    }
+
+    /// What is known of clients' sessions.
+    pub fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock()
     }
 
     /// The process is gone at once. If the power is, so is what was not synced, or the end of it: `keep` says how much of it
@@ -125,6 +141,56 @@ impl Host {
         let replies = self.replies.clone();
         let done = move |reply| replies.lock().push((client, number, reply));
         member.submit(request, origin, Box::new(done), now);
+    }
+
+    /// A client's call arrives that its session is about.
+    pub fn submit_in_session(
+        &mut self,
+        place: usize,
+        number: u64,
+        request: Request,
+        origin: Origin,
+        now: Nanos,
+    ) {
+        let Some(member) = &mut self.member else { return };
+        let (replies, sessions) = (self.replies.clone(), self.sessions.clone());
+        match sessions.lock().admit(origin.client, origin.seq, &request.op) {
+            Admission::Run => {}
+            Admission::Answered(reply) => return replies.lock().push((place, number, reply)),
+            Admission::Running => return,
+        }
+        let op = request.op.clone();
+        let done = move |reply: Reply| {
+            if sessions.lock().finish(origin.client, origin.seq, &op, &reply) {
+                replies.lock().push((place, number, reply));
+            }
+        };
+        member.submit(request, Some(origin), Box::new(done), now);
+    }
+
+    /// A client says what it had open before this start.
+    pub fn claim(&mut self, client: ClientId, opens: &[Claimed], now: Nanos) {
+        let Some(member) = &mut self.member else { return };
+        for open in opens {
+            let missing = self.sessions.lock().claim(client, open);
+            if missing == 0 {
+                continue;
+            }
+            let (sessions, claimed) = (self.sessions.clone(), open.clone());
+            let done = move |reply: Reply| sessions.lock().claimed(client, &claimed, &reply);
+            member.reclaim_open(open.file.clone(), missing, open.linkable, Box::new(done), now);
+        }
+    }
+
+    /// Opens of clients that are gone are given back.
+    pub fn release_abandoned(&mut self, now: Nanos) {
+        let Some(member) = &mut self.member else { return };
+        let abandoned = self.sessions.lock().take_abandoned();
+        for ino in abandoned {
+            let (sessions, op) = (self.sessions.clone(), Op::Release(ino));
+            let done = move |reply: Reply| sessions.lock().given_back(ino, &reply);
+            member.submit(Request { creds: Creds::root(), op }, None, Box::new(done), now);
+        }
     }
 
     /// Time has passed.
