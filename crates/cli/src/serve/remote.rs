@@ -49,7 +49,7 @@ impl Attendant for RemoteMount {
         match question["verb"].as_str() {
             Some("stats") => Ok(to_json(&self.snapshot())),
             Some("status") => {
-                let mut out = self.status(question)?;
+                let mut out = self.served_status(question, tell)?;
                 out["mounted"] = true.into();
                 out["mount_point"] = self.mount_point.to_string_lossy().into();
                 out["pid"] = std::process::id().into();
@@ -81,6 +81,17 @@ impl Attendant for RemoteMount {
 }
 
 impl RemoteMount {
+    /// What the server tells; of several nodes, what they tell together.
+    fn served_status(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String> {
+        match self.fs.metadata().remote() {
+            Some(metadata) if metadata.nodes().len() > 1 => {
+                let answers = metadata.ask_each(question, QUICK);
+                several::add_up(answers).map_err(|why| format!("{}: {why}", self.url))
+            }
+            _ => self.ask(question, Some(QUICK), tell),
+        }
+    }
+
     /// How it stands with each of the volume's metadata nodes.
     fn connections(&self) -> Value {
         let nodes = self.fs.metadata().remote().map_or(&[][..], |metadata| metadata.nodes());
@@ -101,13 +112,6 @@ impl RemoteMount {
             })
         };
         nodes.iter().map(of).collect()
-    }
-
-    /// The status of the volume: of several nodes, all of them.
-    fn status(&self, question: &Value) -> Result<Value, String> {
-        let metadata = self.fs.metadata().remote().ok_or("the volume is not served elsewhere")?;
-        let answers = metadata.ask_each(question, QUICK);
-        several::add_up(answers).map_err(|why| why.to_string())
     }
 
     fn ask(

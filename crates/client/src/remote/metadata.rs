@@ -96,10 +96,13 @@ impl RemoteMetadata {
     }
 
     /// Asks all nodes the same at the same time, over these connections; the answers are in the order of the nodes' numbers. `limit`
-    /// bounds how long each may take.
+    /// bounds how long each may take; one that is not connected is not waited for.
     pub fn ask_each(&self, question: &Value, limit: Duration) -> Vec<NodeAnswer> {
         let ask = |link: &NodeLink| {
-            let answer = link.remote.admin(question, Some(limit), &mut |_| ());
+            let answer = match link.remote.stats().outage {
+                None => link.remote.admin(question, Some(limit), &mut |_| ()).map_err(|why| why.to_string()),
+                Some(outage) => Err(format!("it has not answered for {} s", outage.as_secs())),
+            };
             let failed = |why| VolumeError::Io(format!("node {} at {}: {why}", link.node, link.address));
             NodeAnswer { node: link.node, address: link.address.clone(), answer: answer.map_err(failed) }
         };

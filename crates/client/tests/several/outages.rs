@@ -1,5 +1,6 @@
 //! One node goes away, or comes back without knowing anybody.
 
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kestrel_client::fs::wait;
@@ -7,8 +8,8 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::request::Op;
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 
-use crate::client::{Client, READ_WRITE, at};
-use crate::cluster::{Cluster, until};
+use crate::client::{Client, READ, READ_WRITE, at};
+use crate::cluster::{Cluster, PATIENCE, until};
 
 fn exclusive(ino: InodeId) -> LockSpan {
     LockSpan { ino, owner: 9, pid: 1, kind: LockKind::Posix, mode: LockMode::Write, start: 0, end: LOCK_END }
@@ -107,6 +108,9 @@ fn a_node_that_is_away_stops_what_it_leads_and_nothing_else() {
         assert!(waiting.recv_timeout(Duration::from_millis(100)).is_err());
         let stats = client.metadata().connection_stats();
         assert!(stats.outage.is_some() && stats.in_flight + stats.waiting >= 1, "{stats:?}");
+        let answers = client.metadata().ask_each(&serde_json::json!({"verb": "status"}), PATIENCE);
+        let silent = answers.iter().map(|answer| answer.answer.is_err());
+        assert!(silent.eq((0..3).map(|at| at == away)), "it is not waited for: {answers:?}");
         cluster.serve(away);
         waiting.recv().unwrap().unwrap();
         client.write(&open[away], &vec![away as u8; 3000]);
@@ -130,5 +134,50 @@ fn a_node_that_comes_back_as_another_is_not_served() {
     assert!(waiting.try_recv().is_err());
     cluster.restart(1);
     assert!(waiting.recv().unwrap().is_err(), "there is no such file");
+    cluster.check();
+}
+
+/// Files are opened, renamed, opened again, written through either handle and closed in either order, by several threads, while
+/// one node after the other dies and comes back.
+#[test]
+fn files_go_on_through_restarts_of_every_node() {
+    const THREADS: usize = 4;
+    const RESTARTS: usize = 6;
+    let mut cluster = Cluster::start();
+    let client = Client::mount(&cluster.url(0));
+    let (over, done) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (client, over, done) = (&client, &over, &done);
+            scope.spawn(move || {
+                for round in (0..).take_while(|_| !over.load(Ordering::SeqCst)) {
+                    let names = ["old", "new"].map(|which| format!("{which}-{thread}-{round}"));
+                    let size = [10, 3000, 100_000][round % 3];
+                    let one = client.create(&names[0]);
+                    client.write(&one, &vec![1; size]);
+                    client.rename(&names[0], &names[1]);
+                    let two = client.open(one.ino(), if round % 2 == 0 { READ_WRITE } else { READ });
+                    client.write(if round % 2 == 0 { &two } else { &one }, &vec![2; size]);
+                    let [last, first] = if round % 4 < 2 { [one, two] } else { [two, one] };
+                    client.close(first);
+                    if last.writable() {
+                        client.write(&last, &vec![3; size]);
+                    }
+                    assert_eq!(client.read(&last), vec![if last.writable() { 3 } else { 2 }; size]);
+                    client.unlink(&names[1]);
+                    assert_eq!(client.read(&last).len(), size, "it is open");
+                    client.close(last);
+                    done.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        for number in 0..RESTARTS {
+            let before = done.load(Ordering::SeqCst);
+            cluster.restart(number % 3);
+            until("work goes on", || done.load(Ordering::SeqCst) > before + THREADS);
+        }
+        over.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(client.fs.metadata().stats().open_files, 0);
     cluster.check();
 }
