@@ -83,7 +83,9 @@ fn only_the_other_nodes_of_the_cluster_are_let_in() {
 fn a_newer_connection_of_a_node_replaces_the_older_one_and_what_is_no_envelope_ends_it() {
     let cluster = Cluster::start();
     let (address, host) = (cluster.sites[0].address, &cluster.sites[0].running().host);
-    eventually("nodes are connected", || host.figures().received == 0 && cluster.sites[1].running().peers.figures()[&1].up);
+    eventually("nodes are connected", || {
+        host.figures().received == 0 && cluster.sites[1].running().peers.figures()[&1].up
+    });
     let connects = cluster.sites[1].running().peers.figures()[&1].connects;
     let mut stream = say(address, &[ToServer::PeerHello(hello(2, 1))]);
     // The true node 2 finds its connection closed, and comes back: then this one is closed.

@@ -42,6 +42,8 @@ pub struct Cluster {
     pub placement: Placement,
     /// Own rows that are lent.
     pub locks: LockTable,
+    /// Requests come by sessions, each straight to its leader: no copy of one is executed late ([`crate::member::host`]).
+    pub by_sessions: bool,
 }
 
 impl Cluster {
@@ -56,7 +58,7 @@ impl Cluster {
         if placement.map.members().iter().any(|member| member.id >= NODES_MAX) {
             return Err(FsError::new(libc::EINVAL, "metadata: numbers of nodes are below 1024"));
         }
-        Ok(Self { me, placement, locks: LockTable::default() })
+        Ok(Self { me, placement, locks: LockTable::default(), by_sessions: false })
     }
 
     /// All nodes, this one included, ascending.

@@ -248,7 +248,8 @@ impl Member {
         if config.node.durability != Durability::Commit {
             return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit"));
         }
-        let cluster = Cluster::new(config.me, config.placement)?;
+        let by_sessions = bell.is_some();
+        let cluster = Cluster { by_sessions, ..Cluster::new(config.me, config.placement)? };
         let epoch = next_epoch(&*engine)?;
         let records = records::read(&*engine)?;
         let node = Node::open_one_of(engine, clock, config.node, cluster)?;

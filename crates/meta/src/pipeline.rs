@@ -249,8 +249,8 @@ fn execute(
                 // `crate::member`.
                 let ended = matches!(verdict, Verdict::Reply(_));
                 let first = told(number).is_none() && job.origin.is_some();
-                let sessions = means.core.serves || ops::counts_opens(&job.request.op);
-                let records = cluster.is_some() && ended && first && !sessions;
+                let any_way = cluster.is_some_and(|cluster| !cluster.by_sessions);
+                let records = any_way && ended && first && !ops::counts_opens(&job.request.op);
                 steps.push(Step { verdict, wait, changed, session, depends, records });
                 break;
             }

@@ -16,7 +16,7 @@ use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, Placement};
-use kestrel_types::request::{Creds, Op, OpenFlags, RenameFlags, Request, SetAttr};
+use kestrel_types::request::{Creds, Op, RenameFlags, Request, SetAttr};
 use kestrel_types::wire::ClientId;
 
 #[test]

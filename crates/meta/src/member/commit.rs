@@ -134,8 +134,9 @@ impl Member {
             self.give_up(ticket);
             return self.rest(ticket, true);
         }
+        let any_way = !self.cluster().by_sessions;
         let Some(work) = self.works.get_mut(&ticket) else { return };
-        let (origin, records) = (work.origin, !self.node.core().serves && !ops::counts_opens(&work.request.op));
+        let (origin, records) = (work.origin, any_way && !ops::counts_opens(&work.request.op));
         let Stage::Leading(lead) = &mut work.stage else { return };
         let Phase::Preparing(_, changes, mut ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing)
         else {

@@ -434,10 +434,7 @@ impl Desk {
 
 /// What the node would serve from its own rows only, without noticing that there are others.
 fn needs_member(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::ReadDir { .. } | Op::Usage | Op::TreeUsage(_)
-    )
+    matches!(op, Op::ReadDir { .. } | Op::Usage | Op::TreeUsage(_))
 }
 
 fn done_of(ear: Arc<impl Ear + 'static>, number: usize) -> Done {

@@ -128,7 +128,18 @@ impl Member {
         let until = self.now + DEADLINE;
         let (backs, no_dirs) = (vec![back], BTreeSet::new());
         let stage = Stage::Alone;
-        let work = Work { request, origin, claim, backs, until, stage, tries: 0, unlocks: 0, no_dirs, counter: None };
+        let work = Work {
+            request,
+            origin,
+            claim,
+            backs,
+            until,
+            stage,
+            tries: 0,
+            unlocks: 0,
+            no_dirs,
+            counter: None,
+        };
         self.works.insert(ticket, work);
         self.run_alone(ticket);
         ticket
@@ -142,8 +153,18 @@ impl Member {
         let (backs, no_dirs, stage) = (vec![Back::Here(done)], BTreeSet::new(), Stage::Alone);
         // What it met may have been given up before this: then it is not parked.
         let unlocks = self.unlocks.wrapping_sub(1);
-        let work =
-            Work { request, origin, claim: None, backs, until, stage, tries: 0, unlocks, no_dirs, counter: None };
+        let work = Work {
+            request,
+            origin,
+            claim: None,
+            backs,
+            until,
+            stage,
+            tries: 0,
+            unlocks,
+            no_dirs,
+            counter: None,
+        };
         self.works.insert(ticket, work);
         self.elsewhere(ticket, why);
     }
@@ -234,10 +255,11 @@ impl Member {
     /// Ends a request that changed nothing with this reply, which is recorded unless requests come by sessions, or it may change how
     /// files are open.
     pub(super) fn conclude(&mut self, ticket: u64, reply: Reply) {
+        let any_way = !self.cluster().by_sessions;
         let Some(work) = self.works.get_mut(&ticket) else { return };
         work.stage = Stage::Ending;
         // A session sees to it that no copy comes late, and what has changed nothing may be tried again after a restart.
-        let recorded = work.origin.filter(|_| !self.node.core().serves && !ops::counts_opens(&work.request.op));
+        let recorded = work.origin.filter(|_| any_way && !ops::counts_opens(&work.request.op));
         let Some(origin) = recorded else { return self.answer(ticket, reply) };
         match self.commit(BatchKind::Freeing, vec![txn::answer_row(origin, &reply)]) {
             Ok(position) => self.when_durable(position, Todo::Answer(ticket, reply)),

@@ -159,8 +159,11 @@ fn any_answer() -> BoxedStrategy<Answer> {
     prop_oneof![
         any::<[i64; 3]>().prop_map(Answer::Usage),
         ids().prop_map(Answer::Held),
-        (any::<[i64; 3]>(), places, any::<bool>())
-            .prop_map(|(sum, children, more)| Answer::Tree { sum, children, more }),
+        (any::<[i64; 3]>(), places, any::<bool>()).prop_map(|(sum, children, more)| Answer::Tree {
+            sum,
+            children,
+            more
+        }),
         vec(weight, 0..5).prop_map(Answer::Weighed),
         ids().prop_map(Answer::Confirmed),
         Just(Answer::Done),
