@@ -6,7 +6,7 @@
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
 	@echo "make demo-s3 the same with the files in an S3 store (versitygw): requests, hit rates, throughput, gc, fsck"
-	@echo "make demo-cluster  one server, two mounts: ingest through one, kill -9 and restart the server, verify through the other"
+	@echo "make demo-cluster  three metadata nodes, two mounts: ingest through one, kill -9 and restart a node, verify through the other"
 	@echo "make test    install what is missing, build, run every test"
 	@echo "make sim     simulate a node and its clients, or NODES=N nodes, under faults, SEEDS=FROM..TO"
 	@echo "make proptest property tests with random seeds, PROPTEST_SEEDS=N of them"

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# A volume with several clients, for real: one process serves its metadata, two mounts use it. A tree of 80,000 small files is
-# ingested through one mount while the server is killed (kill -9) and started again in the middle; the other mount reads every
-# file back in random order and verifies it. Then fsck, online over the network and of the volume at rest.
+# A volume with several metadata nodes and several clients, for real: three processes serve its metadata, two mounts use it. A tree of
+# 80,000 small files is ingested through one mount while a node is killed (kill -9) and started again in the middle; the other mount
+# reads every file back in random order and verifies it. Then fsck, online over the network and of all nodes at rest. NODES=1: one server.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
 KESTREL=${KESTREL:-$ROOT/target/release/kestrel}
 TREE=${KESTREL_TREE:-${KESTREL_TOOLS:-$HOME/.cache/kestrel-tools}/tree}
 PROCESSES=${PROCESSES:-4}
+NODES=${NODES:-3}
 
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/kestrel-demo-cluster.XXXXXX")
-volume=$work/volume
+dirs=()
+for ((node = 1; node <= NODES; node++)); do dirs+=("$work/node$node"); done
 export KESTREL_RUNTIME_DIR=$work/run
 cleanup() {
     status=$?
@@ -18,7 +20,7 @@ cleanup() {
     for mnt in "$work/one" "$work/two"; do
         mountpoint -q "$mnt" && { "$KESTREL" umount --force "$mnt" >/dev/null 2>&1 || true; }
     done
-    "$KESTREL" serve --stop "$volume" >/dev/null 2>&1 || true
+    for dir in "${dirs[@]}"; do "$KESTREL" serve --stop "$dir" >/dev/null 2>&1 || true; done
     rm -rf "$work"
     exit $status
 }
@@ -26,21 +28,43 @@ trap cleanup EXIT
 trap 'exit 130' INT TERM
 
 mkdir "$work/one" "$work/two" "$work/run"
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-url=kestrel://127.0.0.1:$port/demo
-echo "== kestrel format, serve, mount twice"
-"$KESTREL" format "$volume" --name demo
-"$KESTREL" serve "$volume" --listen "127.0.0.1:$port"
+mapfile -t addresses < <(python3 - "$NODES" <<'PY'
+import socket, sys
+held = [socket.socket() for _ in range(int(sys.argv[1]))]
+for one in held:
+    one.bind(("127.0.0.1", 0))
+    print(f"127.0.0.1:{one.getsockname()[1]}")
+PY
+)
+url=kestrel://$(IFS=, && echo "${addresses[*]}")/demo
+if [ "$NODES" = 1 ]; then
+    echo "== kestrel format, serve, mount twice"
+    "$KESTREL" format "${dirs[0]}" --name demo
+else
+    echo "== kestrel cluster init, join, serve, mount twice"
+    nodes=()
+    for address in "${addresses[@]}"; do nodes+=(--node "$address"); done
+    "$KESTREL" cluster init "${dirs[0]}" --name demo "${nodes[@]}" | grep -v ^kestrel-cluster
+    for ((node = 2; node <= NODES; node++)); do
+        "$KESTREL" cluster token "${dirs[0]}" | "$KESTREL" cluster join - "${dirs[node - 1]}" --node "$node"
+    done
+fi
+for ((node = 0; node < NODES; node++)); do "$KESTREL" serve "${dirs[node]}" --listen "${addresses[node]}"; done
 "$KESTREL" mount "$url" "$work/one"
 "$KESTREL" mount "$url" "$work/two"
-python3 "$ROOT/scripts/demo_cluster.py" "$TREE" "$work/one" "$work/two" "$PROCESSES" "$KESTREL" "$volume" "127.0.0.1:$port"
+python3 "$ROOT/scripts/demo_cluster.py" "$TREE" "$work/one" "$work/two" "$PROCESSES" "$KESTREL" \
+    "${dirs[NODES / 2]}" "${addresses[NODES / 2]}"
 echo "== kestrel status"
 "$KESTREL" status "$url"
+if [ "$NODES" != 1 ]; then
+    echo "== kestrel cluster status"
+    "$KESTREL" cluster status "$url"
+fi
 echo "== kestrel fsck, online, over the network"
 "$KESTREL" fsck "$url"
-echo "== kestrel umount, twice; the server ends"
+echo "== kestrel umount, twice; the servers end"
 "$KESTREL" umount "$work/one"
 "$KESTREL" umount "$work/two"
-"$KESTREL" serve --stop "$volume"
+for dir in "${dirs[@]}"; do "$KESTREL" serve --stop "$dir"; done
 echo "== kestrel fsck --data of the volume at rest"
-"$KESTREL" fsck --data "$volume"
+"$KESTREL" fsck --data "${dirs[@]}"

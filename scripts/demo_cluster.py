@@ -1,4 +1,4 @@
-"""The load of demo-cluster: ingest through one mount, the server killed and started again meanwhile, everything verified
+"""The load of demo-cluster: ingest through one mount, a server killed and started again meanwhile, everything verified
 through the other mount, then a table. Called by demo-cluster.sh."""
 
 import hashlib
@@ -39,7 +39,7 @@ def ingest_share(arguments):
 
 
 class Server:
-    """The process that serves the volume."""
+    """A process that serves the volume: one of its nodes, or the only one."""
 
     def __init__(self, kestrel, volume, address):
         self.kestrel, self.volume, self.address = kestrel, volume, address
@@ -81,7 +81,7 @@ def main():
     def crash_half_way():
         while sum(counter.value for counter in COUNTERS) < len(files) // 2:
             time.sleep(0.01)
-        print(f"== kill -9 of the server after {sum(c.value for c in COUNTERS):,} files, restart after {DOWN_SECONDS:.0f} s", flush=True)
+        print(f"== kill -9 of a server after {sum(c.value for c in COUNTERS):,} files, restart after {DOWN_SECONDS:.0f} s", flush=True)
         crash["down"], crash["start"] = server.crash_and_come_back()
 
     killer = threading.Thread(target=crash_half_way)
@@ -109,7 +109,7 @@ def main():
     print(f"\n{'':34} {'files/s':>8} {'MB/s':>7} {'seconds':>8} {'metadata requests':>18} {'per file':>8}")
     row("ingest, with the crash", wrote_seconds, before, middle)
     row("random read at the other mount", read_seconds, read_before, after)
-    print(f"\nthe server was gone for {crash['down']:.2f} s and served {crash['start']:.2f} s after its start;")
+    print(f"\nit was gone for {crash['down']:.2f} s and served {crash['start']:.2f} s after its start;")
     print(f"the longest time any file took meanwhile was {max(done[3] for done in written):.2f} s; no call failed;")
     retries, reconnects = (middle[f"metadata_{name}_total"] - before[f"metadata_{name}_total"] for name in ("retries", "reconnects"))
     print(f"{retries} calls were sent again after {reconnects} reconnect, each executed once\n")

@@ -103,13 +103,6 @@ impl RemoteMount {
         nodes.iter().map(of).collect()
     }
 
-    /// The status of the volume: of several nodes, all of them.
-    fn status(&self, question: &Value) -> Result<Value, String> {
-        let metadata = self.fs.metadata().remote().ok_or("the volume is not served elsewhere")?;
-        let answers = metadata.ask_each(question, QUICK);
-        several::add_up(answers).map_err(|why| why.to_string())
-    }
-
     fn ask(
         &self,
         question: &Value,
