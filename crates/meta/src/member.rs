@@ -387,7 +387,11 @@ impl Member {
     /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know, no rows that were cut off.
     pub fn is_idle(&self) -> bool {
         let swept = self.node.core().sweeps.any().is_none();
-        swept && self.works.is_empty() && self.loans.is_empty() && self.decisions.is_empty() && self.waiting.is_empty()
+        swept
+            && self.works.is_empty()
+            && self.loans.is_empty()
+            && self.decisions.is_empty()
+            && self.waiting.is_empty()
     }
 
     /// Whether time alone may give it something to do.

@@ -251,9 +251,7 @@ fn files_without_names_are_asked_about_again_after_a_restart_of_their_home() {
     cluster.restart(1);
     assert_eq!(nameless(&cluster), 1);
     cluster.tick(SECOND);
-    let asks = |message: &Message| {
-        matches!(message, Message::Poll { question: Question::Held(files), .. } if *files == [file.ino])
-    };
+    let asks = |message: &Message| matches!(message, Message::Poll { question: Question::Held(files), .. } if *files == [file.ino]);
     let question = cluster.carry(|to, message| to == 2 && asks(message)).unwrap();
     cluster.under_way.push_back(question);
     wait(&mut cluster, 10);

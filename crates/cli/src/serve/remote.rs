@@ -103,6 +103,12 @@ impl RemoteMount {
         nodes.iter().map(of).collect()
     }
 
+    fn status(&self, question: &Value) -> Result<Value, String> {
+        let metadata = self.fs.metadata().remote().ok_or("the volume is not served elsewhere")?;
+        let answers = metadata.ask_each(question, QUICK);
+        several::add_up(answers).map_err(|why| why.to_string())
+    }
+
     fn ask(
         &self,
         question: &Value,
