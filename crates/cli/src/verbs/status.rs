@@ -165,17 +165,16 @@ fn show_served(status: &Value) {
     let served = &status["served"];
     let number = |name: &str| served[name].as_u64().unwrap_or(0);
     let grace = served["grace_left_seconds"].as_f64().unwrap_or(0.0);
-    println!(
-        "served       as {} at {} (process {}){}",
-        served["name"].as_str().unwrap_or("?"),
-        served["address"].as_str().unwrap_or("?"),
-        status["pid"],
-        if grace > 0.0 {
-            format!("; waits {grace:.0} s for clients of before its restart")
-        } else {
-            String::new()
-        }
-    );
+    let place = match status["nodes"].as_array() {
+        Some(nodes) => format!("by {} nodes", nodes.len()),
+        None => format!("at {} (process {})", served["address"].as_str().unwrap_or("?"), status["pid"]),
+    };
+    let waits = if grace > 0.0 {
+        format!("; waits {grace:.0} s for clients of before its restart")
+    } else {
+        String::new()
+    };
+    println!("served       as {} {place}{waits}", served["name"].as_str().unwrap_or("?"));
     println!(
         "clients      {}, {} connected, with {} files open and {} locks",
         count(number("sessions_total")),
