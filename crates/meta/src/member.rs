@@ -90,8 +90,7 @@ pub struct MemberConfig {
     pub me: NodeId,
     /// Who owns what.
     pub placement: Placement,
-    /// Settings of its node. All members have equally many workers, mode `commit`, and replies in line: there is no other
-    /// thread that a member would hear of.
+    /// Settings of its node: mode `commit`, and replies in line: there is no other thread that a member would hear of.
     pub node: NodeConfig,
     /// Seed of the random times after which it tries again.
     pub seed: u64,
@@ -327,7 +326,11 @@ impl Member {
     /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know, no rows that were cut off.
     pub fn is_idle(&self) -> bool {
         let swept = self.node.core().sweeps.any().is_none();
-        swept && self.works.is_empty() && self.loans.is_empty() && self.decisions.is_empty() && self.waiting.is_empty()
+        swept
+            && self.works.is_empty()
+            && self.loans.is_empty()
+            && self.decisions.is_empty()
+            && self.waiting.is_empty()
     }
 
     fn handle(&mut self, from: NodeId, message: Message) {

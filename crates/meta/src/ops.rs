@@ -107,10 +107,7 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
 /// Whether a request that changes no row may change how files are open. Of that nothing is recorded: who asks again after a restart
 /// is served again, because opens of before are only those that he claims.
 pub fn counts_opens(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Create { .. } | Op::Open(..) | Op::OpenAt(..) | Op::TmpFile { .. } | Op::Release(_)
-    )
+    matches!(op, Op::Create { .. } | Op::Open(..) | Op::OpenAt(..) | Op::TmpFile { .. } | Op::Release(_))
 }
 
 /// Whether a request frees space, so that it may use the reserve of a full disk.

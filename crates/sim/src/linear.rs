@@ -208,7 +208,9 @@ fn step(model: &mut Model, record: &Record) -> Result<(), String> {
 /// not yet) or not the place where the client saw it (after a restart nobody knows where it went).
 fn is_excused(model: &Model, record: &Record, reply: &Reply) -> bool {
     match &record.request.op {
-        Op::Clone { from, to, .. } => [from, to].iter().any(|file| is_file_excused(model, record, reply, file)),
+        Op::Clone { from, to, .. } => {
+            [from, to].iter().any(|file| is_file_excused(model, record, reply, file))
+        }
         // What nobody has open may be gone.
         Op::Chunks { ino, .. } => model.nodes.get(ino).is_some_and(|node| node.nlink == 0),
         op => target(op).is_some_and(|file| is_file_excused(model, record, reply, file)),

@@ -165,7 +165,9 @@ impl Scene for Several {
             Event::Claimed(place, client, node, start, lost) => {
                 self.claimed(place, client, node, start, &lost);
             }
-            Event::Reply(node, start, client, number, reply) => self.reply((node, start), client, number, reply),
+            Event::Reply(node, start, client, number, reply) => {
+                self.reply((node, start), client, number, reply)
+            }
             Event::Think(client) => self.think(client),
             Event::Impatient(client, number) => self.impatient(client, number),
             Event::Tick(node, start) => {

@@ -262,10 +262,7 @@ impl Member {
 
 /// Whether an operation may make an inode.
 fn makes(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::MkNod { .. } | Op::MkDir(..) | Op::Symlink(..) | Op::Create { .. } | Op::TmpFile { .. }
-    )
+    matches!(op, Op::MkNod { .. } | Op::MkDir(..) | Op::Symlink(..) | Op::Create { .. } | Op::TmpFile { .. })
 }
 
 /// Whether an operation may change rows. To open a file that exists changes none.

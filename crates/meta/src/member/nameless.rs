@@ -144,7 +144,8 @@ impl Member {
         let _quiet = self.node.quiesce();
         let core = self.node.core();
         if let Ok(Answered::Opened { inode, .. }) = &ended.reply {
-            let in_vain = inode.nlink == 0 && !core.reclaiming.lasts() && core.opens.get(inode.ino).count == 0;
+            let in_vain =
+                inode.nlink == 0 && !core.reclaiming.lasts() && core.opens.get(inode.ino).count == 0;
             if claims && in_vain {
                 return false;
             }

@@ -259,8 +259,11 @@ impl View<'_> {
         match &self.core.cluster {
             None => Ok(counter),
             Some(cluster) if counter < COUNTERS_MAX => {
-                let slot =
-                    if name.is_empty() { slot_of_id(parent) } else { cluster.placement.slot_of(parent, name) };
+                let slot = if name.is_empty() {
+                    slot_of_id(parent)
+                } else {
+                    cluster.placement.slot_of(parent, name)
+                };
                 Ok(id_in(counter, cluster.me, slot))
             }
             Some(_) => Err(fail(libc::ENOSPC, "metadata: no inode numbers are left")),

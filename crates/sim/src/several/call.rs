@@ -100,8 +100,7 @@ impl Several {
         let caller = &mut self.clients[place];
         let next = caller.next.take();
         caller.asks_home = next.is_some();
-        let request =
-            next.unwrap_or_else(|| workload::wish_of_several(&mut caller.client, self.moves));
+        let request = next.unwrap_or_else(|| workload::wish_of_several(&mut caller.client, self.moves));
         self.call(place, request);
     }
 
@@ -155,9 +154,8 @@ impl Several {
     pub(super) fn reply(&mut self, (node, start): (NodeId, u64), place: usize, number: u64, reply: Reply) {
         let caller = &mut self.clients[place];
         let over = caller.connected.get(&node).is_some_and(|connected| *connected > start);
-        let waits = |waiting: &mut Waiting| {
-            waiting.record as u64 == number && (waiting.at.is_none() || !over)
-        };
+        let waits =
+            |waiting: &mut Waiting| waiting.record as u64 == number && (waiting.at.is_none() || !over);
         let Some(waiting) = caller.waiting.take_if(waits) else { return };
         let (record, request) = (waiting.record, &waiting.request);
         self.say(|| format!("client {place}: call {record}: {reply:?}"));

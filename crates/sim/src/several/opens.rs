@@ -61,10 +61,9 @@ impl Several {
             (_, Ok(Answer::Opened { inode, parent, .. })) if inode.kind != Kind::Dir => {
                 let file = match op {
                     Op::Open(file, _) => file.clone(),
-                    Op::Create { place, .. } | Op::OpenAt(place, _) => InodeRef {
-                        ino: inode.ino,
-                        seen: parent.map(|parent| (parent, place.name.clone())),
-                    },
+                    Op::Create { place, .. } | Op::OpenAt(place, _) => {
+                        InodeRef { ino: inode.ino, seen: parent.map(|parent| (parent, place.name.clone())) }
+                    }
                     _ => InodeRef::by_id(inode.ino),
                 };
                 let linkable = matches!(op, Op::TmpFile { exclusive: false, .. });

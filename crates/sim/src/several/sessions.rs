@@ -115,7 +115,12 @@ impl Sessions {
         let (ino, count) = (claimed.file.ino, claimed.count);
         let session = self.clients.entry(client).or_default();
         let have = session.opens.get(&ino).copied().unwrap_or_default();
-        if session.gone || session.settled || session.claims.contains_key(&ino) || session.lost.contains(&ino) || have >= count {
+        if session.gone
+            || session.settled
+            || session.claims.contains_key(&ino)
+            || session.lost.contains(&ino)
+            || have >= count
+        {
             return 0;
         }
         session.claims.insert(ino, count - have);
