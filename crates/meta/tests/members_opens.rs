@@ -112,7 +112,10 @@ fn a_file_that_is_open_elsewhere_outlives_its_last_name() {
     let set = SetAttr { size: Some(9), through_handle: true, ..SetAttr::default() };
     let cut = cluster.inode(2, Op::SetAttr(seen(file.ino, "b2"), set));
     assert_eq!((cut.nlink, cut.size), (0, 9));
-    assert_eq!(errno(&cluster.ask(2, Op::Open(seen(file.ino, "b2"), FLAGS))), libc::ESTALE);
+    for truncate in [false, true] {
+        let flags = OpenFlags { truncate, ..FLAGS };
+        assert_eq!(errno(&cluster.ask(2, Op::Open(seen(file.ino, "b2"), flags))), libc::ESTALE);
+    }
     assert_eq!(open(&mut cluster, 1, Op::Open(InodeRef::by_id(file.ino), FLAGS)).size, 9);
     assert_eq!(counts(&cluster), [1, 1, 0]);
     assert_eq!(errno(&cluster.ask(2, Op::Release(file.ino))), 0);
