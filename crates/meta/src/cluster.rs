@@ -28,6 +28,10 @@ use crate::rows::number_of;
 /// Most nodes of a cluster: their numbers are below, because shares and inode numbers carry them.
 pub const NODES_MAX: u32 = 1024;
 
+/// Shares that each node of a cluster may have of a directory or an object, and so the most workers it runs: as many as
+/// [`crate::node::NodeConfig`] takes by itself. The same for all nodes, whatever their machines, because each adds up the shares of all.
+pub const MEMBER_SHARES: usize = 16;
+
 const _: () = assert!(WORKERS_MAX * NODES_MAX as usize == 1 << 16, "a share's number has 16 bits");
 
 /// Name of the record in table `system` that whoever moves a directory to another parent locks, so that two such moves never

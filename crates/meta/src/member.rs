@@ -98,7 +98,7 @@ pub struct MemberConfig {
     pub me: NodeId,
     /// Who owns what.
     pub placement: Placement,
-    /// Settings of its node. All members have equally many workers, and mode `commit`.
+    /// Settings of its node: mode `commit`.
     pub node: NodeConfig,
     /// Seed of the random times after which it tries again.
     pub seed: u64,

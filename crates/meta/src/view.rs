@@ -85,8 +85,8 @@ pub struct Core {
 }
 
 impl Core {
-    /// Home of an entry: the worker that owns it. Of several nodes also which node's: `node << 6 | worker`; all nodes of a
-    /// cluster run equally many workers.
+    /// Home of an entry: the worker that owns it. Of several nodes also which node's: `node << 6 | worker`. Of another node it may be
+    /// a worker that does not run there, whose share counts all the same.
     #[inline]
     pub fn home_of_name(&self, parent: InodeId, name: &[u8]) -> usize {
         self.home_of_hashed(parent, name, hash_entry(parent, name))

@@ -168,10 +168,12 @@ fn settings_that_make_no_sense_are_refused() {
     let high = Placement { version: 1, map, exceptions: ExceptionTable::default() };
     assert_eq!(Member::format(&*engine, ROOT_ATTR, 0, 1, high).unwrap_err().errno, libc::EINVAL);
     Member::format(&*engine, ROOT_ATTR, 0, 1, placement(2)).unwrap();
-    let node = NodeConfig { durability: Durability::Fsync, ..settings() };
-    let config = MemberConfig { me: 1, placement: placement(2), node, seed: 1 };
-    let opened = Member::open(engine.clone(), clock.clone(), config, 0);
-    assert_eq!(opened.err().map(|why| why.errno), Some(libc::EINVAL));
+    let fsync = NodeConfig { durability: Durability::Fsync, ..settings() };
+    for node in [fsync, NodeConfig { workers: 17, ..settings() }] {
+        let config = MemberConfig { me: 1, placement: placement(2), node, seed: 1 };
+        let opened = Member::open(engine.clone(), clock.clone(), config, 0);
+        assert_eq!(opened.err().map(|why| why.errno), Some(libc::EINVAL));
+    }
     // Alone it is a node like any other: it has all rows.
     let alone = Arc::new(MemoryEngine::new(SyncWhen::Asked));
     Member::format(&*alone, ROOT_ATTR, 0, 1, placement(1)).unwrap();

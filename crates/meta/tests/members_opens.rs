@@ -12,7 +12,7 @@ use kestrel_types::clock::SECOND;
 use kestrel_types::inode::Inode;
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Answer, Op, OpenFlags, RenameFlags, SetAttr};
+use kestrel_types::request::{Answer, Creds, Op, OpenFlags, RenameFlags, Request, SetAttr};
 use kestrel_types::wire::ClientId;
 
 const FLAGS: OpenFlags =
@@ -112,7 +112,10 @@ fn a_file_that_is_open_elsewhere_outlives_its_last_name() {
     let set = SetAttr { size: Some(9), through_handle: true, ..SetAttr::default() };
     let cut = cluster.inode(2, Op::SetAttr(seen(file.ino, "b2"), set));
     assert_eq!((cut.nlink, cut.size), (0, 9));
-    assert_eq!(errno(&cluster.ask(2, Op::Open(seen(file.ino, "b2"), FLAGS))), libc::ESTALE);
+    for truncate in [false, true] {
+        let flags = OpenFlags { truncate, ..FLAGS };
+        assert_eq!(errno(&cluster.ask(2, Op::Open(seen(file.ino, "b2"), flags))), libc::ESTALE);
+    }
     assert_eq!(open(&mut cluster, 1, Op::Open(InodeRef::by_id(file.ino), FLAGS)).size, 9);
     assert_eq!(counts(&cluster), [1, 1, 0]);
     assert_eq!(errno(&cluster.ask(2, Op::Release(file.ino))), 0);
@@ -257,6 +260,33 @@ fn files_without_names_are_asked_about_again_after_a_restart_of_their_home() {
     wait(&mut cluster, 10);
     assert_eq!(nameless(&cluster), 1);
     assert_eq!(errno(&cluster.ask(2, Op::Release(file.ino))), 0);
+    wait(&mut cluster, 10);
+    assert_eq!(nameless(&cluster), 0);
+}
+
+#[test]
+fn an_open_that_is_about_to_count_keeps_a_file_whose_name_goes_meanwhile() {
+    let mut cluster = Cluster::new(3);
+    let file = cluster.inode(1, mknod("a1"));
+    rename(&mut cluster, "a1", "b2");
+    let asked = Request { creds: Creds::root(), op: Op::Open(seen(file.ino, "c3"), FLAGS) };
+    let slot = cluster.submit(3, asked, None);
+    // The home has given up its lock of the row that led to the name; the leader does not know it yet.
+    let agreed = cluster.carry(|to, message| to == 3 && matches!(message, Message::Voted(..))).unwrap();
+    cluster.carry(|_, _| false);
+    assert!(slot.lock().is_none());
+    assert_eq!(errno(&cluster.ask(2, Op::Unlink(at("b2")))), 0);
+    for _ in 0..20 {
+        // Nobody asks the lender again so soon.
+        cluster.carry(|_, message| matches!(message, Message::Prepare { .. }));
+        cluster.tick(SECOND / 200);
+    }
+    assert_eq!(nameless(&cluster), 1);
+    cluster.under_way.push_back(agreed);
+    wait(&mut cluster, 10);
+    assert_eq!(errno(&slot.lock().take().unwrap()), 0);
+    assert_eq!((counts(&cluster), nameless(&cluster)), (vec![0, 0, 1], 1));
+    assert_eq!(errno(&cluster.ask(3, Op::Release(file.ino))), 0);
     wait(&mut cluster, 10);
     assert_eq!(nameless(&cluster), 0);
 }

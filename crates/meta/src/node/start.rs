@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::courier::Courier;
 use super::{Durability, Node, NodeConfig, RootAttr, WORKERS_MAX, refused, without};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, MEMBER_SHARES};
 use crate::engine::{BatchKind, Engine, Mutation};
 use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key};
 use crate::ops::usage;
@@ -174,7 +174,11 @@ impl Node {
         let recorded = counter(&*engine, "shares")?;
         let recorded = usize::try_from(recorded).ok().filter(|shares| (1..=WORKERS_MAX).contains(shares));
         let recorded = recorded.ok_or(FsError::new(libc::EIO, "metadata: damaged record \"shares\""))?;
-        let shares = recorded.max(config.workers);
+        let shares = match &cluster {
+            None => recorded.max(config.workers),
+            Some(_) if config.workers.max(recorded) <= MEMBER_SHARES => MEMBER_SHARES,
+            Some(_) => return Err(refused("metadata: a node of several has at most 16 workers")),
+        };
         let closed = read(&*engine, system_key("usage"))?;
         let closed_usage = closed.as_deref().map(decode_usage).transpose();
         let closed_usage = closed_usage.map_err(|why| {

@@ -55,6 +55,10 @@ pub fn existing(
     flags: &OpenFlags,
     parent: Option<InodeId>,
 ) -> Run<Answer> {
+    // To cut it off as well is to open it: found to be changed, it may be another node's.
+    if !found.is_dir() && found.inode.nlink == 0 && !view.shows_nameless(found.inode.ino, Use::Open) {
+        return Err(fail(libc::ESTALE, "the file does not exist any more"));
+    }
     check(creds, &found, flags)?;
     let is_file = found.inode.kind == Kind::File;
     if flags.truncate && is_file {

@@ -143,7 +143,7 @@ impl View<'_> {
     }
 
     /// Whether a file without names is to be had.
-    fn shows_nameless(&self, ino: InodeId, using: Use) -> bool {
+    pub fn shows_nameless(&self, ino: InodeId, using: Use) -> bool {
         match (&self.core.cluster, using) {
             (_, Use::Claim) => true,
             // If it is not open it is kept in case a client claims it; nobody else can know it.
