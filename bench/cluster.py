@@ -2,7 +2,7 @@
 """One metadata server and its clients on this machine, measured.
 
     bench/cluster.py [--out target/bench] [--scratch DIR] [--seconds 3] [--rounds 3] [--depths 1,16,256,1024] [--quick]
-                     [--only echo,native,shared,bursts,mount]
+                     [--only echo,native,shared,bursts,mount,nodes] [--nodes 2,4]
 
 - echo: the physical limit: the same frames between the same sockets, answered by a server that does nothing
   (crates/net/examples/echo); `raw` is written by hand, `link` has everything but a node.
@@ -10,6 +10,8 @@
 - shared: the same with all files in one directory, beside 64 private ones.
 - bursts: directories of 1 to 1,000 files each.
 - mount: `kestrel bench` on a mount of the server, beside a mount of an embedded volume.
+- nodes: the same load, 256 in flight, on volumes that several metadata nodes share (on this machine, so they share its
+  processors and its disk), natively and by a mount.
 
 The server commits as a cluster does (`--durability commit`: every acknowledged change is on disk) and, for comparison, as an
 embedded volume does. Rounds are run in turn and the median is taken. Prints figures and the bars of issue 4, writes
@@ -43,15 +45,15 @@ def lines(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-class Server(common.Server):
-    """The same, with its processor time."""
-
-    def cpu_seconds(self):
-        """User and system time of the server so far."""
-        pid = json.loads(run(KESTREL, "status", self.volume, "--json"))["pid"]
+def cpu_seconds(volumes):
+    """User and system time of those who serve them so far."""
+    ticks = 0
+    for volume in volumes:
+        pid = json.loads(run(KESTREL, "status", volume, "--json"))["pid"]
         with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
             words = stat.read().rsplit(")", 1)[1].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+        ticks += int(words[11]) + int(words[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Bench:
@@ -68,8 +70,12 @@ class Bench:
                 self.add(f"echo, {row['way']}", "echo", row["in_flight"], per_s=row["requests_per_s"])
 
     def netload(self, way, durability, directories, depths):
-        server = Server(self.options.scratch, "--durability", durability)
-        before = server.cpu_seconds()
+        server = common.Server(self.options.scratch, "--durability", durability)
+        self.load(way, server, [server.volume], directories, depths)
+        server.stop()
+
+    def load(self, way, server, volumes, directories, depths):
+        before = cpu_seconds(volumes)
         words = (server.address, server.name, self.options.seconds, directories, depths)
         for row in lines(run(f"{EXAMPLES}/netload", *words)):
             self.add(
@@ -82,8 +88,7 @@ class Bench:
                 p50_us=row["p50_us"],
                 p99_us=row["p99_us"],
             )
-        self.add(way, "server CPU", 0, seconds=round(server.cpu_seconds() - before, 2))
-        server.stop()
+        self.add(way, "server CPU", 0, seconds=round(cpu_seconds(volumes) - before, 2))
 
     def native(self):
         for durability in ("commit", "fsync"):
@@ -102,7 +107,7 @@ class Bench:
 
     def mount(self):
         for durability in ("commit", "fsync"):
-            server = Server(self.options.scratch, "--durability", durability)
+            server = common.Server(self.options.scratch, "--durability", durability)
             embedded = f"{server.dir}/embedded"
             run(KESTREL, "format", embedded, "--durability", durability)
             points = {}
@@ -110,13 +115,26 @@ class Bench:
                 points[way] = tempfile.mkdtemp(dir=server.dir)
                 run(KESTREL, "mount", volume, points[way], "--log", f"{server.dir}/{len(points)}.log")
             for way, point in points.items():
-                files = "200" if self.options.quick else "1000"
-                words = ("--json", "--relative", "--warm", "--phase", "metadata", "--threads", "16", "--files", files)
-                for row in json.loads(run(KESTREL, "bench", point, *words))["results"]:
-                    self.add(way, row["op"], 16, per_s=row["per_second"], cpu_us=row["cpu_us_per_op_machine"])
+                self.load_mount(way, point)
             for point in points.values():
                 run(KESTREL, "umount", point)
             server.stop()
+
+    def load_mount(self, way, point):
+        files = "200" if self.options.quick else "1000"
+        words = ("--json", "--relative", "--warm", "--phase", "metadata", "--threads", "16", "--files", files)
+        for row in json.loads(run(KESTREL, "bench", point, *words))["results"]:
+            self.add(way, row["op"], 16, per_s=row["per_second"], cpu_us=row["cpu_us_per_op_machine"])
+
+    def nodes(self):
+        for count in (int(text) for text in self.options.nodes.split(",")):
+            cluster = common.Cluster(self.options.scratch, count)
+            self.load(f"native, {count} nodes", cluster, cluster.volumes, 64, "256")
+            point = tempfile.mkdtemp(dir=cluster.dir)
+            run(KESTREL, "mount", cluster.url, point, "--log", f"{cluster.dir}/mount.log")
+            self.load_mount(f"mount of {count} nodes", point)
+            run(KESTREL, "umount", point)
+            cluster.stop()
 
     def figure(self, way, operation, depth, what="per_s"):
         found = [
@@ -192,7 +210,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--depths", default="1,16,256,1024")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="echo,native,shared,bursts,mount")
+    parser.add_argument("--only", default="echo,native,shared,bursts,mount,nodes")
+    parser.add_argument("--nodes", default="2,4")
     options = parser.parse_args()
     if options.quick:
         options.seconds, options.rounds = min(options.seconds, 1), 1

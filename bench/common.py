@@ -1,10 +1,12 @@
 """What the benchmarks have in common: where the programs are, how they are run, served volumes, the end of a run."""
 
 import contextlib
+import glob
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 
@@ -58,6 +60,39 @@ class Server:
         shutil.rmtree(self.dir)
 
 
+def free_ports(count):
+    """Ports of loopback that nobody listens at now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for taken in sockets:
+            taken.bind(("127.0.0.1", 0))
+        return [taken.getsockname()[1] for taken in sockets]
+
+
+class Cluster:
+    """A volume of its own that several metadata nodes share, all of them on this machine."""
+
+    def __init__(self, scratch, count, *options):
+        self.dir = tempfile.mkdtemp(dir=scratch)
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
+        # The first has a server's place, so that what is left over is found there.
+        self.volumes = [f"{self.dir}/volume", *(f"{self.dir}/{node}/volume" for node in range(2, count + 1))]
+        nodes = [word for address in addresses for word in ("--node", address)]
+        made = json.loads(run(KESTREL, "cluster", "init", self.volumes[0], "--json", *nodes, *options))
+        for node, volume in enumerate(self.volumes[1:], start=2):
+            os.mkdir(os.path.dirname(volume))
+            run(KESTREL, "cluster", "join", "-", volume, "--node", node, input=made["token"])
+        for volume in self.volumes:
+            run(KESTREL, "serve", volume)
+        self.address, self.name = addresses[0], made["name"]
+        self.url = f"kestrel://{self.address}/{self.name}"
+
+    def stop(self):
+        for volume in self.volumes:
+            run(KESTREL, "serve", volume, "--stop")
+        shutil.rmtree(self.dir)
+
+
 def take_away(scratch):
     """Unmounts and ends what an unfinished run has left below `scratch`, and removes that."""
     with open("/proc/self/mountinfo", encoding="utf-8") as mounts:
@@ -65,8 +100,8 @@ def take_away(scratch):
     for point in points:
         if point.startswith(scratch):
             subprocess.run([KESTREL, "umount", "--force", point], capture_output=True)
-    for entry in os.listdir(scratch):
-        subprocess.run([KESTREL, "serve", f"{scratch}/{entry}/volume", "--stop"], capture_output=True)
+    for volume in glob.glob(f"{scratch}/*/volume") + glob.glob(f"{scratch}/*/*/volume"):
+        subprocess.run([KESTREL, "serve", volume, "--stop"], capture_output=True)
     shutil.rmtree(scratch, ignore_errors=True)
 
 
