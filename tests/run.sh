@@ -84,6 +84,9 @@ suites+=(
     "nodes-fsx 900 $nodes FSX_OPS=${NODES_FSX_OPS:-1000} tests/posix/fsx.sh"
     "nodes-compare 900 $nodes COMPARE_OPS=${NODES_COMPARE_OPS:-1500} COMPARE_SEEDS=2 tests/posix/compare.sh"
     "nodes-kill 900 $nodes CYCLES=${NODES_CYCLES:-3} tests/cluster/kill.sh"
+    "nodes-history 600 $nodes OPS=500 ROUNDS=1 tests/cluster/history.sh"
+    "nodes-git 900 $nodes tests/programs/git.sh"
+    "nodes-sqlite 900 $nodes CYCLES=2 tests/programs/sqlite.sh"
 )
 for script in tests/programs/*.sh; do
     suites+=("$(basename "$script" .sh) 900 $script")
