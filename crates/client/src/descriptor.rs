@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use kestrel_s3::{S3_SCHEME, S3Options};
@@ -269,7 +270,13 @@ impl Descriptor {
             return Err(VolumeError::Invalid("the volume's descriptor would grow beyond 64 KiB".into()));
         }
         let write = || -> std::io::Result<()> {
-            let mut file = File::create(&partial)?;
+            let mut options = File::options();
+            options.write(true).create(true).truncate(true);
+            if self.cluster.is_some() {
+                // It holds the cluster's secret.
+                options.mode(0o600);
+            }
+            let mut file = options.open(&partial)?;
             file.write_all(&text)?;
             file.sync_all()?;
             crash::point("descriptor.replace.written");

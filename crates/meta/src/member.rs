@@ -166,7 +166,7 @@ pub struct Member {
     /// Messages to itself.
     own: VecDeque<Message>,
     /// What waits for the log.
-    waiting: Vec<(Position, Todo)>,
+    waiting: BTreeMap<(Position, u64), Todo>,
     /// Requests that it leads, by ticket. Bounded by those who send them: each waits for what it has asked, or throttles itself.
     works: BTreeMap<u64, Work>,
     /// Numbered ones among them.
@@ -264,7 +264,7 @@ impl Member {
             inbox: Arc::new(Inbox { bell, ..Inbox::default() }),
             outbox: Vec::new(),
             own: VecDeque::new(),
-            waiting: Vec::new(),
+            waiting: BTreeMap::new(),
             works: BTreeMap::new(),
             running: BTreeMap::new(),
             reading: BTreeMap::new(),
@@ -441,8 +441,8 @@ impl Member {
                 continue;
             }
             let durable = self.node.engine().durable();
-            if let Some(at) = self.waiting.iter().position(|(position, _)| *position <= durable) {
-                match self.waiting.remove(at).1 {
+            if let Some(first) = self.waiting.first_entry().filter(|first| first.key().0 <= durable) {
+                match first.remove() {
                     Todo::Send(to, message) => self.send(to, message),
                     Todo::Finish(txn) => self.finish(txn),
                     Todo::Answer(ticket, reply) => self.answer(ticket, reply),
@@ -481,7 +481,8 @@ impl Member {
 
     /// Does something once a position is durable.
     fn when_durable(&mut self, position: Position, todo: Todo) {
-        self.waiting.push((position, todo));
+        let number = self.number();
+        self.waiting.insert((position, number), todo);
         let engine = self.node.engine();
         if position <= engine.durable() {
             return;

@@ -282,6 +282,10 @@ impl Shared {
                     desk.written += written;
                     count(&self.counters.bytes_out, written);
                     count(&self.counters.writes, 1);
+                    if desk.written == desk.bytes.len() {
+                        // What others have queued meanwhile is the caller's next round, of which there are not many.
+                        return true;
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.offered.store(true, Ordering::SeqCst);

@@ -214,9 +214,11 @@ impl Serving {
         shared.wake_all();
         runtime.block_on(async {
             // Whoever is still there after the grace is cut off; that takes no time but the handler's.
-            let _ = tokio::time::timeout(grace, shared.empty()).await;
+            let _ =
+                tokio::time::timeout(grace, shared.left_by(|channel| !channel.node.load(Ordering::Relaxed)))
+                    .await;
             shared.channels.lock().values().for_each(|channel| channel.abort("the server stops"));
-            let _ = tokio::time::timeout(Duration::from_secs(10), shared.empty()).await;
+            let _ = tokio::time::timeout(Duration::from_secs(10), shared.left_by(|_| true)).await;
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
     }
@@ -237,10 +239,11 @@ impl Shared {
         self.channels.lock().values().for_each(|channel| channel.wake());
     }
 
-    async fn empty(&self) {
+    /// Until there is no such connection.
+    async fn left_by(&self, these: impl Fn(&Channel) -> bool) {
         loop {
             let gone = self.gone.notified();
-            if self.channels.lock().is_empty() {
+            if !self.channels.lock().values().any(|channel| these(channel)) {
                 return;
             }
             gone.await;

@@ -16,7 +16,7 @@ use crate::failure::{Failure, Verdict};
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_help = "Examples:
   kestrel cluster init /data/node1 --node 10.0.0.1:9440 --node 10.0.0.2:9440 --node 10.0.0.3:9440 --storage s3://…
-  kestrel cluster join TOKEN /data/node2 --node 2
+  kestrel cluster token /data/node1 | ssh node2 kestrel cluster join - /data/node2 --node 2
   kestrel serve /data/node2
   kestrel cluster status kestrel://10.0.0.1/photos
   find /data -mindepth 1 | kestrel cluster plan --nodes 16

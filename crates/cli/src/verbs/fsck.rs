@@ -172,6 +172,11 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
             "fsck: --repair needs the volume itself: stop the server and run it there, on the volume's directory",
         ));
     }
+    if !args.others.is_empty() && matches!(target, Target::Served(_)) {
+        return Err(Failure::usage(
+            "fsck: a URL stands alone: all nodes of a volume that is served are asked; directories are for one at rest",
+        ));
+    }
     let mut printer =
         Printer { limit: args.limit, json: args.json, findings: Vec::new(), repairs: Vec::new() };
     let mut progress = Progress::new();

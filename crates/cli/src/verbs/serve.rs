@@ -173,7 +173,14 @@ fn serve_volume(args: &ServeArgs, plan: &Plan) -> Result<Verdict, Failure> {
     // First of all: an address that is taken must not cost a recovery.
     let listener = TcpListener::bind(plan.listen).map_err(|why| match VolumeLock::holder(&plan.volume) {
         Some(pid) => fail(format!("{}: in use by process {pid}; end that one first", plan.volume.display())),
-        None => fail(format!("--listen {}: {why}; choose another address", plan.listen)),
+        None if args.listen.is_some() => {
+            fail(format!("--listen {}: {why}; choose another address", plan.listen))
+        }
+        None => fail(format!(
+            "{}: {why}. That is where this volume, or this node of its cluster, listens unless told otherwise; if it is the \
+             right directory on the right machine, give --listen ADDRESS:PORT",
+            plan.listen
+        )),
     })?;
     let resources = Resources {
         metadata_bytes: args.process.metadata_memory,

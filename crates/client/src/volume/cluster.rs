@@ -68,6 +68,14 @@ pub fn join(
         )));
     }
     let dir = volume_dir(url)?;
+    if let Ok(Descriptor { cluster: Some(section), settings, .. }) = Descriptor::read(&dir) {
+        return Err(VolumeError::Invalid(format!(
+            "{0}: node {1} of volume {2:?} already; serve it with `kestrel serve {0}`",
+            dir.display(),
+            section.node,
+            settings.name
+        )));
+    }
     // Also from here must the objects be reached: before anything is made.
     storage::check_reached(&dir, &descriptor, options)?;
     let (lock, _) = occupy(&dir, false)?;

@@ -51,6 +51,9 @@ const TICK_IDLE: Duration = Duration::from_millis(100);
 /// Rounds after which a thread that serves the member for others leaves that to the host's own.
 const ROUNDS_MAX: usize = 32;
 
+/// What is taken from the queue at a time: replies and envelopes leave in between.
+const TAKEN_MAX: usize = 512;
+
 /// Envelopes that wait for the member; more are dropped: their senders send them again.
 const INCOMING_MAX: usize = 65_536;
 
@@ -220,8 +223,12 @@ impl MemberHost {
             brought = true;
             None
         });
-        desk.node.submit_numbered(alone, &relay);
-        if brought {
+        {
+            // What comes back is only queued meanwhile: the member takes all of it at once.
+            let _busy = Busy::on(&desk.bell);
+            desk.node.submit_numbered(alone, &relay);
+        }
+        if brought || desk.bell.is_noted() {
             desk.drive();
         }
         for number in refused {
@@ -316,7 +323,8 @@ impl MemberHost {
         self.desk.bell.close();
         let own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
         // A callback of it may hold the last reference to the host.
-        if let Some(thread) = self.thread.lock().take().filter(|thread| !own(thread)) {
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread.filter(|thread| !own(thread)) {
             // If it panicked, that has been reported by the panic itself.
             let _ = thread.join();
         }
@@ -358,8 +366,17 @@ impl Desk {
         };
         for _ in 0..ROUNDS_MAX {
             let Some(mut member) = self.member.try_lock() else { return };
+            let whole = Whole;
             self.bell.look();
-            let incoming = std::mem::take(&mut *self.incoming.lock());
+            let incoming = {
+                let mut queue = self.incoming.lock();
+                let taken = queue.len().min(TAKEN_MAX);
+                let rest = queue.split_off(taken);
+                std::mem::replace(&mut *queue, rest)
+            };
+            if incoming.len() == TAKEN_MAX {
+                self.bell.note();
+            }
             for what in incoming {
                 self.take(&mut member, what);
             }
@@ -369,13 +386,21 @@ impl Desk {
                 member.go_on(self.now());
             }
             let (outbox, finished) = (member.take_outbox(), member.take_finished());
-            self.waiting.store(member.is_waiting(), Ordering::Relaxed);
+            let waits = member.is_waiting();
+            if waits && !self.waiting.swap(waits, Ordering::Relaxed) {
+                // The thread looks at the clock rarely until it knows.
+                self.bell.wake();
+            } else {
+                self.waiting.store(waits, Ordering::Relaxed);
+            }
+            drop(whole);
             drop(member);
             self.send(outbox);
             for (done, reply) in finished {
                 done(reply);
             }
-            for call in std::mem::take(&mut *self.calls.lock()) {
+            let calls = std::mem::take(&mut *self.calls.lock());
+            for call in calls {
                 call();
             }
             if self.node.drive_due() {
@@ -428,6 +453,19 @@ impl Desk {
                 self.late.store(true, Ordering::Relaxed);
             }
             self.drive();
+        }
+    }
+}
+
+/// A member is being changed. If that ends by a panic nobody knows what state it is in, and the other nodes would wait for one that
+/// seems to live: the process ends, and the next start reads what is true from the log.
+struct Whole;
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            log::error!("this node stops: a defect of its member, see the message above; start it again");
+            std::process::abort();
         }
     }
 }

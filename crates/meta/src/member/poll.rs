@@ -52,6 +52,21 @@ pub enum Answer {
     Done,
 }
 
+impl Question {
+    /// Whether this is an answer to it.
+    fn is_answered_by(&self, answer: &Answer) -> bool {
+        matches!(
+            (self, answer),
+            (Question::Usage, Answer::Usage(_))
+                | (Question::Held(_), Answer::Held(_))
+                | (Question::Tree(..), Answer::Tree(_))
+                | (Question::Weigh(..), Answer::Weighed(_))
+                | (Question::Confirm(..), Answer::Confirmed(_))
+                | (Question::Forget(..), Answer::Done)
+        )
+    }
+}
+
 /// What happens when a poll has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Then {
@@ -137,6 +152,9 @@ impl Member {
     pub(super) fn told(&mut self, from: NodeId, number: u64, answer: Answer) {
         let count = self.cluster().nodes().count();
         let Some(poll) = self.polls.get_mut(&number) else { return };
+        if !poll.question.is_answered_by(&answer) {
+            return log::error!("node {from} answered something else than it was asked");
+        }
         poll.answers.entry(from).or_insert(answer);
         if poll.answers.len() == count
             && let Some(poll) = self.polls.remove(&number)

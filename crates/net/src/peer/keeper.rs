@@ -83,7 +83,7 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream, outage: &mut Option<Outage>) -
         return why.to_string();
     }
     shared.install(stream.clone(), checksum, hello);
-    shared.write(&mut shared.desk.lock());
+    shared.write_left();
     let reads = {
         let (shared, stream) = (shared.clone(), stream.clone());
         std::thread::Builder::new()
@@ -156,7 +156,7 @@ impl Shared {
             let mut queue = self.queue.lock();
             let Some(checksum) = queue.checksum else { return };
             let ping = ToServer::Ping { oldest_open_object: 0 };
-            if !queue.bytes.is_empty() || wire::encode_to_server(&ping, checksum, &mut queue.bytes).is_err() {
+            if queue.bytes.is_empty() && wire::encode_to_server(&ping, checksum, &mut queue.bytes).is_err() {
                 return;
             }
             self.offered.store(true, std::sync::atomic::Ordering::SeqCst);

@@ -45,6 +45,8 @@ pub(super) struct Channel {
     pub paused: AtomicBool,
     /// A Hello came.
     pub greeted: AtomicBool,
+    /// It was a node's.
+    pub node: AtomicBool,
     /// There are unsent bytes.
     pub unsent: AtomicBool,
     /// Round of the watch in which the last whole frame came.

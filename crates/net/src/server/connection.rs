@@ -95,12 +95,14 @@ impl Task {
                 }
                 Poll::Pending => false,
             };
-            let over = order == Order::Close || self.stage == Stage::Deaf || (self.shared.stopping() && idle);
+            // Other nodes are heard to the end: what clients have asked may need them.
+            let stopping = self.shared.stopping() && !self.channel.node.load(Ordering::Relaxed);
+            let over = order == Order::Close || self.stage == Stage::Deaf || (stopping && idle);
             let progress = match (order, self.stage) {
                 (Order::Abort, _) => return Poll::Ready(Ok(())),
                 (_, Stage::Lingering(_)) => self.poll_linger(cx)?,
                 _ if over && flushed => self.poll_last_word(cx)?,
-                _ if over || self.shared.stopping() || self.full() => Poll::Pending,
+                _ if over || stopping || self.full() => Poll::Pending,
                 _ => self.poll_receive(cx)?,
             };
             match progress {
@@ -201,6 +203,8 @@ impl Task {
             let message = wire::decode_to_server(frame)?;
             match (&message, greeted) {
                 (ToServer::Hello(_) | ToServer::PeerHello(_), false) => {
+                    let node = matches!(message, ToServer::PeerHello(_));
+                    self.channel.node.store(node, Ordering::Relaxed);
                     self.channel.greeted.store(true, Ordering::Relaxed);
                     self.shared.stranger_left();
                     self.frames.set_payload_max(FRAME_BYTES_MAX);

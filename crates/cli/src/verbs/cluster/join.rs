@@ -78,36 +78,31 @@ fn is_answered(address: &str) -> bool {
 /// The node that joins: the one named, or the only one that it can be.
 fn choose(args: &JoinArgs, members: &[Member]) -> Result<NodeId, Failure> {
     let named = |node: NodeId| members.iter().find(|member| member.id == node);
-    if let Some(node) = args.node {
-        return match named(node) {
-            Some(member) if is_answered(&member.address) => Err(Failure::new(
-                "cluster",
-                format!("node {node}: somebody serves at {} already; it has joined", member.address),
-            )),
-            Some(_) => Ok(node),
-            None => Err(Failure::usage(format!(
-                "cluster: --node {node}: the cluster's nodes are 1 to {}",
-                members.len()
-            ))),
-        };
-    }
-    // The first is the one that formed the cluster.
-    let others = members.get(1..).unwrap_or_default();
-    let here: Vec<&Member> = match others {
-        [only] => vec![only],
-        others => others.iter().filter(|member| is_here(&member.address)).collect(),
+    let member = match args.node {
+        Some(node) => named(node).ok_or_else(|| {
+            Failure::usage(format!("cluster: --node {node}: the cluster's nodes are 1 to {}", members.len()))
+        })?,
+        None => only_here(members)?,
     };
-    match here[..] {
-        [member] => Ok(member.id),
-        _ => {
-            let all: Vec<String> =
-                members.iter().map(|member| format!("{} {}", member.id, member.address)).collect();
-            Err(Failure::usage(format!(
-                "cluster: which node this is does not follow from the addresses; give --node: {}",
-                all.join(", ")
-            )))
-        }
+    if is_answered(&member.address) {
+        let why = format!("node {}: somebody serves at {} already; it has joined", member.id, member.address);
+        return Err(Failure::new("cluster", why));
     }
+    Ok(member.id)
+}
+
+/// The only node but the first, which formed the cluster, that has an address of this machine.
+fn only_here(members: &[Member]) -> Result<&Member, Failure> {
+    let others = members.get(1..).unwrap_or_default();
+    let here: Vec<&Member> = others.iter().filter(|member| is_here(&member.address)).collect();
+    if let [member] = here[..] {
+        return Ok(member);
+    }
+    let all: Vec<String> = members.iter().map(|member| format!("{} {}", member.id, member.address)).collect();
+    Err(Failure::usage(format!(
+        "cluster: which node this is does not follow from the addresses; give --node: {}",
+        all.join(", ")
+    )))
 }
 
 /// Makes it.

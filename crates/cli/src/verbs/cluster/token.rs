@@ -10,7 +10,7 @@ use crate::failure::{Failure, Verdict};
 /// Print the token with which nodes join a cluster. It is secret.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  kestrel cluster token /data/node1 > token; chmod 600 token
+  (umask 077; kestrel cluster token /data/node1 > token)
   kestrel cluster token /data/node1 | ssh node2 kestrel cluster join - /data/node2 --node 2")]
 pub struct TokenArgs {
     /// The directory of a node: a path or file:///path
