@@ -47,6 +47,7 @@ mod work;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use kestrel_types::clock::{Clock, MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
@@ -81,6 +82,9 @@ use reap::Reaping;
 pub use records::{Prepared, decode_prepared};
 use tree::Walk;
 use work::{Back, Forwarding, Work};
+
+/// Pause after rows that were cut off a file could not be deleted.
+const SWEEP_PAUSE: Nanos = 5 * SECOND;
 
 /// What has no answer for so long is sent again.
 const RESEND: Nanos = 200 * MILLISECOND;
@@ -192,6 +196,12 @@ pub struct Member {
     object_users: Option<Box<ObjectUsers>>,
     /// Rows that were cut off files are being deleted.
     sweeping: Option<u64>,
+    /// The file whose rows they are, the last one tried.
+    swept: InodeId,
+    /// That failed.
+    sweep_failed: Arc<AtomicBool>,
+    /// When it is tried again after a failure.
+    sweep_due: Nanos,
     /// The log has failed: what could not be made durable, and what came of that.
     sync_failure: Arc<Mutex<Option<FsError>>>,
     failure: Option<FsError>,
@@ -278,6 +288,9 @@ impl Member {
             reaping: None,
             object_users: None,
             sweeping: None,
+            swept: 0,
+            sweep_failed: Arc::default(),
+            sweep_due: now,
             sync_failure: Arc::default(),
             failure: None,
             nameless: BTreeMap::new(),
@@ -313,6 +326,11 @@ impl Member {
     /// ([`Node::reclaim_open`]), wherever the file is by now.
     pub fn reclaim_open(&mut self, inode: InodeRef, count: u32, linkable: bool, done: Done, now: Nanos) {
         self.now = now;
+        if let Some(failure) = self.failure() {
+            let failure = failure.clone();
+            self.finished.push((done, Err(failure.into())));
+            return self.tell_finished();
+        }
         let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
         self.begin(request, None, Some(Claim { count, linkable }), Back::Here(done));
         self.pump();
@@ -350,14 +368,26 @@ impl Member {
         if self.sweeping.is_some_and(|ticket| self.works.contains_key(&ticket)) {
             return;
         }
-        self.sweeping = self.node.core().sweeps.any().map(|ino| {
+        if self.sweep_failed.swap(false, Ordering::Relaxed) {
+            self.sweep_due = self.now + SWEEP_PAUSE;
+        }
+        if self.sweep_due > self.now {
+            return;
+        }
+        // One after the other, so that one that cannot be had does not stop the rest.
+        self.sweeping = self.node.core().sweeps.after(self.swept).map(|ino| {
+            self.swept = ino;
             let request = Request { creds: Creds::root(), op: Op::Sweep(ino) };
-            let failed = move |reply: Reply| {
+            let failed = self.sweep_failed.clone();
+            let ended = move |reply: Reply| {
                 if let Err(why) = reply {
-                    log::error!("rows that were cut off file {ino}: {why:?}");
+                    failed.store(true, Ordering::Relaxed);
+                    log::error!(
+                        "rows that were cut off file {ino} cannot be deleted: {why:?}; tried again, and kestrel fsck tells more"
+                    );
                 }
             };
-            self.begin(request, None, None, Back::Here(Box::new(failed)))
+            self.begin(request, None, None, Back::Here(Box::new(ended)))
         });
     }
 

@@ -6,6 +6,7 @@ mod condemned;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use kestrel_types::ids::InodeId;
@@ -335,6 +336,16 @@ impl Sweeps {
             None => files.remove(&ino),
         };
         self.count.store(files.len(), Ordering::Release);
+    }
+
+    /// The next file with rows to delete after this one, or the first.
+    pub fn after(&self, ino: InodeId) -> Option<InodeId> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let files = self.files.lock();
+        let next = files.range((Bound::Excluded(ino), Bound::Unbounded)).next();
+        next.or_else(|| files.first_key_value()).map(|(ino, _)| *ino)
     }
 
     /// A file with rows to delete.

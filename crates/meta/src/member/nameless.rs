@@ -29,6 +29,9 @@ const PAUSE_MAX: Nanos = 5 * SECOND;
 /// Most files in one question.
 const FILES_MAX: usize = 4096;
 
+/// Questions under way at a time: with a member away each lasts until its deadline.
+const POLLS_MAX: usize = 2;
+
 /// How far a file without a name is.
 pub(super) struct Asking {
     /// When it is looked at next; never while a question is under way.
@@ -45,6 +48,10 @@ impl Member {
             asking.due = asking.due.min(now);
         }
         if self.nameless.is_empty() || core.reclaiming.lasts() {
+            return;
+        }
+        let asked = self.polls.values().filter(|poll| poll.is_about_nameless()).count();
+        if asked >= POLLS_MAX {
             return;
         }
         let mut cases = Vec::new();

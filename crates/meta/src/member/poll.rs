@@ -96,6 +96,13 @@ pub(super) struct Poll {
     until: Nanos,
 }
 
+impl Poll {
+    /// Whether it decides about files without names.
+    pub fn is_about_nameless(&self) -> bool {
+        matches!(self.then, Then::Delete(_))
+    }
+}
+
 impl Member {
     /// Asks all members. `then` hears the answers in [`Member::poll_ended`].
     pub(super) fn poll(&mut self, question: Question, then: Then) {

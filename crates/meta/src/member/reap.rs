@@ -179,9 +179,10 @@ impl Member {
         let later = (reaping.now + self.node.core().grace * LATER).max(0) / SECOND + 1;
         let (mut free, mut changes) = (Vec::new(), Vec::new());
         for (index, object) in objects.iter().enumerate() {
-            let weights = answers.iter().filter_map(|(node, answer)| match answer {
-                Answer::Weighed(weights) => Some((*node, weights.get(index).copied()?)),
-                _ => None,
+            // Who does not say that nothing refers to it may have something that does.
+            let weights = answers.iter().map(|(node, answer)| match answer {
+                Answer::Weighed(weights) => (*node, weights.get(index).copied().unwrap_or(Weight::Used)),
+                _ => (*node, Weight::Used),
             });
             let rows = reaping.due.iter().filter(|row| row.object == *object);
             let goes = |row: &Due| Mutation { key: row.key(), value: None };

@@ -148,6 +148,10 @@ impl Member {
     /// Takes a request of a session that the node has tried to serve alone. Copies of it do not come: its session sees to that.
     pub(super) fn take_up(&mut self, stray: Stray, done: Done) {
         let Stray { request, origin, why } = stray;
+        if let Some(failure) = self.failure() {
+            let failure = failure.clone();
+            return self.finished.push((done, Err(failure.into())));
+        }
         let ticket = self.number();
         let until = self.now + DEADLINE;
         let (backs, no_dirs, stage) = (vec![Back::Here(done)], BTreeSet::new(), Stage::Alone);
@@ -314,6 +318,12 @@ impl Member {
     fn time_out(&mut self, ticket: u64) {
         self.give_up(ticket);
         self.forget_fetches(ticket);
+        let claims = self.node.core().reclaiming.lasts();
+        if let Some(work) = self.works.get_mut(&ticket).filter(|work| claims && work.claim.is_some()) {
+            // Nodes may start one after the other: what was open is not lost before the time for claims is over.
+            work.until = self.now + DEADLINE;
+            return self.rest(ticket, true);
+        }
         self.conclude(ticket, Err(out_of_reach().into()));
     }
 }

@@ -247,6 +247,8 @@ impl View<'_> {
             for worker in 0..self.core.shares {
                 let share = self.core.own_share(worker);
                 let cell = self.rows.cell(Table::ObjStat, *object, &share_suffix(share));
+                // It may be lent.
+                self.fetched(cell)?;
                 let ObjStat { referenced } =
                     self.rows.obj_stat(cell).map_err(|why| damaged("objstat", &why))?;
                 sum += referenced;
