@@ -15,6 +15,7 @@ use kestrel_meta::cluster::Cluster;
 use kestrel_meta::engine::embedded::EmbeddedEngine;
 use kestrel_meta::engine::{Engine, Mutation};
 use kestrel_meta::locks::TxnId;
+use kestrel_meta::member::known::{Known, peer_of};
 use kestrel_meta::member::{Prepared, decode_prepared};
 use kestrel_meta::txn::{TxnKey, decode_answer, decode_session};
 use kestrel_types::entry::Entry;
@@ -24,8 +25,8 @@ use kestrel_types::placement::{NodeId, Placement, maker_of_id, maker_of_object};
 use crate::cut::{Batch, CutError, Scratch, empty};
 use crate::finding::{Finding, FindingKind};
 use crate::rows::{
-    CLOCK, INODES, OBJECTS, Row, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage, encode_ceiling,
-    encode_usage, put, readable,
+    CLOCK, EPOCH, INODES, OBJECTS, Row, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage,
+    encode_ceiling, encode_usage, put, readable,
 };
 
 /// Findings kept: more say no more.
@@ -145,7 +146,8 @@ impl Gathering {
                 }
             }
         }
-        for finding in nodes.iter().flat_map(|(id, node)| counters(*id, node)) {
+        let counters = nodes.iter().flat_map(|(id, node)| counters(*id, node));
+        for finding in counters.chain(nodes.iter().flat_map(|(id, node)| peers(*id, node, &nodes))) {
             note(&mut findings, finding);
         }
         for change in records(&nodes) {
@@ -263,6 +265,32 @@ fn counters(id: NodeId, node: &Node) -> Vec<Finding> {
             Some(Err(why)) => wrong(name, why.to_string()),
             None => wrong(name, "the record is missing".into()),
         }
+    }
+    findings
+}
+
+/// What is wrong with what a node has on record of the others: they have been started at least as often as it has seen.
+fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (name, value) in &node.records {
+        let Some(peer) = peer_of(name) else { continue };
+        let starts = |peer: &Node| peer.records.get(EPOCH).and_then(|row| decode_ceiling(row).ok());
+        let detail = match (Known::decode(value), nodes.get(&peer).filter(|_| peer != id)) {
+            (Err(why), _) => why.to_string(),
+            (Ok(_), None) => "it is about a node that is none of the others".into(),
+            (Ok(known), Some(other)) => {
+                let starts = starts(other).unwrap_or(0);
+                if known.epoch <= starts {
+                    continue;
+                }
+                format!(
+                    "it has seen start {} of node {peer}, whose directory was started {starts} times: it is an old copy, or made anew",
+                    known.epoch
+                )
+            }
+        };
+        let place = format!("node {id}: {}", readable(name));
+        findings.push(Finding::new(FindingKind::SystemWrong, place, detail));
     }
     findings
 }

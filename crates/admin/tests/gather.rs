@@ -10,6 +10,7 @@ use kestrel_admin::rows::{Rows, delete, encode_ceiling, put};
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::member::Member;
+use kestrel_meta::member::known::Known;
 use kestrel_meta::node::RootAttr;
 use kestrel_types::ids::ROOT;
 use kestrel_types::key::{Key, Table};
@@ -85,6 +86,21 @@ fn a_row_at_a_node_that_does_not_own_it_is_found_and_does_not_count() {
         kinds.contains(&FindingKind::RootMissing) && kinds.contains(&FindingKind::RowMisplaced),
         "{kinds:?}"
     );
+}
+
+#[test]
+fn a_directory_that_was_started_less_often_than_others_have_seen_is_found() {
+    let nodes = nodes();
+    let known = |birth, epoch| Known { birth, epoch, start: 7 }.encode();
+    change(&nodes[1].1, put(Table::System, 0, b"epoch", encode_ceiling(3)));
+    change(&nodes[0].1, put(Table::System, 0, b"peer 2", known(1, 3)));
+    assert_eq!(kinds(&nodes), []);
+    change(&nodes[0].1, put(Table::System, 0, b"peer 2", known(1, 4)));
+    let found = checked(&nodes).1;
+    assert!(found.len() == 1 && found[0].detail.contains("started 3 times"), "{found:?}");
+    change(&nodes[0].1, put(Table::System, 0, b"peer 1", known(1, 1)));
+    change(&nodes[2].1, put(Table::System, 0, b"peer 2", vec![9].into()));
+    assert_eq!(kinds(&nodes), [FindingKind::SystemWrong; 3]);
 }
 
 #[test]

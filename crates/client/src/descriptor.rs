@@ -15,7 +15,7 @@ mod cluster;
 mod coding;
 mod lock;
 
-pub use cluster::{ClusterSection, SECRET_BYTES};
+pub use cluster::{ClusterSection, SECRET_BYTES, random};
 pub use coding::{CodingSettings, DATA_KEYS_MAX, Encryption, WrappedKey};
 use lock::DescriptorLock;
 

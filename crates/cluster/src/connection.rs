@@ -94,10 +94,12 @@ impl Connection {
                         Err(why) => return self.break_off(why),
                     }
                 }
-                Some(ToServer::PeerHello(hello)) => match self.server.greet_peer(&hello, &self.outbox) {
-                    Ok(guest) => self.stage = Stage::Peer(guest),
-                    Err(why) => return self.break_off(why),
-                },
+                Some(ToServer::PeerHello(hello)) => {
+                    match self.server.greet_peer(&hello, &self.outbox, &self.peer) {
+                        Ok(guest) => self.stage = Stage::Peer(guest),
+                        Err(why) => return self.break_off(why),
+                    }
+                }
                 Some(_) => return self.break_off(SECOND_HELLO),
             }
         }

@@ -11,12 +11,13 @@ use cluster::{Cluster, at, eventually, identity, mknod};
 use kestrel_meta::member::{Envelope, Message};
 use kestrel_types::request::Op;
 use kestrel_types::wire::{
-    Checksum, Frames, PeerHello, PeerSecret, Refused, ToClient, ToServer, Versions, decode_to_client,
-    encode_peer, encode_to_server,
+    Checksum, Frames, PeerHello, PeerSecret, REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, Refused, ToClient,
+    ToServer, Versions, decode_to_client, encode_peer, encode_to_server,
 };
 
+/// As a node that was started once says it.
 fn hello(from: u32, to: u32) -> PeerHello {
-    let identity = identity();
+    let identity = identity(from, 1);
     PeerHello {
         versions: Versions::OURS,
         volume: identity.volume,
@@ -24,6 +25,9 @@ fn hello(from: u32, to: u32) -> PeerHello {
         to,
         table: 5,
         secret: identity.secret,
+        birth: identity.birth,
+        epoch: 1,
+        start: identity.start,
     }
 }
 
@@ -77,6 +81,62 @@ fn only_the_other_nodes_of_the_cluster_are_let_in() {
     }
     let client = cluster.client();
     client.done(mknod("a file"));
+}
+
+/// Both other nodes have been let in by node 1.
+fn all_are_known(cluster: &Cluster, welcomed: u64) {
+    let server = &cluster.sites[0].running().server;
+    eventually("the others are known", || server.figures(0).totals.peers_welcomed >= welcomed);
+}
+
+fn is_refused(cluster: &Cluster, hello: PeerHello, errno: i32, says: &str) {
+    let why = refused(cluster.sites[0].address, hello);
+    assert_eq!(why.errno, errno, "{why:?}");
+    assert!(why.reason.contains(says), "{why:?}");
+}
+
+#[test]
+fn a_directory_that_was_made_anew_an_old_copy_and_a_second_process_are_refused() {
+    let mut cluster = Cluster::start();
+    all_are_known(&cluster, 2);
+    let anew = || PeerHello { birth: 7, epoch: 9, ..hello(2, 1) };
+    let twice = || PeerHello { start: 77, ..hello(2, 1) };
+    is_refused(&cluster, anew(), REFUSED_BIRTH, "its directory was made anew");
+    is_refused(&cluster, twice(), REFUSED_TWICE, "two processes serve node 2");
+    let before = || PeerHello { epoch: 0, ..hello(2, 1) };
+    is_refused(&cluster, before(), REFUSED_OLD, "(start 0, node 1 has seen start 1)");
+    // Who refuses is started again, and still knows.
+    cluster.sites[0].kill();
+    cluster.sites[0].run();
+    is_refused(&cluster, anew(), REFUSED_BIRTH, "its directory was made anew");
+    is_refused(&cluster, twice(), REFUSED_TWICE, "two processes serve node 2");
+    is_refused(&cluster, before(), REFUSED_OLD, "an old copy");
+    // The same directory started again is let in, and its start before that no more.
+    all_are_known(&cluster, 2);
+    cluster.sites[1].kill();
+    cluster.sites[1].run();
+    all_are_known(&cluster, 3);
+    is_refused(&cluster, hello(2, 1), REFUSED_OLD, "(start 1, node 1 has seen start 2)");
+    let client = cluster.client();
+    client.done(Op::MkDir(at("dir"), 0o755));
+    client.done(mknod("dir/file"));
+    for site in &cluster.sites {
+        assert_eq!(site.running().peers.expelled(), None);
+    }
+}
+
+#[test]
+fn a_node_whose_copy_was_started_after_it_learns_that_it_must_not_go_on() {
+    let cluster = Cluster::start();
+    all_are_known(&cluster, 2);
+    assert_eq!(cluster.sites[1].running().peers.expelled(), None);
+    let address = cluster.sites[0].address;
+    let _copy = say(address, &[ToServer::PeerHello(PeerHello { epoch: 2, start: 77, ..hello(2, 1) })]);
+    let peers = &cluster.sites[1].running().peers;
+    eventually("it is told", || peers.expelled().is_some());
+    let why = peers.expelled().unwrap();
+    assert!(why.contains("node 1") && why.contains("old copy"), "{why}");
+    assert_eq!(cluster.sites[2].running().peers.expelled(), None);
 }
 
 #[test]

@@ -32,6 +32,7 @@
 mod commit;
 mod fetch;
 pub mod host;
+pub mod known;
 mod lead;
 mod lend;
 mod message;
@@ -412,6 +413,11 @@ impl Member {
     /// The node.
     pub fn node(&self) -> &Arc<Node> {
         &self.node
+    }
+
+    /// Counts the starts of its directory, this one included.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know, no rows that were cut off.

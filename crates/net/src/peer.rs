@@ -124,6 +124,10 @@ struct Shared {
     notice: Mutex<Notice>,
     changed: Condvar,
     counters: Counters,
+    /// Why there is no connection, as far as is known.
+    why_down: Mutex<Option<String>>,
+    /// What the node said when it refused this one for good.
+    expelled: Mutex<Option<String>>,
 }
 
 /// See the module's header. Dropping it closes the connection.
@@ -146,6 +150,8 @@ impl PeerLink {
             notice: Mutex::default(),
             changed: Condvar::new(),
             counters: Counters::default(),
+            why_down: Mutex::default(),
+            expelled: Mutex::default(),
         });
         let kept = shared.clone();
         let name = format!("kestrel-peer-{}", shared.config.hello.to);
@@ -183,6 +189,16 @@ impl PeerLink {
     pub fn hurry(&self) {
         self.shared.notice.lock().hurry = true;
         self.shared.changed.notify_all();
+    }
+
+    /// Why there is no connection, if there is none and that is known.
+    pub fn why_down(&self) -> Option<String> {
+        self.shared.why_down.lock().clone()
+    }
+
+    /// The node has refused this one for good ([`wire::is_refused_for_good`]): what it said. This node must not go on.
+    pub fn expelled(&self) -> Option<String> {
+        self.shared.expelled.lock().clone()
     }
 
     /// What it has carried.
@@ -239,6 +255,20 @@ impl Shared {
     fn broken(&self, why: String) {
         self.notice.lock().broken.get_or_insert(why);
         self.changed.notify_all();
+    }
+
+    /// The node has refused this one with this error. What it says for good is logged once, as an error.
+    fn refused(&self, errno: i32, reason: &str) {
+        if !wire::is_refused_for_good(errno) {
+            return;
+        }
+        let PeerConfig { address, hello, .. } = &self.config;
+        let why = format!("node {} at {address} refuses this node: {reason}", hello.to);
+        let mut expelled = self.expelled.lock();
+        if expelled.is_none() {
+            log::error!("net: {why}");
+            *expelled = Some(why);
+        }
     }
 
     fn leave_over(&self) {

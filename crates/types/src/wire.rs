@@ -34,7 +34,7 @@ pub use message::{
     Welcome,
 };
 pub use op::{decode_request, encode_request};
-pub use peer::{PeerHello, PeerSecret};
+pub use peer::{PeerHello, PeerSecret, REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, is_refused_for_good};
 pub use reclaim::{RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, ReclaimReply, Reclaimed};
 pub use reply::{decode_reply, encode_reply};
 

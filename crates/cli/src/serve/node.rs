@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use kestrel_client::descriptor::{ClusterSection, Descriptor};
+use kestrel_client::descriptor::{ClusterSection, Descriptor, random};
 use kestrel_cluster::peers::{Identity, Peers};
-use kestrel_types::placement::NodeId;
+use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::wire::PeerSecret;
 use serde_json::{Value, json};
 
@@ -16,20 +16,31 @@ pub struct NodeOfCluster {
     pub identity: Identity,
     /// Its connections to the others.
     pub peers: Arc<Peers>,
+    placement: Placement,
 }
 
 impl NodeOfCluster {
-    /// Begins to connect to the others. Starts threads.
+    /// Who the descriptor says it is.
     ///
     /// # Errors
     /// In words.
-    pub fn start(descriptor: &Descriptor, section: &ClusterSection) -> Result<Self, String> {
+    pub fn new(descriptor: &Descriptor, section: &ClusterSection) -> Result<Self, String> {
         let placement = section.placement().map_err(|why| why.to_string())?;
         let secret = section.secret().map_err(|why| why.to_string())?;
-        let identity = Identity { volume: descriptor.uuid_bytes(), secret: PeerSecret(secret) };
-        let peers = Peers::start(&identity, section.node, &placement)
-            .map_err(|why| format!("no threads for connections to the other nodes: {why}"))?;
-        Ok(Self { node: section.node, identity, peers })
+        let birth = section.birth().map_err(|why| why.to_string())?;
+        let start = u64::from_be_bytes(random().map_err(|why| why.to_string())?);
+        let (volume, secret) = (descriptor.uuid_bytes(), PeerSecret(secret));
+        let identity = Identity { volume, secret, birth, start };
+        Ok(Self { node: section.node, identity, peers: Arc::default(), placement })
+    }
+
+    /// Begins to connect to the others: its member has counted this start as the one of this number. Starts threads.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn connect(&self, epoch: u64) -> Result<(), String> {
+        let begun = self.peers.connect(&self.identity, self.node, epoch, &self.placement);
+        begun.map_err(|why| format!("no threads for connections to the other nodes: {why}"))
     }
 
     /// What a status tells of the connections.
@@ -38,6 +49,7 @@ impl NodeOfCluster {
             json!({
                 "node": node,
                 "up": figures.up,
+                "why": self.peers.why_down(node),
                 "connects": figures.connects,
                 "envelopes": figures.envelopes,
                 "dropped": figures.dropped,

@@ -190,13 +190,16 @@ fn serve_volume(args: &ServeArgs, plan: &Plan) -> Result<Verdict, Failure> {
     let role = format!("kestrel serve {}", plan.name);
     let volume = Volume::open_part(&plan.volume, &role, &resources).map_err(fail)?;
     let section = volume.descriptor.cluster.clone();
-    let node = section.map(|section| NodeOfCluster::start(&volume.descriptor, &section));
+    let node = section.map(|section| NodeOfCluster::new(&volume.descriptor, &section));
     let node = node.transpose().map_err(fail)?;
     let opened = match &node {
         Some(node) => volume.serve_part(&resources, node.peers.clone()),
         None => volume.serve_clients(&resources),
     };
     let opened = opened.map_err(fail)?;
+    if let (Some(node), Some(host)) = (&node, opened.fs.member()) {
+        node.connect(host.epoch()).map_err(fail)?;
+    }
     let served = attend(args, plan, &opened, node, listener, begun);
     let stored = opened.fs.shutdown().map_err(fail);
     let settled = opened.volume.engine.settle().map_err(fail);
@@ -259,7 +262,7 @@ fn attend(
         begun.elapsed()
     );
     args.process.ready();
-    let failure = until_end(&signal, opened);
+    let failure = until_end(&signal, opened, serving.node.as_ref());
     log::info!("{} ends; its clients will wait for it", plan.volume.display());
     if let Some(sockets) = clients.sockets.lock().take() {
         sockets.stop(LAST_ANSWERS);
@@ -270,8 +273,13 @@ fn attend(
 }
 
 /// Waits until the process is to end. One of several nodes ends by itself when its log fails: only a start that reads the log
-/// knows what became of what it was writing, and the others wait for that.
-fn until_end(signal: &mpsc::Receiver<()>, opened: &MountedVolume) -> Option<String> {
+/// knows what became of what it was writing, and the others wait for that. And when another node says that this is not the node
+/// that the cluster has: what it would serve is not what the others know.
+fn until_end(
+    signal: &mpsc::Receiver<()>,
+    opened: &MountedVolume,
+    node: Option<&NodeOfCluster>,
+) -> Option<String> {
     loop {
         match signal.recv_timeout(LOOK) {
             Err(mpsc::RecvTimeoutError::Timeout) => {}
@@ -280,6 +288,10 @@ fn until_end(signal: &mpsc::Receiver<()>, opened: &MountedVolume) -> Option<Stri
         if let Some(why) = opened.fs.member().and_then(|host| host.failure()) {
             log::error!("the log has failed: {why}; look at the disk, then start this node again");
             return Some(format!("the log has failed: {why}; look at the disk, then start this node again"));
+        }
+        // It is in the log already.
+        if let Some(why) = node.and_then(|node| node.peers.expelled()) {
+            return Some(why);
         }
     }
 }

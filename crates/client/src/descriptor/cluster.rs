@@ -17,6 +17,9 @@ use crate::remote::{ADDRESSES_MAX, SCHEME};
 /// Bytes of the word by which the nodes of a cluster know each other.
 pub const SECRET_BYTES: usize = 16;
 
+/// Bytes of the word that a directory is born with.
+const BIRTH_BYTES: usize = 8;
+
 /// Metadata workers of each node of a new cluster. Machines may have fewer processors: an idle worker costs nothing.
 const WORKERS: u32 = 8;
 
@@ -30,6 +33,10 @@ pub struct ClusterSection {
     pub(crate) placement: String,
     /// By what the nodes know each other, hexadecimal. Whoever knows it can speak as a node of the cluster.
     pub(crate) secret: String,
+    /// The word that this node's directory was born with, hexadecimal: no other one has it, not one that is made anew for the same
+    /// node. A token has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) birth: Option<String>,
     /// Metadata workers of each node: equally many, on whatever machine it runs.
     pub workers: u32,
     /// The word in the directory with the volume's objects, if that is where they are: another directory under the same path
@@ -45,23 +52,64 @@ impl fmt::Debug for ClusterSection {
     }
 }
 
+/// Random bytes.
+///
+/// # Errors
+/// If the system has none.
+pub fn random<const N: usize>() -> Result<[u8; N], VolumeError> {
+    let (source, mut bytes) = (Path::new("/dev/urandom"), [0; N]);
+    File::open(source)
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|error| VolumeError::io("read", source, &error))?;
+    Ok(bytes)
+}
+
 impl ClusterSection {
-    /// The first node of a new cluster with this table, and a new secret.
+    /// The first node of a new cluster with this table, and a new secret. Its directory is still to be born.
     ///
     /// # Errors
     /// If the system has no randomness.
     pub fn new(node: NodeId, placement: &Placement) -> Result<Self, VolumeError> {
-        let random = Path::new("/dev/urandom");
-        let mut secret = [0; SECRET_BYTES];
-        File::open(random)
-            .and_then(|mut file| file.read_exact(&mut secret))
-            .map_err(|error| VolumeError::io("read", random, &error))?;
         Ok(Self {
             node,
             placement: to_hex(&placement.encode()),
-            secret: to_hex(&secret),
+            secret: to_hex(&random::<SECRET_BYTES>()?),
+            birth: None,
             workers: WORKERS,
             objects_word: None,
+        })
+    }
+
+    /// With the word of a directory that is made now.
+    ///
+    /// # Errors
+    /// As [`ClusterSection::new`].
+    pub(crate) fn born(self) -> Result<Self, VolumeError> {
+        Ok(Self { birth: Some(to_hex(&random::<BIRTH_BYTES>()?)), ..self })
+    }
+
+    /// As the cluster's tokens have it: of any node of that number, not of one directory.
+    pub(crate) fn unborn(self) -> Self {
+        Self { birth: None, ..self }
+    }
+
+    /// The word that the directory was born with.
+    ///
+    /// # Errors
+    /// If it has none, or one of another length.
+    pub fn birth(&self) -> Result<u64, VolumeError> {
+        let Some(digits) = &self.birth else {
+            return Err(VolumeError::Invalid(
+                "the directory has no word to tell it from others of the same node: it was made before nodes had one, or its \
+                 descriptor was made by hand; form the cluster anew"
+                    .into(),
+            ));
+        };
+        let bytes = from_hex(digits).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
+        bytes.ok_or_else(|| {
+            VolumeError::Invalid(
+                "the word of the node's directory does not have 16 hexadecimal digits".into(),
+            )
         })
     }
 
@@ -110,6 +158,9 @@ impl ClusterSection {
     pub(super) fn check(&self) -> Result<(), VolumeError> {
         let placement = self.placement()?;
         self.secret()?;
+        if self.birth.is_some() {
+            self.birth()?;
+        }
         if !(1..=WORKERS_MAX as u32).contains(&self.workers) {
             return Err(VolumeError::Invalid(format!(
                 "the cluster's nodes have {} workers; there are 1 to {WORKERS_MAX}",

@@ -34,7 +34,7 @@ pub fn form(
     }
     format_as(url, new, options, &|dir, descriptor| {
         let objects_word = storage::mark_objects(dir, &descriptor, options)?;
-        descriptor.in_cluster(ClusterSection { objects_word, ..section.clone() })
+        descriptor.in_cluster(ClusterSection { objects_word, ..section.clone() }.born()?)
     })
 }
 
@@ -61,7 +61,7 @@ pub fn join(
     node: NodeId,
     options: &StoreOptions,
 ) -> Result<Descriptor, VolumeError> {
-    let descriptor = token.of_node(node)?;
+    let descriptor = token.of_new_node(node)?;
     if node == FIRST_NODE {
         return Err(VolumeError::Invalid(format!(
             "node {FIRST_NODE} is the one that formed the cluster; the others join it"
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_one_cluster_differ_in_their_number_only() {
+    fn nodes_of_one_cluster_differ_in_their_number_and_birth_only() {
         let place = tempfile::tempdir().unwrap();
         let (one, two) = (url(&place.path().join("one")), url(&place.path().join("two")));
         let options = StoreOptions::default();
@@ -125,7 +125,11 @@ mod tests {
         assert_eq!((second.uuid.as_str(), second.created), (first.uuid.as_str(), first.created));
         let [first, second] = [first, second].map(|descriptor| descriptor.cluster.unwrap());
         assert_eq!((first.node, second.node), (1, 2));
-        assert_eq!(ClusterSection { node: 1, ..second }, first);
+        let born = |section: &ClusterSection| section.birth().unwrap();
+        assert_ne!(born(&first), born(&second));
+        let three = join(&url(&place.path().join("three")), &token, 2, &options).unwrap().cluster.unwrap();
+        assert_ne!(born(&three), born(&second), "a directory that is made anew is another one");
+        assert_eq!(ClusterSection { node: 1, ..second.unborn() }, first.unborn());
         assert_eq!(Descriptor::read(Path::new(&two)).unwrap().cluster.unwrap().node, 2);
         // There it is now, and nobody formats it away.
         assert!(matches!(join(&two, &token, 2, &options), Err(VolumeError::NotEmpty(_))));

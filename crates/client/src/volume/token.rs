@@ -77,12 +77,20 @@ impl Token {
         self.section.placement()
     }
 
-    /// The descriptor of a node.
+    /// The descriptor of a node, of no directory yet.
     ///
     /// # Errors
     /// If the cluster has none with this number.
-    pub(super) fn of_node(&self, node: NodeId) -> Result<Descriptor, VolumeError> {
-        self.descriptor.clone().in_cluster(ClusterSection { node, ..self.section.clone() })
+    fn of_node(&self, node: NodeId) -> Result<Descriptor, VolumeError> {
+        self.descriptor.clone().in_cluster(ClusterSection { node, ..self.section.clone() }.unborn())
+    }
+
+    /// The descriptor of a new directory of a node.
+    ///
+    /// # Errors
+    /// If the cluster has none with this number, or the system no randomness.
+    pub(super) fn of_new_node(&self, node: NodeId) -> Result<Descriptor, VolumeError> {
+        self.descriptor.clone().in_cluster(ClusterSection { node, ..self.section.clone() }.born()?)
     }
 }
 

@@ -1,5 +1,11 @@
 //! Connections of other nodes: who is let in, and what they bring to the member.
 //!
+//! **Who a node is.** Not its number alone: the word that its directory was born with, how often that directory was started, and the
+//! random number of the process. The newest start heard of is on record, durably before it is let in
+//! ([`kestrel_meta::member::known`]). So a directory that was made anew, an old copy and a second process are told from the node
+//! that the cluster has; they would bring what the others do not have, or take numbers that are taken. A start is counted before
+//! anybody hears of it, so no two starts of one directory have the same number: two that do are copies.
+//!
 //! A node has one connection at a time; a newer one replaces it, as a node that was started again replaces what it was.
 
 use std::collections::BTreeMap;
@@ -7,10 +13,11 @@ use std::sync::Arc;
 
 use kestrel_meta::member::Envelope;
 use kestrel_meta::member::host::MemberHost;
+use kestrel_meta::member::known::Known;
 use kestrel_net::handler::Outbox;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::placement::NodeId;
-use kestrel_types::wire::{PeerHello, ToServer};
+use kestrel_types::wire::{PeerHello, REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, ToServer};
 use parking_lot::Mutex;
 
 use super::Server;
@@ -33,6 +40,8 @@ struct Seats {
 pub(crate) struct Gate {
     host: Arc<MemberHost>,
     identity: Identity,
+    /// What is on record of other nodes, as far as it was asked for. Held while a node is let in, and taken before the seats.
+    known: Mutex<BTreeMap<NodeId, Known>>,
     seats: Mutex<Seats>,
 }
 
@@ -47,7 +56,12 @@ impl Gate {
     /// The gate of a member; none of a node alone.
     pub fn of(backend: &Backend, identity: Option<&Identity>) -> Option<Self> {
         let (Backend::Member(host), Some(identity)) = (backend, identity) else { return None };
-        Some(Self { host: host.clone(), identity: identity.clone(), seats: Mutex::default() })
+        Some(Self {
+            host: host.clone(),
+            identity: identity.clone(),
+            known: Mutex::default(),
+            seats: Mutex::default(),
+        })
     }
 
     fn check(&self, hello: &PeerHello) -> FsResult<()> {
@@ -91,14 +105,78 @@ impl Gate {
         }
         Ok(())
     }
+
+    /// Whether this start of the node is the one that is on record, or a newer one, which is put on record.
+    fn recognize(
+        &self,
+        known: &mut BTreeMap<NodeId, Known>,
+        hello: &PeerHello,
+        address: &str,
+    ) -> FsResult<()> {
+        let engine = &**self.host.node().engine();
+        let came = Known { birth: hello.birth, epoch: hello.epoch, start: hello.start };
+        let on_record = match known.get(&hello.from) {
+            Some(seen) => Some(*seen),
+            None => Known::read(engine, hello.from)?,
+        };
+        if let Some(seen) = on_record {
+            // Where it calls from has a port that says nothing, and another one each time.
+            let address = address.rsplit_once(':').map_or(address, |(host, _)| host);
+            if let Err(why) = judge(&seen, &came, hello.from, self.host.me(), address) {
+                log::error!("cluster: {}", why.reason);
+                return Err(why);
+            }
+            known.insert(hello.from, seen);
+        }
+        if on_record != Some(came) {
+            came.write(engine, hello.from)?;
+            known.insert(hello.from, came);
+        }
+        Ok(())
+    }
+}
+
+/// Whether who has come may be the node of which `seen` is on record at node `me`.
+fn judge(seen: &Known, came: &Known, from: NodeId, me: NodeId, address: &str) -> FsResult<()> {
+    let refused = |errno, why: String| Err(FsError::because(errno, why));
+    if came.birth != seen.birth {
+        let why = format!(
+            "node {from}, which connects from {address}, is not the node {from} that this cluster knows: its directory was made \
+             anew, and what the old one held is gone; stop it and start the old directory, or restore all nodes from backups of one \
+             moment"
+        );
+        return refused(REFUSED_BIRTH, why);
+    }
+    if came.epoch < seen.epoch {
+        let why = format!(
+            "an old copy of the directory of node {from} was started at {address} (start {}, node {me} has seen start {}); stop it \
+             and start the present one, or restore all nodes from backups of one moment",
+            came.epoch, seen.epoch
+        );
+        return refused(REFUSED_OLD, why);
+    }
+    if came.epoch == seen.epoch && came.start != seen.start {
+        let why = format!(
+            "two processes serve node {from}: the one that connects from {address} was started on a copy of the directory (both \
+             are its start {}); stop it, and see that one directory of node {from} is left",
+            came.epoch
+        );
+        return refused(REFUSED_TWICE, why);
+    }
+    Ok(())
 }
 
 impl Server {
-    /// Takes in another node's connection, in the place of the one it had.
+    /// Takes in another node's connection, in the place of the one it had. `address` is for people.
     ///
     /// # Errors
     /// What it is refused with.
-    pub(crate) fn greet_peer(&self, hello: &PeerHello, outbox: &Arc<dyn Outbox>) -> FsResult<Guest> {
+    pub(crate) fn greet_peer(
+        &self,
+        hello: &PeerHello,
+        outbox: &Arc<dyn Outbox>,
+        address: &str,
+    ) -> FsResult<Guest> {
         let Some(gate) = &self.gate else {
             return Err(FsError::new(
                 libc::EINVAL,
@@ -107,6 +185,8 @@ impl Server {
         };
         gate.check(hello)?;
         let (guest, replaced) = {
+            let mut known = gate.known.lock();
+            gate.recognize(&mut known, hello, address)?;
             let mut seats = gate.seats.lock();
             seats.last += 1;
             let number = seats.last;

@@ -30,8 +30,9 @@ use tempfile::TempDir;
 
 pub const VOLUME: &str = "vol";
 
-pub fn identity() -> Identity {
-    Identity { volume: [7; 16], secret: PeerSecret([9; 16]) }
+/// What a start of a node is known by. Each start of a site is a process of its own.
+pub fn identity(node: NodeId, start: u64) -> Identity {
+    Identity { volume: [7; 16], secret: PeerSecret([9; 16]), birth: 100 + u64::from(node), start }
 }
 
 /// Waits for something that has to happen sooner or later.
@@ -75,6 +76,7 @@ pub struct Site {
     dir: TempDir,
     placement: Placement,
     running: Option<Running>,
+    starts: u64,
 }
 
 impl Site {
@@ -88,19 +90,22 @@ impl Site {
         Arc::new(EmbeddedEngine::open(self.dir.path(), [7; 16], options, synced, &mut |_| true).unwrap())
     }
 
-    fn serve(&self, listener: TcpListener) -> (Running, Serving) {
+    fn serve(&mut self, listener: TcpListener) -> (Running, Serving) {
+        self.starts += 1;
+        let identity = self.identity();
         let node =
             NodeConfig { workers: 2, durability: Durability::Commit, serves: true, ..NodeConfig::default() };
-        let peers = Peers::start(&identity(), self.id, &self.placement).unwrap();
+        let peers = Arc::new(Peers::default());
         let config =
             MemberConfig { me: self.id, placement: self.placement.clone(), node, seed: u64::from(self.id) };
         let host = MemberHost::open(self.engine(), Arc::new(SystemClock), config, peers.clone()).unwrap();
+        peers.connect(&identity, self.id, host.epoch(), &self.placement).unwrap();
         let config = ServerConfig {
             volume: VOLUME.into(),
             node: self.id,
             grace: SECOND,
             lease: 10 * SECOND,
-            peers: Some(identity()),
+            peers: Some(identity),
             ..ServerConfig::default()
         };
         let limits = LockLimits::default();
@@ -110,6 +115,11 @@ impl Site {
         let serving = listening(&server, opened, listener);
         let running = Running { host, peers, server, serving: None, opened };
         (running, serving)
+    }
+
+    /// What its present start is known by.
+    pub fn identity(&self) -> Identity {
+        identity(self.id, self.starts)
     }
 
     /// Starts the node.
@@ -172,7 +182,7 @@ impl Cluster {
         let mut sites = Vec::new();
         for ((id, address), listener) in (1..).zip(addresses).zip(listeners) {
             let dir = TempDir::new().unwrap();
-            let mut site = Site { id, address, dir, placement: placement.clone(), running: None };
+            let mut site = Site { id, address, dir, placement: placement.clone(), running: None, starts: 0 };
             let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
             Member::format(&*site.engine(), root, SECOND, id, placement.clone()).unwrap();
             let (running, serving) = site.serve(listener);

@@ -130,6 +130,7 @@ type Call = Box<dyn FnOnce() + Send>;
 struct Desk {
     node: Arc<Node>,
     me: NodeId,
+    epoch: u64,
     member: Mutex<Member>,
     incoming: Mutex<VecDeque<Incoming>>,
     /// Who hears of what was done in a turn.
@@ -168,6 +169,7 @@ impl MemberHost {
         let desk = Arc::new(Desk {
             node: member.node().clone(),
             me,
+            epoch: member.epoch(),
             member: Mutex::new(member),
             incoming: Mutex::default(),
             calls: Arc::default(),
@@ -195,6 +197,11 @@ impl MemberHost {
     /// Its number.
     pub fn me(&self) -> NodeId {
         self.desk.me
+    }
+
+    /// Counts the starts of its directory, this one included.
+    pub fn epoch(&self) -> u64 {
+        self.desk.epoch
     }
 
     /// Has a request of the node's own executed, wherever it is led. Not numbered.

@@ -62,6 +62,7 @@ pub(super) fn run(shared: &Arc<Shared>, seed: u64) {
 
 /// Logs what is wrong, each thing once.
 fn tell(shared: &Shared, outage: &mut Outage, why: String) {
+    *shared.why_down.lock() = Some(why.clone());
     if shared.notice.lock().closed || outage.told.len() >= REASONS_MAX || outage.told.contains(&why) {
         return;
     }
@@ -88,7 +89,7 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream, outage: &mut Option<Outage>) -
         let (shared, stream) = (shared.clone(), stream.clone());
         std::thread::Builder::new()
             .name(format!("kestrel-peer-{}", shared.config.hello.to))
-            .spawn(move || shared.broken(read(&stream)))
+            .spawn(move || shared.broken(read(&shared, &stream)))
     };
     let why = match &reads {
         Ok(_) => watch(shared, &stream, outage),
@@ -109,10 +110,12 @@ fn watch(shared: &Shared, stream: &TcpStream, outage: &mut Option<Outage>) -> St
         // A node that refuses says so at once.
         if begun.elapsed() >= PING / 2
             && let Some(Outage { since, told }) = outage.take()
-            && !told.is_empty()
         {
-            let (node, after) = (shared.config.hello.to, since.elapsed());
-            log::info!("net: node {node} is connected again after {:.1} s", after.as_secs_f64());
+            *shared.why_down.lock() = None;
+            if !told.is_empty() {
+                let (node, after) = (shared.config.hello.to, since.elapsed());
+                log::info!("net: node {node} is connected again after {:.1} s", after.as_secs_f64());
+            }
         }
         if pinged.elapsed() >= PING {
             pinged = Instant::now();
@@ -166,7 +169,7 @@ impl Shared {
 }
 
 /// Reads until the other side refuses or closes: why.
-fn read(stream: &TcpStream) -> String {
+fn read(shared: &Shared, stream: &TcpStream) -> String {
     let mut frames = Frames::new(2 * HELLO_BYTES_MAX);
     loop {
         match socket::read_some(stream, frames.space()) {
@@ -176,7 +179,10 @@ fn read(stream: &TcpStream) -> String {
         }
         match frames.next_frame().map(|frame| frame.map(wire::decode_to_client)) {
             Ok(None) => {}
-            Ok(Some(Ok(ToClient::Refused(refused)))) => return format!("it refuses: {}", refused.reason),
+            Ok(Some(Ok(ToClient::Refused(refused)))) => {
+                shared.refused(refused.errno, &refused.reason);
+                return format!("it refuses: {}", refused.reason);
+            }
             Ok(Some(Ok(_))) => return "it takes this for the connection of a client".into(),
             Ok(Some(Err(error))) | Err(error) => return format!("the node sent {error}"),
         }

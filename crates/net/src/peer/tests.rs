@@ -11,7 +11,9 @@ use crate::testing::{Script, encoded, eventually, listen};
 
 fn config(address: SocketAddr) -> PeerConfig {
     let secret = PeerSecret([3; 16]);
-    let hello = PeerHello { versions: Versions::OURS, volume: [1; 16], from: 1, to: 2, table: 1, secret };
+    let (volume, versions) = ([1; 16], Versions::OURS);
+    let hello =
+        PeerHello { versions, volume, from: 1, to: 2, table: 1, secret, birth: 4, epoch: 5, start: 6 };
     PeerConfig::new(address.to_string(), hello)
 }
 
@@ -107,16 +109,32 @@ fn who_takes_nothing_gets_no_more_than_the_queue_holds() {
 
 #[test]
 fn a_node_that_refuses_is_asked_again_not_too_often() {
-    let refuse = |message: ToServer, outbox: &Arc<dyn Outbox>| {
-        if let ToServer::PeerHello(_) = message {
-            let why = Refused { errno: libc::EACCES, reason: "another cluster".into() };
-            outbox.send(&encoded(&ToClient::Refused(why)));
-            outbox.close("refused");
-        }
-    };
-    let serving = serve(listen(), Arc::new(Script::new(refuse)), ServerConfig::default()).unwrap();
+    let serving = refusing(libc::EACCES, "another cluster");
     let link = PeerLink::start(config(serving.address()), 1).unwrap();
     eventually("it has tried again", || link.figures().connects >= 3);
     std::thread::sleep(Duration::from_secs(1));
     assert!(link.figures().connects <= 8, "{:?}", link.figures());
+    assert!(link.why_down().unwrap().contains("another cluster"));
+    assert_eq!(link.expelled(), None, "that may change");
+}
+
+#[test]
+fn a_node_that_must_not_go_on_learns_it() {
+    let serving = refusing(wire::REFUSED_OLD, "an old copy");
+    let link = PeerLink::start(config(serving.address()), 1).unwrap();
+    eventually("it is told", || link.expelled().is_some());
+    let why = link.expelled().unwrap();
+    assert!(why.contains("node 2") && why.contains("an old copy"), "{why}");
+}
+
+/// A node that takes no other.
+fn refusing(errno: i32, reason: &'static str) -> Serving {
+    let refuse = move |message: ToServer, outbox: &Arc<dyn Outbox>| {
+        if let ToServer::PeerHello(_) = message {
+            let why = Refused { errno, reason: reason.into() };
+            outbox.send(&encoded(&ToClient::Refused(why)));
+            outbox.close("refused");
+        }
+    };
+    serve(listen(), Arc::new(Script::new(refuse)), ServerConfig::default()).unwrap()
 }

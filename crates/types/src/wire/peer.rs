@@ -9,6 +9,20 @@ use super::{HELLO_BYTES_MAX, Versions, WireError};
 use crate::codec::{DecodeError, Reader};
 use crate::placement::NodeId;
 
+/// Refused: the directory of the node that dials is not the one that this cluster knows.
+pub const REFUSED_BIRTH: i32 = libc::EKEYREJECTED;
+
+/// Refused: an old copy of the directory was started.
+pub const REFUSED_OLD: i32 = libc::EKEYEXPIRED;
+
+/// Refused: another process is this start of the node.
+pub const REFUSED_TWICE: i32 = libc::ENOTUNIQ;
+
+/// Whether a node that is refused with this must not go on: what it would serve is not what its cluster has.
+pub fn is_refused_for_good(errno: i32) -> bool {
+    [REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE].contains(&errno)
+}
+
 /// What the nodes of a cluster know and nobody else: 16 random bytes. Never shown.
 #[derive(Clone, Copy)]
 pub struct PeerSecret(pub [u8; 16]);
@@ -44,6 +58,12 @@ pub struct PeerHello {
     pub table: u64,
     /// The cluster's.
     pub secret: PeerSecret,
+    /// The word that its directory was born with.
+    pub birth: u64,
+    /// Counts the starts of that directory.
+    pub epoch: u64,
+    /// Random, of the process: tells two starts of copies apart.
+    pub start: u64,
 }
 
 pub(super) fn put_hello(hello: &PeerHello, w: &mut Writer<'_>) {
@@ -55,14 +75,19 @@ pub(super) fn put_hello(hello: &PeerHello, w: &mut Writer<'_>) {
     w.fixed(hello.to.to_be_bytes());
     w.fixed(hello.table.to_be_bytes());
     w.fixed(hello.secret.0);
-    const { assert!(4 + 4 + 16 + 4 + 4 + 8 + 16 <= HELLO_BYTES_MAX) };
+    w.fixed(hello.birth.to_be_bytes());
+    w.fixed(hello.epoch.to_be_bytes());
+    w.fixed(hello.start.to_be_bytes());
+    const { assert!(4 + 4 + 16 + 4 + 4 + 8 + 16 + 3 * 8 <= HELLO_BYTES_MAX) };
 }
 
 pub(super) fn hello(r: &mut Reader<'_>) -> Result<PeerHello, WireError> {
     let versions = versions(r)?;
     let volume = number(r)?;
     let (from, to, table) = (r.u32()?, r.u32()?, r.u64()?);
-    Ok(PeerHello { versions, volume, from, to, table, secret: PeerSecret(number(r)?) })
+    let secret = PeerSecret(number(r)?);
+    let (birth, epoch, start) = (r.u64()?, r.u64()?, r.u64()?);
+    Ok(PeerHello { versions, volume, from, to, table, secret, birth, epoch, start })
 }
 
 fn number(r: &mut Reader<'_>) -> Result<[u8; 16], DecodeError> {

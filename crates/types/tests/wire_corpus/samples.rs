@@ -151,6 +151,9 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         to: 1,
         table: 5,
         secret: PeerSecret(*b"known to members"),
+        birth: u64::from_be_bytes(*b"directry"),
+        epoch: 17,
+        start: u64::from_be_bytes(*b"aprocess"),
     };
     let refused = Refused { errno: libc::ENOENT, reason: "no such volume here: data".into() };
     vec![

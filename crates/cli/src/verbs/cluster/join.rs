@@ -30,8 +30,8 @@ const ANSWER_TIME: Duration = Duration::from_secs(2);
   kestrel cluster join /root/token /data/node2 --node 2
   kestrel cluster token /data/node1 | ssh node2 kestrel cluster join - /data/node2 --node 2
 
-Needs no node that runs: all it takes is in the token. Each node joins once. A directory that was lost cannot be made anew,
-because what it held is lost; restore it from a backup while the whole cluster is stopped.")]
+Needs no node that runs: all it takes is in the token. Each node joins once. A directory that was lost cannot be made anew:
+what it held is lost, and the other nodes refuse one that is not the one they know. Restore all nodes from backups of one moment.")]
 pub struct JoinArgs {
     /// The token that `kestrel cluster init` printed, a file with it, or - for standard input
     pub token: String,

@@ -69,7 +69,10 @@ fn table(nodes: &[Value]) {
         let lost: Vec<String> = peers(node)
             .iter()
             .filter(|peer| peer["up"] != true)
-            .map(|peer| peer["node"].to_string())
+            .map(|peer| match peer["why"].as_str() {
+                Some(why) => format!("{} ({why})", peer["node"]),
+                None => peer["node"].to_string(),
+            })
             .collect();
         println!(
             " {:>9} {:>9} {:>11} {:>10}  {}",

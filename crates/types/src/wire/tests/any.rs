@@ -58,10 +58,10 @@ pub fn to_server() -> BoxedStrategy<ToServer> {
 
 fn peer_hello() -> BoxedStrategy<PeerHello> {
     let versions = (0..=VERSION, VERSION..).prop_map(|(min, max)| Versions { min, max });
-    (versions, any::<([u8; 16], u32, u32, u64, [u8; 16])>())
-        .prop_map(|(versions, (volume, from, to, table, secret))| {
+    (versions, any::<([u8; 16], u32, u32, u64, [u8; 16])>(), any::<(u64, u64, u64)>())
+        .prop_map(|(versions, (volume, from, to, table, secret), (birth, epoch, start))| {
             let secret = PeerSecret(secret);
-            PeerHello { versions, volume, from, to, table, secret }
+            PeerHello { versions, volume, from, to, table, secret, birth, epoch, start }
         })
         .boxed()
 }

@@ -59,10 +59,21 @@ fn bytes_are_pinned() {
     assert_eq!(hello, expected);
 
     let (volume, secret) = ([8; 16], PeerSecret([9; 16]));
-    let peer = PeerHello { versions: Versions::OURS, volume, from: 2, to: 1, table: 5, secret };
+    let peer = PeerHello {
+        versions: Versions::OURS,
+        volume,
+        from: 2,
+        to: 1,
+        table: 5,
+        secret,
+        birth: 0x0102,
+        epoch: 3,
+        start: 0x0406,
+    };
     assert!(!format!("{peer:?}").contains('9'), "a secret is not shown");
+    let tail = [[0, 0, 0, 0, 0, 0, 1, 2], [0, 0, 0, 0, 0, 0, 0, 3], [0, 0, 0, 0, 0, 0, 4, 6]].concat();
     let head = [b"KSTL\0\x04\0\x04".as_slice(), &[8; 16], &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5]];
-    expected = framed(6, &[&head.concat()[..], &[9; 16]].concat());
+    expected = framed(6, &[&head.concat()[..], &[9; 16], &tail].concat());
     assert_eq!(server_bytes(&ToServer::PeerHello(peer), Checksum::Off), expected);
     assert_eq!(server_bytes(&ToServer::Peer(b"envelope"[..].into()), Checksum::Off), framed(7, b"envelope"));
 
