@@ -157,6 +157,24 @@ impl HeldLocks {
         inos.iter().copied().filter(|ino| self.lose(&mut state, *ino)).collect()
     }
 
+    /// The server may have given the locks of such files to others, or still hold them for this client: nobody relies on them any more,
+    /// but their owners give them up when they close. Answers which files had been locked.
+    pub fn suspect_all(&self, of: &dyn Fn(InodeId) -> bool) -> Vec<InodeId> {
+        let mut state = self.state.lock();
+        let mut suspected = Vec::new();
+        for (ino, owners) in state.files.iter_mut().filter(|(ino, _)| of(**ino)) {
+            let mut had = false;
+            for held in owners.values_mut().filter(|held| !held.ranges.is_empty()) {
+                (held.ranges, held.uncertain, had) = (LockRanges::default(), true, true);
+            }
+            if had {
+                suspected.push(*ino);
+            }
+        }
+        suspected.iter().for_each(|ino| self.note_loss(&mut state, *ino));
+        suspected
+    }
+
     /// The server holds nothing of such files for this client any more. Answers which of them had been locked.
     pub fn lost_all(&self, of: &dyn Fn(InodeId) -> bool) -> Vec<InodeId> {
         let mut state = self.state.lock();
@@ -176,10 +194,14 @@ impl HeldLocks {
             state.files.remove(&ino);
         }
         if had {
-            let loss = self.losses.fetch_add(1, Ordering::AcqRel) + 1;
-            state.lost.insert(ino, loss);
+            self.note_loss(state, ino);
         }
         had
+    }
+
+    fn note_loss(&self, state: &mut State, ino: InodeId) {
+        let loss = self.losses.fetch_add(1, Ordering::AcqRel) + 1;
+        state.lost.insert(ino, loss);
     }
 
     /// How many losses there were: what is opened now is not concerned by them.
@@ -269,6 +291,19 @@ mod tests {
         assert_eq!(table.handle_gone(7, 1), [(LockKind::Posix, 1)]);
         assert_eq!(table.handle_gone(7, 1), []);
         assert_eq!(table.handle_gone(7, 5), [(LockKind::Posix, 2)]);
+    }
+
+    #[test]
+    fn suspected_locks_are_not_relied_on_or_claimed_but_given_up() {
+        let table = HeldLocks::default();
+        let before = table.losses();
+        take(&table, &span(1, LockMode::Write, 0, 9), 1);
+        assert!(table.suspect_all(&|ino| ino == 8).is_empty());
+        assert_eq!(table.suspect_all(&|_| true), [7]);
+        assert!(table.suspect_all(&|_| true).is_empty(), "once");
+        assert!(table.lost_since(7, before) && table.all(&|_| true).is_empty());
+        assert!(table.may_hold(7, 1, LockKind::Posix), "the server may still have it");
+        assert!(table.lost_all(&|_| true).is_empty() && !table.may_hold(7, 1, LockKind::Posix));
     }
 
     #[test]

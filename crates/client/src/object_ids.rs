@@ -1,6 +1,7 @@
 //! Object numbers at hand, so that storing never waits for a metadata request.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -33,6 +34,10 @@ struct State {
     asking: bool,
     /// Requests that brought nothing.
     failures: u64,
+    /// Counts the losses of the session in which numbers were handed out.
+    generation: u64,
+    /// Numbers of earlier generations are below this.
+    lost_below: ObjectId,
     /// Blocks that objects in use may have numbers of, oldest first; none if nobody will ask.
     held: Option<Vec<Block>>,
 }
@@ -47,6 +52,12 @@ impl State {
         Some(self.next - 1)
     }
 
+    /// The end of all numbers that were handed out.
+    fn highest(&self) -> ObjectId {
+        let held = self.held.iter().flatten().map(|block| block.end).max().unwrap_or(0);
+        self.reserve.map_or(0, |block| block.end).max(self.end).max(held).max(self.lost_below)
+    }
+
     fn left(&self) -> u64 {
         self.end - self.next
     }
@@ -59,6 +70,8 @@ pub struct ObjectNumbers(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
+    /// A copy of the state's, for who only looks.
+    lost_below: AtomicU64,
     answered: Condvar,
 }
 
@@ -66,7 +79,7 @@ impl ObjectNumbers {
     /// Numbers that can tell which of them may be in use, for a client whose server may forget it.
     pub fn remembered() -> Self {
         let state = State { held: Some(Vec::new()), ..State::default() };
-        Self(Arc::new(Shared { state: Mutex::new(state), answered: Condvar::new() }))
+        Self(Arc::new(Shared { state: Mutex::new(state), ..Shared::default() }))
     }
 
     /// Numbers taken from now on are not below this.
@@ -76,6 +89,23 @@ impl ObjectNumbers {
             Some(block) if state.left() == 0 => block.start,
             _ => state.next,
         }
+    }
+
+    /// The node may have ended the session in which numbers were handed out, or has: what has them is not kept from being deleted
+    /// any more, unless something refers to it. Numbers at hand are dropped; those that follow are of a new generation.
+    pub fn lose(&self) {
+        let mut state = self.0.state.lock();
+        let highest = state.highest();
+        state.generation += 1;
+        (state.lost_below, state.next, state.end) = (highest, highest, highest);
+        state.reserve = None;
+        state.held.iter_mut().for_each(Vec::clear);
+        self.0.lost_below.store(highest, Ordering::Release);
+    }
+
+    /// Objects of earlier generations have numbers below this. Numbers are handed out in ascending order.
+    pub fn lost_below(&self) -> ObjectId {
+        self.0.lost_below.load(Ordering::Acquire)
     }
 
     /// Blocks in which objects at or above `oldest` may lie, as first number and count; forgets the others.
@@ -99,14 +129,16 @@ impl ObjectIdPool {
         Self { metadata, numbers }
     }
 
-    /// Asks for a block. The state is not locked: the answer may come before this returns.
-    fn ask(&self) {
+    /// Asks for a block, for this generation. The state is not locked: the answer may come before this returns.
+    fn ask(&self, generation: u64) {
         let shared = self.numbers.0.clone();
         let request = Request { creds: Creds::root(), op: Op::AllocObjects(BLOCK) };
         let answered = move |reply| {
             let mut state = shared.state.lock();
             state.asking = false;
             match reply {
+                // It may have been given to a session that has ended since; who waits asks again.
+                Ok(Answer::Objects { .. }) if state.generation != generation => {}
                 Ok(Answer::Objects { first, count }) => {
                     let block = Block { start: first, end: first + u64::from(count) };
                     state.reserve = Some(block);
@@ -131,7 +163,8 @@ impl ObjectIds for ObjectIdPool {
         loop {
             if state.reserve.is_none() && !state.asking && state.left() < LOW {
                 state.asking = true;
-                MutexGuard::unlocked(&mut state, || self.ask());
+                let generation = state.generation;
+                MutexGuard::unlocked(&mut state, || self.ask(generation));
             }
             if let Some(id) = state.take() {
                 return Ok(id);
@@ -147,6 +180,10 @@ impl ObjectIds for ObjectIdPool {
 
     fn floor(&self) -> ObjectId {
         self.numbers.floor()
+    }
+
+    fn lost_below(&self) -> ObjectId {
+        self.numbers.lost_below()
     }
 }
 
@@ -199,5 +236,37 @@ mod tests {
         assert_eq!(numbers.floor(), 5004);
         assert_eq!(numbers.held_from(5003), [(5000, BLOCK)]);
         assert!(numbers.held_from(5000 + u64::from(BLOCK)).is_empty());
+    }
+
+    #[test]
+    fn numbers_at_hand_and_under_way_go_with_the_session() {
+        let (send, asked) = mpsc::channel();
+        let numbers = ObjectNumbers::remembered();
+        let pool = ObjectIdPool::new(Arc::new(Slow(send)), numbers.clone());
+        let give = |first| {
+            let answer: Done = asked.recv().unwrap();
+            answer(Ok(Answer::Objects { first, count: BLOCK }));
+        };
+        let next = |given: &[ObjectId]| {
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| pool.next().unwrap());
+                given.iter().for_each(|first| give(*first));
+                waiting.join().unwrap()
+            })
+        };
+        assert_eq!((next(&[5000]), numbers.lost_below()), (5000, 0));
+        numbers.lose();
+        let end = 5000 + u64::from(BLOCK);
+        assert_eq!((numbers.lost_below(), numbers.floor()), (end, end));
+        assert!(numbers.held_from(0).is_empty(), "nobody keeps them from being deleted");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| pool.next().unwrap());
+            let answer: Done = asked.recv().unwrap();
+            numbers.lose();
+            answer(Ok(Answer::Objects { first: 7000, count: BLOCK }));
+            give(9000);
+            assert_eq!(waiting.join().unwrap(), 9000, "the answer of before was given to the lost session");
+        });
+        assert_eq!((numbers.lost_below(), numbers.held_from(0)), (end, vec![(9000, BLOCK)]));
     }
 }

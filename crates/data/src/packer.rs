@@ -111,6 +111,12 @@ pub trait ObjectIds: Send + Sync {
     fn floor(&self) -> ObjectId {
         0
     }
+
+    /// Objects below this number may be deleted although they are open here: nothing more is to be written to them. It never
+    /// falls. What comes from [`ObjectIds::next`] afterwards is not below it.
+    fn lost_below(&self) -> ObjectId {
+        0
+    }
 }
 
 impl<F: Fn() -> Result<ObjectId> + Send + Sync> ObjectIds for F {

@@ -176,7 +176,7 @@ enum Stage {
     /// Hello is sent.
     Greeting { since: Nanos },
     /// It was answered; the driver has not accepted the node.
-    Welcomed { since: Nanos, session: SessionState },
+    Welcomed { since: Nanos, greeted: Nanos, session: SessionState },
     /// The node has lost the session and takes nothing but what we hold.
     Reclaiming { parts: Option<Parts> },
     /// Calls are served.
@@ -226,6 +226,12 @@ pub struct Link<D> {
     silent_since: Option<Nanos>,
     heard: Nanos,
     pinged: Nanos,
+    /// When the Pings of the present connection were sent that have no answer, oldest first: one in a third of the lease.
+    pings: VecDeque<Nanos>,
+    /// When the last thing was sent that the node is known to have heard, for it has answered it: a Hello or a Ping.
+    proven: Nanos,
+    /// The last tick.
+    looked: Nanos,
     lease: Nanos,
     /// No call's patience ends before this.
     earliest: Nanos,
@@ -262,6 +268,9 @@ impl<D> Link<D> {
             silent_since: Some(now),
             heard: now,
             pinged: now,
+            pings: VecDeque::new(),
+            proven: now,
+            looked: now,
             lease: Nanos::MAX,
             earliest: Nanos::MAX,
             table: 0,
@@ -345,6 +354,21 @@ impl<D> Link<D> {
     /// Whether calls are served at present.
     pub fn is_up(&self) -> bool {
         matches!(self.stage, Stage::Up)
+    }
+
+    /// Whether the node may have ended the session by now: what it is known to have heard last was said a lease ago, or longer.
+    pub fn is_overdue(&self, now: Nanos) -> bool {
+        self.established && !matches!(self.stage, Stage::Ended) && now >= self.overdue_from()
+    }
+
+    fn overdue_from(&self) -> Nanos {
+        self.proven.saturating_add(self.lease)
+    }
+
+    /// Ends the calls that are not sent on the present connection and that `wanted` picks: they fail with `EIO`. What becomes of
+    /// those that were sent on an earlier one is unknown.
+    pub fn fail_waiting(&mut self, wanted: impl Fn(&Body) -> bool, reason: &'static str) {
+        self.fail_all(|pending| pending.sent != Sent::Now && wanted(&pending.call.body), libc::EIO, reason);
     }
 
     /// Whether calls have ended and wait for [`Link::take_completions`].

@@ -64,7 +64,7 @@ pub struct RemoteConfig {
 }
 
 /// What holds the state that the session stands for: open files, locks, objects. Called on the reading thread, but for
-/// [`Holder::oldest_open_object`]; must not wait for the node.
+/// [`Holder::oldest_open_object`] and [`Holder::overdue`]; must not wait for the node.
 pub trait Holder: Send + Sync {
     /// The node answers, before anything else is sent to it. An error (it is not the volume that was mounted) closes the connection;
     /// it is tried again.
@@ -78,6 +78,10 @@ pub trait Holder: Send + Sync {
 
     /// Objects below this number that this client allocated are referenced or abandoned; `u64::MAX` if it has none open.
     fn oldest_open_object(&self) -> u64;
+
+    /// The node may have ended the session by now: nothing that was sent within the last lease has been answered. Called again and
+    /// again while that is so, on the thread that knows the time.
+    fn overdue(&self) {}
 
     /// The node does not answer: once an outage, when the first attempt to come back has failed.
     fn outage(&self, why: &str);
@@ -268,6 +272,12 @@ impl Remote {
     /// Ends the waiting of a call (`EINTR`), unless it is answered before.
     pub fn cancel(&self, id: CallId) {
         self.shared.ask(|link| link.cancel(id));
+    }
+
+    /// Ends with `EIO` the requests that `wanted` picks and that wait for a connection, be it that they were sent on an earlier one.
+    pub fn fail_waiting(&self, wanted: impl Fn(&Op) -> bool, reason: &'static str) {
+        let wanted = |body: &Body| matches!(body, Body::Op(request) if wanted(&request.op));
+        self.shared.ask(|link| link.fail_waiting(wanted, reason));
     }
 
     /// The address of the present connection, or of the last one or the next attempt if there is none.

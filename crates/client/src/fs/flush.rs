@@ -272,6 +272,9 @@ impl Fs {
         if state.committing || state.inflight[..upto].iter().any(|piece| piece.storing) {
             return;
         }
+        if self.forget_lost(&mut state, upto) {
+            return self.plan_flush(file, state);
+        }
         if state.inflight[..upto].iter().any(|piece| piece.placed.is_none()) {
             let error =
                 state.error.take().unwrap_or(FsError::new(libc::EIO, "written bytes could not be stored"));
@@ -310,6 +313,19 @@ impl Fs {
         state.committing = true;
         drop(state);
         self.commit(file, data, None);
+    }
+
+    /// Forgets the places of pieces that may be deleted before a commit refers to them, so that they are stored again. True if there
+    /// are any: nearly always none were stored before this client was cut off.
+    fn forget_lost(&self, state: &mut FileState, upto: usize) -> bool {
+        let Some(remote) = self.metadata.remote() else { return false };
+        let mut any = false;
+        for piece in &mut state.inflight[..upto] {
+            if piece.placed.as_ref().is_some_and(|placed| remote.is_lost(placed.range.object)) {
+                (piece.placed, any) = (None, true);
+            }
+        }
+        any
     }
 
     fn inline_is_placed(&self, state: &FileState) -> bool {

@@ -251,6 +251,14 @@ impl Fs {
         self.tell_lost(&self.locks.lost_all(is_kept));
     }
 
+    /// Others may have the locks of the files that a server keeps locks of: it was not heard of for too long. As
+    /// [`Fs::locks_lost`], but what the server may still hold is given up when it is closed. Answers how many files it concerns.
+    pub fn locks_suspect(&self, is_kept: &dyn Fn(InodeId) -> bool) -> usize {
+        let lost = self.locks.suspect_all(is_kept);
+        self.tell_lost(&lost);
+        lost.len()
+    }
+
     /// Has `tell` called with each file that loses locks: what is cached of it elsewhere must not be used as if it were locked.
     /// Called once. `tell` must not wait.
     pub fn when_locks_are_lost(&self, tell: Box<dyn Fn(InodeId) + Send + Sync>) {

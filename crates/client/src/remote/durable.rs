@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 
 use kestrel_data::store::BlockStore;
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::extent::Source;
+use kestrel_types::extent::{Extent, Source};
+use kestrel_types::ids::ObjectId;
 use kestrel_types::request::{NewData, Op};
 use parking_lot::{Condvar, Mutex};
 
@@ -99,6 +100,29 @@ pub fn names_new_bytes(op: &Op) -> bool {
             NewData::Unchanged | NewData::Inline(_) => false,
         },
         Op::Compact { .. } => true,
+        _ => false,
+    }
+}
+
+/// Whether an operation makes metadata refer to bytes that its client has just stored in an object below this number.
+pub fn names_bytes_below(op: &Op, end: ObjectId) -> bool {
+    let object = |extent: &Extent| match extent.source {
+        Source::Stored { range, .. } => Some(range.object),
+        Source::Hole => None,
+    };
+    match op {
+        Op::Commit(commit) => match &commit.data {
+            NewData::Packed(range) => range.object < end,
+            NewData::Patches(patches) => {
+                patches.iter().any(|(_, extent)| object(extent).is_some_and(|object| object < end))
+            }
+            NewData::Unchanged | NewData::Inline(_) => false,
+        },
+        // What the file refers to already is there.
+        Op::Compact { old, new, .. } => new
+            .iter()
+            .filter_map(object)
+            .any(|new| new < end && !old.iter().filter_map(object).any(|old| old == new)),
         _ => false,
     }
 }

@@ -4,6 +4,7 @@
 //! With several nodes each has its own part: the opens that it counts, the locks of files whose home it is, and one of them the
 //! object numbers that it handed out.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ pub struct Holdings {
     pub numbers: ObjectNumbers,
     /// Who knows places and locks, once it exists. Before that nothing is held.
     fs: OnceLock<Weak<Fs>>,
+    /// Ends requests that wait and name objects of a lost session.
+    objects_lost: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Holdings {
@@ -47,6 +50,7 @@ impl Holdings {
             opens: Opens::default(),
             numbers: ObjectNumbers::remembered(),
             fs: OnceLock::new(),
+            objects_lost: OnceLock::new(),
         }
     }
 
@@ -60,8 +64,21 @@ impl Holdings {
         let _ = self.placement.set(placement);
     }
 
+    /// Has `tell` called when objects are lost that nothing refers to yet. Once. `tell` must not wait.
+    pub fn when_objects_are_lost(&self, tell: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.objects_lost.set(tell);
+    }
+
     fn fs(&self) -> Option<Arc<Fs>> {
         self.fs.get()?.upgrade()
+    }
+
+    /// Whoever deletes objects may not know any more that this client has some to which nothing refers yet.
+    fn lose_objects(&self) {
+        self.numbers.lose();
+        if let Some(tell) = self.objects_lost.get() {
+            tell();
+        }
     }
 }
 
@@ -74,18 +91,26 @@ pub struct Seat {
     address: Option<String>,
     /// Locks of each part of the reclaim under way.
     claimed: Mutex<Vec<Vec<InodeId>>>,
+    /// The node is overdue, and what that means has been done.
+    overdue: AtomicBool,
 }
 
 impl Seat {
     /// Of the node that will be connected to first, whichever that is. It hands out object numbers.
     pub fn first(holdings: Arc<Holdings>) -> Self {
-        Self { holdings, node: OnceLock::new(), address: None, claimed: Mutex::default() }
+        Self {
+            holdings,
+            node: OnceLock::new(),
+            address: None,
+            claimed: Mutex::default(),
+            overdue: AtomicBool::new(false),
+        }
     }
 
     /// Of another node.
     pub fn of(holdings: Arc<Holdings>, member: &Member) -> Self {
         let (node, address) = (OnceLock::from(member.id), Some(member.address.clone()));
-        Self { holdings, node, address, claimed: Mutex::default() }
+        Self { holdings, node, address, claimed: Mutex::default(), overdue: AtomicBool::new(false) }
     }
 
     /// Its number.
@@ -148,6 +173,7 @@ impl Holder for Seat {
         self.check_volume(offer)?;
         let node = *self.node.get_or_init(|| answers);
         if node == answers {
+            self.overdue.store(false, Ordering::Release);
             return Ok(());
         }
         let at = self.address.as_deref().map_or(String::new(), |address| format!("at {address} "));
@@ -178,6 +204,9 @@ impl Holder for Seat {
             }
             (None, _) => Vec::new(),
         };
+        if self.hands_out_objects() && matches!(lost, SessionState::New | SessionState::Expired) {
+            self.holdings.lose_objects();
+        }
         let oldest = self.oldest();
         let objects = match self.hands_out_objects() {
             true => self.holdings.numbers.held_from(oldest),
@@ -221,6 +250,26 @@ impl Holder for Seat {
 
     fn oldest_open_object(&self) -> ObjectId {
         self.oldest()
+    }
+
+    /// Of several nodes. One that is alone commits nothing for a client that it has forgotten, and is asked nothing before it has said
+    /// what became of the session.
+    fn overdue(&self) {
+        if self.holdings.placement.get().is_none() {
+            return;
+        }
+        let first = !self.overdue.swap(true, Ordering::AcqRel);
+        if first && self.hands_out_objects() {
+            self.holdings.lose_objects();
+        }
+        // Each time: a late answer may have granted one.
+        let locked = self.holdings.fs().map_or(0, |fs| fs.locks_suspect(&|ino| self.is_home_of(ino)));
+        if first || locked > 0 {
+            log::warn!(
+                "{}: not heard of for longer than the lease: locks of {locked} files are lost (EIO)",
+                self.name()
+            );
+        }
     }
 
     fn outage(&self, why: &str) {

@@ -13,20 +13,25 @@ use kestrel_meta::ops;
 use kestrel_meta::stats::{self, LaneCounters, NodeStats};
 use kestrel_net::link::CallId;
 use kestrel_net::remote::{Remote, RemoteStats};
-use kestrel_types::error::FsResult;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::placement::Placement;
-use kestrel_types::request::{Outcome, Reply, Request};
+use kestrel_types::request::{Answer, Op, Outcome, Reply, Request};
 use kestrel_types::wire::{LockReply, LockRequest};
 use serde_json::Value;
 
 use super::ask::NodeAnswer;
-use super::durable::{SyncFirst, names_new_bytes};
+use super::durable::{SyncFirst, names_bytes_below, names_new_bytes};
 use super::holdings::Holdings;
 use super::nodes::{NodeLink, Nodes};
-use super::opens::Effect;
+use super::opens::{Effect, Leave};
 use super::routes::SecondTry;
 use crate::error::VolumeError;
 use crate::metadata::{LockCall, LockServer, Metadata};
+
+/// Why new bytes are not committed.
+const BYTES_LOST: &str = "the data was stored while this client was cut off, for longer than its lease, from the metadata node that \
+    keeps such data from being deleted; it is not committed: write it again";
 
 thread_local! {
     /// This thread is calling back with an answer of a server.
@@ -70,8 +75,19 @@ struct Asked {
 impl RemoteMetadata {
     /// Over connections whose sessions stand for `holdings`.
     pub(super) fn new(nodes: Nodes, holdings: Arc<Holdings>) -> Self {
-        let shared = Shared { nodes, holdings, counters: Default::default() };
-        Self { shared: Arc::new(shared), sync_first: OnceLock::new() }
+        let shared = Arc::new(Shared { nodes, holdings, counters: Default::default() });
+        let weak = Arc::downgrade(&shared);
+        shared.holdings.when_objects_are_lost(Box::new(move || {
+            if let Some(shared) = weak.upgrade() {
+                shared.fail_lost();
+            }
+        }));
+        Self { shared, sync_first: OnceLock::new() }
+    }
+
+    /// Whether an object was stored in a session that is lost, or may be: it may be deleted unless something refers to it.
+    pub fn is_lost(&self, object: ObjectId) -> bool {
+        object < self.shared.holdings.numbers.lost_below()
     }
 
     /// From now on commits wait for `sync`.
@@ -127,22 +143,61 @@ impl RemoteMetadata {
 }
 
 impl Shared {
+    /// Ends the requests that wait for nodes and name new bytes which may be deleted.
+    fn fail_lost(&self) {
+        let lost_below = self.holdings.numbers.lost_below();
+        for link in &self.nodes.links {
+            link.remote.fail_waiting(|op| names_bytes_below(op, lost_below), BYTES_LOST);
+        }
+    }
+
     /// Sends a request to the node that leads it.
     fn send(self: &Arc<Self>, request: Request, asked: Asked) {
+        let lost_below = self.holdings.numbers.lost_below();
+        if lost_below > 0 && names_bytes_below(&request.op, lost_below) {
+            return self.answer(asked, Err(FsError::new(libc::EIO, BYTES_LOST).into()));
+        }
+        if let Op::Release(ino) = request.op {
+            return self.give_back(ino, request, asked);
+        }
         let at = self.nodes.leader(&request.op, &self.holdings.opens);
         let again = self.nodes.second_try(&request, at);
-        self.send_to(at, request, again, asked);
+        let effect = Effect::of(&request.op);
+        self.send_to(at, request, effect, again, asked);
+        if self.holdings.numbers.lost_below() != lost_below {
+            // It may wait since after the others were ended.
+            self.fail_lost();
+        }
+    }
+
+    /// Sends a release to a node that counts an open, unless its node has lost it.
+    fn give_back(self: &Arc<Self>, ino: InodeId, request: Request, asked: Asked) {
+        match self.holdings.opens.leave(ino) {
+            Leave::Back(given) => {
+                let at = self.nodes.index_of(given.node);
+                self.send_to(at, request, Effect::Releases(given), None, asked);
+            }
+            Leave::Lost => self.answer(asked, Ok(Answer::Done)),
+            Leave::Unknown => self.send_to(self.nodes.home_of(ino), request, Effect::None, None, asked),
+        }
     }
 
     /// Sends a request to this node, and takes in what its answer means before whoever asked gets it.
-    fn send_to(self: &Arc<Self>, at: usize, request: Request, again: Option<SecondTry>, asked: Asked) {
-        let (shared, effect) = (self.clone(), Effect::of(&request.op));
+    fn send_to(
+        self: &Arc<Self>,
+        at: usize,
+        request: Request,
+        effect: Effect,
+        again: Option<SecondTry>,
+        asked: Asked,
+    ) {
+        let shared = self.clone();
         let link = &self.nodes.links[at];
         let answered = move |reply: Reply| {
             shared.holdings.opens.answered(shared.nodes.links[at].node, effect, &reply);
             match again {
                 Some(SecondTry { home, request }) if is_stale(&reply) => {
-                    answering(|| shared.send_to(home, request, None, asked));
+                    answering(|| shared.send_to(home, request, effect, None, asked));
                 }
                 _ => shared.answer(asked, reply),
             }

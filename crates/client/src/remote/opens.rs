@@ -11,6 +11,12 @@
 //! - the flag [`Open::write`] is never set unless it is at the node: it is set by the answer to an open for writing, and cleared
 //!   when the last open that is known of is given back, be it that others are on their way;
 //! - releases go to nodes without the flag, as long as there are opens; so what is left has it somewhere, if ever it had.
+//!
+//! **What a node has lost** is open nowhere, but somebody will close it: these opens are given back first, without asking anybody, so
+//! that they do not take away those that other nodes count, or the same one since. The answers to releases that were under way then
+//! concern nobody any more: whatever is counted at the node since has another number ([`Given::counted_as`]).
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
@@ -33,6 +39,8 @@ pub struct Open {
     pub write: bool,
     /// Made without a name, and may still get one.
     pub linkable: bool,
+    /// Number of this row: what was counted at the node before it lost the file had another.
+    number: u64,
 }
 
 impl Open {
@@ -54,8 +62,30 @@ pub enum Effect {
         /// See [`Open::linkable`].
         linkable: bool,
     },
-    /// This file may be released.
-    Releases(InodeId),
+    /// This open may be released.
+    Releases(Given),
+}
+
+/// An open that is given back to a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Given {
+    /// The file.
+    pub ino: InodeId,
+    /// The node that counts it.
+    pub node: NodeId,
+    /// Number of the row in which it is counted.
+    counted_as: u64,
+}
+
+/// What becomes of an open that is given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leave {
+    /// It is on its way to a node.
+    Back(Given),
+    /// Its node has lost it: there is nothing to do.
+    Lost,
+    /// It is open nowhere.
+    Unknown,
 }
 
 impl Effect {
@@ -66,29 +96,43 @@ impl Effect {
                 Self::Opens { write: flags.write, linkable: false }
             }
             Op::TmpFile { exclusive, .. } => Self::Opens { write: true, linkable: !exclusive },
-            Op::Release(ino) => Self::Releases(*ino),
+            // That of a release is known when its node is: [`Opens::leave`].
             _ => Self::None,
         }
     }
 }
 
-/// Opens of one file, by node: nearly always one.
-type AtNodes = Vec<(NodeId, Open)>;
+/// Opens of one file.
+#[derive(Debug, Default)]
+struct File {
+    /// By node: nearly always one.
+    nodes: Vec<(NodeId, Open)>,
+    /// How many are open here that their nodes have lost.
+    lost: u32,
+}
+
+impl File {
+    fn is_over(&self) -> bool {
+        self.nodes.is_empty() && self.lost == 0
+    }
+}
 
 /// The table.
 #[derive(Debug)]
 pub struct Opens {
-    shards: [Mutex<FxHashMap<InodeId, AtNodes>>; SHARDS],
+    shards: [Mutex<FxHashMap<InodeId, File>>; SHARDS],
+    /// Rows so far.
+    rows: AtomicU64,
 }
 
 impl Default for Opens {
     fn default() -> Self {
-        Self { shards: std::array::from_fn(|_| Mutex::default()) }
+        Self { shards: std::array::from_fn(|_| Mutex::default()), rows: AtomicU64::new(0) }
     }
 }
 
 impl Opens {
-    fn shard(&self, ino: InodeId) -> &Mutex<FxHashMap<InodeId, AtNodes>> {
+    fn shard(&self, ino: InodeId) -> &Mutex<FxHashMap<InodeId, File>> {
         &self.shards[ino as usize % SHARDS]
     }
 
@@ -100,9 +144,10 @@ impl Opens {
                 if inode.kind != Kind::Dir =>
             {
                 let mut shard = self.shard(inode.ino).lock();
-                let nodes = shard.entry(inode.ino).or_default();
+                let nodes = &mut shard.entry(inode.ino).or_default().nodes;
                 let at = nodes.iter().position(|(at, _)| *at == node).unwrap_or_else(|| {
-                    nodes.push((node, Open::default()));
+                    let number = self.rows.fetch_add(1, Ordering::Relaxed);
+                    nodes.push((node, Open { number, ..Open::default() }));
                     nodes.len() - 1
                 });
                 let open = &mut nodes[at].1;
@@ -110,11 +155,13 @@ impl Opens {
                 open.write |= write;
                 open.linkable |= linkable;
             }
-            (Effect::Releases(ino), reply) => {
+            (Effect::Releases(given), reply) => {
                 let released = is_released(reply);
-                self.change(node, ino, |open| {
-                    open.leaving = open.leaving.saturating_sub(1);
-                    open.count -= u32::from(released);
+                self.change(node, given.ino, |open, _| {
+                    if open.number == given.counted_as {
+                        open.leaving = open.leaving.saturating_sub(1);
+                        open.count -= u32::from(released);
+                    }
                 });
             }
             _ => {}
@@ -123,54 +170,66 @@ impl Opens {
 
     /// A node that lost its sessions has this file no more.
     pub fn lost(&self, node: NodeId, ino: InodeId) {
-        self.change(node, ino, |open| open.count = 0);
+        self.change(node, ino, |open, lost| {
+            *lost += open.staying();
+            open.count = 0;
+        });
     }
 
     /// Changes what is open at a node; forgets it if nothing is.
-    fn change(&self, node: NodeId, ino: InodeId, change: impl FnOnce(&mut Open)) {
+    fn change(&self, node: NodeId, ino: InodeId, change: impl FnOnce(&mut Open, &mut u32)) {
         let mut shard = self.shard(ino).lock();
-        let Some(nodes) = shard.get_mut(&ino) else { return };
-        let Some(at) = nodes.iter().position(|(at, _)| *at == node) else { return };
-        change(&mut nodes[at].1);
-        if nodes[at].1.count == 0 {
-            nodes.swap_remove(at);
-            if nodes.is_empty() {
+        let Some(file) = shard.get_mut(&ino) else { return };
+        let Some(at) = file.nodes.iter().position(|(at, _)| *at == node) else { return };
+        change(&mut file.nodes[at].1, &mut file.lost);
+        if file.nodes[at].1.count == 0 {
+            file.nodes.swap_remove(at);
+            if file.is_over() {
                 shard.remove(&ino);
             }
         }
     }
 
-    /// Where to give back an open of a file, which is on its way there from now on; none if it is open nowhere.
-    pub fn leave(&self, ino: InodeId) -> Option<NodeId> {
+    /// Where to give back an open of a file, which is on its way there from now on.
+    pub fn leave(&self, ino: InodeId) -> Leave {
         let mut shard = self.shard(ino).lock();
-        let open = shard.get_mut(&ino)?.iter_mut().filter(|(_, open)| open.staying() > 0);
-        let (node, open) = open.min_by_key(|(_, open)| open.write)?;
+        let Some(file) = shard.get_mut(&ino) else { return Leave::Unknown };
+        if file.lost > 0 {
+            file.lost -= 1;
+            if file.is_over() {
+                shard.remove(&ino);
+            }
+            return Leave::Lost;
+        }
+        let open = file.nodes.iter_mut().filter(|(_, open)| open.staying() > 0);
+        let Some((node, open)) = open.min_by_key(|(_, open)| open.write) else { return Leave::Unknown };
         open.leaving += 1;
         if open.staying() == 0 {
             open.write = false;
         }
-        Some(*node)
+        Leave::Back(Given { ino, node: *node, counted_as: open.number })
     }
 
     /// The node to ask about a file that is open: one that lets it be written, if there is one; none if it is open nowhere.
     pub fn held_at(&self, ino: InodeId) -> Option<NodeId> {
         let shard = self.shard(ino).lock();
-        let open = shard.get(&ino)?.iter().filter(|(_, open)| open.staying() > 0);
+        let open = shard.get(&ino)?.nodes.iter().filter(|(_, open)| open.staying() > 0);
         open.max_by_key(|(_, open)| open.write).map(|(node, _)| *node)
     }
 
     /// All files open at a node.
     pub fn all_at(&self, node: NodeId) -> Vec<(InodeId, Open)> {
-        let at = |nodes: &AtNodes| nodes.iter().find(|(at, _)| *at == node).map(|(_, open)| *open);
-        let of = |shard: &Mutex<FxHashMap<InodeId, AtNodes>>| {
-            shard.lock().iter().filter_map(|(ino, nodes)| Some((*ino, at(nodes)?))).collect::<Vec<_>>()
+        let at = |file: &File| file.nodes.iter().find(|(at, _)| *at == node).map(|(_, open)| *open);
+        let of = |shard: &Mutex<FxHashMap<InodeId, File>>| {
+            shard.lock().iter().filter_map(|(ino, file)| Some((*ino, at(file)?))).collect::<Vec<_>>()
         };
         self.shards.iter().flat_map(of).collect()
     }
 
-    /// Files in it.
+    /// Files that are open at any node.
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+        let is_open = |file: &&File| !file.nodes.is_empty();
+        self.shards.iter().map(|shard| shard.lock().values().filter(is_open).count()).sum()
     }
 }
 

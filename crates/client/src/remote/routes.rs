@@ -45,7 +45,7 @@ pub(super) struct SecondTry {
 }
 
 impl Nodes {
-    /// The index of the node that is asked. An open that is given back is on its way when this returns.
+    /// The index of the node that is asked; not for opens that are given back.
     pub fn leader(&self, op: &Op, opens: &Opens) -> usize {
         let Some(placement) = &self.placement else { return self.first };
         if let Some(member) = placement.leader(op) {
@@ -55,7 +55,6 @@ impl Nodes {
             |node: Option<_>, ino| node.map_or_else(|| self.home_of(ino), |node| self.index_of(node));
         match op.subject() {
             Subject::Held(inode) => at_or_home(opens.held_at(inode.ino), inode.ino),
-            Subject::Open(ino) => at_or_home(opens.leave(ino), ino),
             _ if matches!(op, Op::AllocObjects(_)) => self.first,
             _ => self.any(),
         }

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kestrel_client::fs::wait;
+use kestrel_types::extent::{Extent, Source};
 use kestrel_types::ids::InodeId;
-use kestrel_types::request::Op;
+use kestrel_types::request::{NewData, Op};
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 
 use crate::client::{Client, READ, READ_WRITE, at};
@@ -120,6 +121,76 @@ fn a_node_that_is_away_stops_what_it_leads_and_nothing_else() {
     open.into_iter().for_each(|file| client.close(file));
     assert_eq!(client.fs.metadata().stats().open_files, 0);
     cluster.check();
+}
+
+/// Files open elsewhere can be written all the while: others may have the locks that the node kept, and nobody keeps from being
+/// deleted what was stored under its numbers.
+#[test]
+fn a_node_that_is_away_for_the_lease_has_lost_locks_and_objects_for_those_who_go_on() {
+    let mut cluster = Cluster::start();
+    let client = Client::mount(&cluster.url(0));
+    let files: Vec<_> = (0..6).map(|n| client.create(&cluster.name_at(1, n))).collect();
+    let of_home = |home| files.iter().find(|file| cluster.home(file.ino()) == home).unwrap();
+    let (locked, other) = (of_home(0), of_home(1));
+    for (file, size) in [(locked, 2000), (other, 500)] {
+        wait(|done| client.fs.set_lock(file, exclusive(file.ino()), None, done)).unwrap();
+        client.write(file, &vec![1; size]);
+    }
+    let stored = of_home(2);
+    let members = || client.fs.packer().stats().members.load(Ordering::Relaxed);
+    cluster.kill(0);
+    client.write(locked, &[2; 2000]);
+    assert!(!client.metadata().is_lost(1));
+    // Again and again, so that some is stored, and not committed for its age, when it is overdue.
+    let before = members();
+    until("it is overdue", || {
+        client.fs.write(stored, 0, &[7; 200_000], false).unwrap();
+        client.metadata().is_lost(1)
+    });
+    assert!(members() > before);
+    until("its locks are lost", || wait(|done| client.fs.flush(locked, done)).is_err());
+    assert_eq!(wait(|done| client.fs.fsync(locked, done)).unwrap_err().errno, libc::EIO);
+    assert!(client.fs.write(locked, 0, &[3; 2000], false).is_err());
+    // In its record, for there are no numbers.
+    client.write(other, &[3; 900]);
+    cluster.forget();
+    // Nor to store it again before the node is back.
+    let (send, flushed) = std::sync::mpsc::channel();
+    client.fs.flush(stored, Box::new(move |result| drop(send.send(result))));
+    assert!(flushed.recv_timeout(Duration::from_millis(100)).is_err());
+    cluster.serve(0);
+    flushed.recv().unwrap().unwrap();
+    assert_eq!(client.read(stored), [7; 200_000]);
+    let commits = cluster.notes(1).take();
+    assert!(commits.iter().any(|op| matches!(op, Op::Commit(_))));
+    assert!(!commits.iter().any(|op| names_stored_below(op, &client)));
+    until("it is told", || !cluster.notes(0).reclaims.lock().is_empty());
+    assert!(cluster.notes(0).reclaims.lock().iter().all(|told| told.locks.is_empty()));
+    let anew = client.open(locked.ino(), READ_WRITE);
+    client.write(&anew, &[4; 2000]);
+    client.close(anew);
+    files.into_iter().for_each(|file| {
+        let _ = wait(|done| client.fs.release(file, done));
+    });
+    assert_eq!(client.fs.metadata().stats().open_files, 0);
+    cluster.check();
+}
+
+/// Whether a commit names bytes in an object that may be deleted.
+fn names_stored_below(op: &Op, client: &Client) -> bool {
+    let Op::Commit(commit) = op else { return false };
+    let objects: Vec<_> = match &commit.data {
+        NewData::Packed(range) => vec![range.object],
+        NewData::Patches(patches) => {
+            let range = |extent: &Extent| match extent.source {
+                Source::Stored { range, .. } => Some(range.object),
+                Source::Hole => None,
+            };
+            patches.iter().filter_map(|(_, extent)| range(extent)).collect()
+        }
+        NewData::Unchanged | NewData::Inline(_) => Vec::new(),
+    };
+    objects.into_iter().any(|object| client.metadata().is_lost(object))
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What goes out, and when: the window, the bounds, and the order after an outage.
 
+use kestrel_types::clock::Nanos;
 use kestrel_types::error::FsError;
 use kestrel_types::wire::{self, ToServer};
 
@@ -51,7 +52,8 @@ impl<D> Link<D> {
             return;
         }
         if std::mem::take(&mut self.announce) {
-            self.say(&ToServer::Ping { oldest_open_object: self.oldest_open_object });
+            // Later than the node was heard of last.
+            self.ping(self.heard);
         }
         for id in std::mem::take(&mut self.cancels) {
             self.say(&ToServer::Cancel { id: id.0 });
@@ -77,6 +79,12 @@ impl<D> Link<D> {
             Ok(()) => {}
             Err(too_large) => self.end(id, Err(FsError::because(libc::EMSGSIZE, too_large.to_string()))),
         }
+    }
+
+    /// Says that this client lives; `now` is not later than that.
+    pub(super) fn ping(&mut self, now: Nanos) {
+        self.pings.push_back(now);
+        self.say(&ToServer::Ping { oldest_open_object: self.oldest_open_object });
     }
 
     /// Encodes a message that is no call. These are small and within their limits, so there is nothing to fail.

@@ -26,6 +26,7 @@ impl<D> Link<D> {
         self.checksum = checksum;
         self.stage = Stage::Greeting { since: now };
         (self.heard, self.pinged) = (now, now);
+        self.pings.clear();
         self.say(&ToServer::Hello(Hello {
             versions: Versions::OURS,
             volume: self.config.volume.clone(),
@@ -81,7 +82,7 @@ impl<D> Link<D> {
     fn receive(&mut self, message: ToClient) -> Result<(), Broken> {
         match (&self.stage, message) {
             (Stage::Ended, _) => Ok(()),
-            (Stage::Greeting { .. }, ToClient::Welcome(welcome)) => self.welcomed(welcome),
+            (Stage::Greeting { since }, ToClient::Welcome(welcome)) => self.welcomed(welcome, *since),
             (_, ToClient::Refused(refused)) => {
                 let why = format!("refused: {}", refused.reason);
                 self.events.push_back(Event::Refused(refused));
@@ -94,12 +95,15 @@ impl<D> Link<D> {
                 self.events.push_back(Event::Told { id: CallId(id), json });
                 Ok(())
             }
-            (Stage::Reclaiming { .. } | Stage::Up, ToClient::Pong) => Ok(()),
+            (Stage::Reclaiming { .. } | Stage::Up, ToClient::Pong) => {
+                self.proven = self.pings.pop_front().unwrap_or(self.proven);
+                Ok(())
+            }
             _ => Err(Broken("the metadata server sent a message at a time when it makes no sense".into())),
         }
     }
 
-    fn welcomed(&mut self, welcome: Welcome) -> Result<(), Broken> {
+    fn welcomed(&mut self, welcome: Welcome, greeted: Nanos) -> Result<(), Broken> {
         if !(Versions::OURS.min..=Versions::OURS.max).contains(&welcome.version) {
             return Err(Broken(format!(
                 "the metadata server chose version {} of the protocol",
@@ -108,14 +112,15 @@ impl<D> Link<D> {
         }
         self.lease = Nanos::from(welcome.lease_ms).saturating_mul(1_000_000).max(LEASE_MIN);
         self.table = self.table.max(welcome.table);
-        self.stage = Stage::Welcomed { since: self.heard, session: welcome.session };
+        self.stage = Stage::Welcomed { since: self.heard, greeted, session: welcome.session };
         self.events.push_back(Event::Welcomed(welcome));
         Ok(())
     }
 
     /// The node that answered the Hello is the one that is meant: what is owed to it is sent. Ignored at other times.
     pub fn accept(&mut self) {
-        let Stage::Welcomed { session, .. } = self.stage else { return };
+        let Stage::Welcomed { session, greeted, .. } = self.stage else { return };
+        self.proven = greeted;
         self.figures.welcomes += 1;
         let lost = match session {
             SessionState::New => self.established.then_some(session),

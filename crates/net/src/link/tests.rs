@@ -238,6 +238,47 @@ fn a_silent_node_is_given_up_and_pinged_before() {
 }
 
 #[test]
+fn a_node_is_overdue_a_lease_after_it_was_sent_what_it_answered_last() {
+    let mut world = up();
+    world.now = SECOND;
+    world.tick();
+    // It hears the Ping, and its answer takes its time.
+    world.deliver_up(usize::MAX);
+    world.now = 2 * SECOND - 1;
+    world.deliver_down(usize::MAX);
+    world.cut();
+    assert!(world.link.next_tick() <= 4 * SECOND, "a lease of 3 s");
+    assert!(!world.link.is_overdue(4 * SECOND - 1) && world.link.is_overdue(4 * SECOND));
+    world.now = 5 * SECOND;
+    world.tick();
+    assert_eq!(world.link.next_tick(), Nanos::MAX);
+    world.connect();
+    assert!(world.link.is_overdue(world.now), "it has not answered");
+    world.settle();
+    assert!(!world.link.is_overdue(world.now));
+}
+
+#[test]
+fn what_waits_can_be_ended_and_what_is_on_its_way_cannot() {
+    let mut world = up();
+    world.ask(make(1), Asked::Other, Patience::Until(DEADLINE));
+    world.cut();
+    world.connect();
+    world.settle();
+    world.ask(make(2), Asked::Other, Patience::Until(DEADLINE));
+    world.link.fail_waiting(|_| true, "test");
+    world.settle();
+    world.ask(make(3), Asked::Other, Patience::Until(DEADLINE));
+    world.cut();
+    world.ask(make(4), Asked::Other, Patience::Until(DEADLINE));
+    world.link.fail_waiting(|_| true, "test");
+    world.connect();
+    world.settle();
+    let failed: Vec<_> = (0..4).map(|asked| world.outcomes[&asked].is_err()).collect();
+    assert_eq!(failed, [false, false, true, true]);
+}
+
+#[test]
 fn a_waiting_lock_outlives_deadlines_but_not_an_outage() {
     let mut world = up();
     world.ask(lock(true), Asked::Other, Patience::Outage(DEADLINE));

@@ -3,7 +3,6 @@
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::ObjectId;
-use kestrel_types::wire::ToServer;
 
 use super::calls::{Owner, Sent};
 use super::{CallId, GREETING_MAX, Link, Stage};
@@ -28,13 +27,15 @@ impl<D> Link<D> {
                 .min(self.heard.saturating_add(self.silence_max())),
             Stage::Down | Stage::Ended => Nanos::MAX,
         };
-        connection.min(self.earliest)
+        // What is overdue has been noticed.
+        let overdue = Some(self.overdue_from()).filter(|from| self.established && *from > self.looked);
+        connection.min(self.earliest).min(overdue.unwrap_or(Nanos::MAX))
     }
 
     /// Ends calls whose patience has ended, and keeps the session alive. `oldest_open_object`: objects below it that this client
     /// allocated are referenced or abandoned; `u64::MAX` if it has none open.
     pub fn tick(&mut self, now: Nanos, oldest_open_object: ObjectId) -> Pulse {
-        self.oldest_open_object = oldest_open_object;
+        (self.oldest_open_object, self.looked) = (oldest_open_object, now);
         if now >= self.earliest {
             self.give_up(now);
         }
@@ -52,7 +53,7 @@ impl<D> Link<D> {
                     self.pinged = now;
                     // Nothing stands between a reclaim and the last retry, see `Link::retrying`.
                     if matches!(self.stage, Stage::Up) && self.retrying == 0 {
-                        self.say(&ToServer::Ping { oldest_open_object });
+                        self.ping(now);
                     }
                 }
             }

@@ -20,12 +20,16 @@ pub(super) fn run(shared: &Shared) {
     let mut ended = Vec::new();
     loop {
         let oldest_open_object = shared.holder.oldest_open_object();
-        let (pulse, next, output) = {
+        let (pulse, next, output, overdue) = {
             let mut link = shared.link.lock();
-            let pulse = link.tick(shared.note_time(), oldest_open_object);
+            let now = shared.note_time();
+            let pulse = link.tick(now, oldest_open_object);
             link.take_completions(&mut ended);
-            (pulse, link.next_tick(), link.has_output())
+            (pulse, link.next_tick(), link.has_output(), link.is_overdue(now))
         };
+        if overdue {
+            shared.holder.overdue();
+        }
         if pulse == Pulse::Lost {
             log::debug!("net: the metadata server is silent; connecting again");
             shared.writer.cut();

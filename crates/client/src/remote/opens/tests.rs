@@ -34,8 +34,20 @@ fn opened(ino: InodeId) -> Reply {
 const READ: Effect = Effect::Opens { write: false, linkable: false };
 const WRITE: Effect = Effect::Opens { write: true, linkable: false };
 
-fn released(opens: &Opens, node: NodeId, ino: InodeId) {
-    opens.answered(node, Effect::Releases(ino), &Ok(Answer::Done));
+/// Begins to give an open back.
+fn leave(opens: &Opens, ino: InodeId) -> Given {
+    match opens.leave(ino) {
+        Leave::Back(given) => given,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn left(opens: &Opens, ino: InodeId) -> NodeId {
+    leave(opens, ino).node
+}
+
+fn released(opens: &Opens, given: Given) {
+    opens.answered(given.node, Effect::Releases(given), &Ok(Answer::Done));
 }
 
 #[test]
@@ -52,16 +64,36 @@ fn opens_are_counted_by_answers() {
     all.sort_by_key(|(ino, _)| *ino);
     let (twice, once) = (
         Open { count: 2, ..Open::default() },
-        Open { count: 1, write: true, linkable: true, ..Open::default() },
+        Open { count: 1, write: true, linkable: true, number: 1, ..Open::default() },
     );
     assert_eq!(all, [(20, twice), (21, once)]);
-    released(&opens, 0, 20);
-    opens.answered(0, Effect::Releases(20), &failed(libc::EIO));
+    released(&opens, leave(&opens, 20));
+    opens.answered(0, Effect::Releases(leave(&opens, 20)), &failed(libc::EIO));
     assert_eq!(opens.len(), 2, "a release that failed has released nothing");
-    opens.answered(0, Effect::Releases(20), &failed(libc::EBADF));
+    opens.answered(0, Effect::Releases(leave(&opens, 20)), &failed(libc::EBADF));
+    let given = leave(&opens, 21);
     opens.lost(0, 21);
-    opens.answered(0, Effect::Releases(21), &failed(libc::EBADF));
-    assert_eq!(opens.len(), 0);
+    opens.answered(0, Effect::Releases(given), &failed(libc::EBADF));
+    assert_eq!((opens.len(), opens.leave(21)), (0, Leave::Unknown));
+}
+
+#[test]
+fn what_a_node_has_lost_is_closed_without_it_and_takes_nothing_else_away() {
+    let opens = Opens::default();
+    for node in [1, 1, 1, 2] {
+        opens.answered(node, WRITE, &opened(20));
+    }
+    let under_way = leave(&opens, 20);
+    assert_eq!(under_way.node, 1);
+    opens.lost(1, 20);
+    assert_eq!((opens.held_at(20), opens.len()), (Some(2), 1));
+    // It is opened again there; what was under way does not concern that.
+    opens.answered(1, READ, &opened(20));
+    released(&opens, under_way);
+    assert_eq!(opens.all_at(1)[0].1.count, 1);
+    assert_eq!((opens.leave(20), opens.leave(20)), (Leave::Lost, Leave::Lost));
+    assert_eq!((left(&opens, 20), left(&opens, 20)), (1, 2));
+    assert_eq!(opens.leave(20), Leave::Unknown);
 }
 
 #[test]
@@ -74,9 +106,11 @@ fn each_node_counts_its_own_and_loses_its_own() {
     assert_eq!((opens.all_at(1).len(), opens.all_at(2).len(), opens.all_at(3).len()), (1, 2, 0));
     opens.lost(2, 20);
     assert_eq!((opens.held_at(20), opens.len()), (Some(1), 2));
-    assert_eq!((opens.leave(20), opens.leave(20), opens.held_at(20)), (Some(1), None, None));
+    assert_eq!((opens.leave(20), opens.leave(20)), (Leave::Lost, Leave::Lost));
+    let given = leave(&opens, 20);
+    assert_eq!((given.node, opens.leave(20), opens.held_at(20)), (1, Leave::Unknown, None));
     assert_eq!(opens.all_at(1)[0].1.count, 1, "it is claimed again as long as its release has no answer");
-    released(&opens, 1, 20);
+    released(&opens, given);
     assert_eq!(opens.len(), 1);
 }
 
@@ -87,14 +121,14 @@ fn what_was_opened_for_writing_is_given_back_last() {
         opens.answered(node, how, &opened(20));
     }
     assert_eq!(opens.held_at(20), Some(2));
-    let mut left: Vec<_> = (0..2).map(|_| opens.leave(20).unwrap()).collect();
-    left.sort_unstable();
-    assert_eq!(left, [1, 3]);
-    assert_eq!((opens.leave(20), opens.held_at(20)), (Some(2), Some(2)), "a writable one is left");
-    assert_eq!((opens.leave(20), opens.held_at(20), opens.leave(20)), (Some(2), None, None));
-    for node in [1, 2, 2, 3] {
-        released(&opens, node, 20);
-    }
+    let mut given: Vec<_> = (0..2).map(|_| leave(&opens, 20)).collect();
+    given.sort_unstable_by_key(|given| given.node);
+    assert_eq!([given[0].node, given[1].node], [1, 3]);
+    given.push(leave(&opens, 20));
+    assert_eq!((given[2].node, opens.held_at(20)), (2, Some(2)), "a writable one is left");
+    given.push(leave(&opens, 20));
+    assert_eq!((given[3].node, opens.held_at(20), opens.leave(20)), (2, None, Leave::Unknown));
+    given.into_iter().for_each(|given| released(&opens, given));
     assert_eq!(opens.len(), 0);
 }
 
@@ -103,21 +137,21 @@ fn a_node_is_not_taken_for_writable_because_it_was_before_all_was_given_back() {
     let opens = Opens::default();
     opens.answered(2, READ, &opened(20));
     opens.answered(1, WRITE, &opened(20));
-    assert_eq!((opens.leave(20), opens.leave(20)), (Some(2), Some(1)));
+    let given = [leave(&opens, 20), leave(&opens, 20)];
+    assert_eq!(given.map(|given| given.node), [2, 1]);
     // An open for reading was on its way to each; the nodes had no more opens when it came there.
     opens.answered(1, READ, &opened(20));
     opens.answered(2, WRITE, &opened(20));
-    released(&opens, 1, 20);
-    released(&opens, 2, 20);
+    given.into_iter().for_each(|given| released(&opens, given));
     assert_eq!(opens.held_at(20), Some(2));
-    assert_eq!((opens.leave(20), opens.held_at(20)), (Some(1), Some(2)));
+    assert_eq!((left(&opens, 20), opens.held_at(20)), (1, Some(2)));
 }
 
 /// What is on its way to a node, or its answer on the way back.
 #[derive(Debug, Clone, Copy)]
 enum Message {
     Open { write: bool },
-    Release,
+    Release(Given),
     Write,
 }
 
@@ -166,8 +200,8 @@ proptest! {
                 Step::Open { node, write } => servers[node].coming.push_back(Message::Open { write }),
                 Step::Close { handle } if handle < handles.len() => {
                     handles.swap_remove(handle);
-                    let node = opens.leave(20).expect("there is an open for every handle");
-                    servers[node as usize].coming.push_back(Message::Release);
+                    let given = leave(&opens, 20);
+                    servers[given.node as usize].coming.push_back(Message::Release(given));
                 }
                 Step::Write if handles.contains(&true) => {
                     let node = opens.held_at(20).expect("it is open");
@@ -182,7 +216,7 @@ proptest! {
                             server.count += 1;
                             server.write |= write;
                         }
-                        Message::Release => {
+                        Message::Release(_) => {
                             prop_assert!(server.count > 0);
                             server.count -= 1;
                             server.write &= server.count > 0;
@@ -197,7 +231,7 @@ proptest! {
                         opens.answered(node as NodeId, effect, &opened(20));
                         handles.push(write);
                     }
-                    Some(Message::Release) => released(&opens, node as NodeId, 20),
+                    Some(Message::Release(given)) => released(&opens, given),
                     Some(Message::Write) | None => {}
                 },
             }
