@@ -132,7 +132,12 @@ mod tests {
         assert_eq!(ClusterSection { node: 1, ..second.unborn() }, first.unborn());
         assert_eq!(Descriptor::read(Path::new(&two)).unwrap().cluster.unwrap().node, 2);
         // There it is now, and nobody formats it away.
-        assert!(matches!(join(&two, &token, 2, &options), Err(VolumeError::NotEmpty(_))));
+        let why = join(&two, &token, 2, &options).unwrap_err().to_string();
+        assert!(why.contains("node 2 of volume \"shared\" already"), "{why}");
+        let full = place.path().join("full");
+        std::fs::create_dir(&full).unwrap();
+        std::fs::write(full.join("file"), "").unwrap();
+        assert!(matches!(join(&url(&full), &token, 3, &options), Err(VolumeError::NotEmpty(_))));
         let again = NewVolume { force: true, ..new_volume() };
         let why = super::super::format(&two, again, &options).unwrap_err().to_string();
         assert!(why.contains("node 2 of a cluster"), "{why}");
