@@ -17,9 +17,10 @@ import time
 from suite import run_all
 
 HELLO, CALL, PING, CANCEL, BYE = 1, 2, 3, 4, 5
+PEER_HELLO, PEER = 6, 7
 WELCOME, REFUSED, REPLY, EVENT, PONG = 0x81, 0x82, 0x83, 0x84, 0x85
 # Version of the protocol that the server speaks.
-VERSION = 3
+VERSION = 4
 FRAME_MAX = 4 << 20
 TESTS = []
 
@@ -214,12 +215,21 @@ def corrupt(s):
 @test
 def unknown(s):
     """unknown kinds, flags, reserved bytes, and what only a server may send"""
-    for kind in (0, 6, 99, WELCOME, REPLY, 255):
+    for kind in (0, 8, 99, WELCOME, REPLY, 255):
         closes(s, frame(kind, b""), after_hello=True, says="kind")
     closes(s, frame(PING, varint(1), flags=3), after_hello=True, says="flags")
     closes(s, frame(PING, varint(1), flags=128), after_hello=True, says="flags")
     closes(s, frame(PING, varint(1), reserved=1), after_hello=True, says="flags")
     closes(s, frame(PING, varint(1), tail=1), after_hello=True, says="flags")
+
+
+@test
+def nodes(s):
+    """messages of nodes from a client, and from a stranger"""
+    closes(s, frame(PEER, b"an envelope"), after_hello=True, says="node")
+    closes(s, frame(PEER, b"an envelope"), after_hello=False, says="KestrelFS protocol")
+    for text in (b"", b"KSTL", b"KSTL" + struct.pack(">HH", VERSION, VERSION), os.urandom(200)):
+        closes(s, frame(PEER_HELLO, text), after_hello=False)
 
 
 @test
