@@ -68,6 +68,17 @@ usable() {
     return 1
 }
 
+# Deleted files give their space back one after the other when their grace is over; the next round needs room for its files.
+roomy() {
+    local i
+    for ((i = 0; i < 300; i++)); do
+        [ "$(df -BM --output=avail "$disk" | tail -n 1 | tr -dc 0-9)" -lt 200 ] || return 0
+        sleep 0.1
+    done
+    df -h "$disk" "$mnt"
+    return 1
+}
+
 for round in 1 2 3; do
     count=$(fill "f$round") || count=0
     if [ "$count" -gt 50 ] && [ "$count" -lt 1000 ]; then
@@ -89,6 +100,7 @@ for round in 1 2 3; do
     fi
     check "round $round: deletes while full" deletes "f$round"
     check "round $round: usable when there is space again" usable
+    check "round $round: the space is back" roomy
 done
 
 # The random load until it is full, with many small things at once.
