@@ -56,6 +56,15 @@ fail() {
     echo "FAIL $*"
 }
 
+# counted COMMAND…: runs what tells "N passed, N failed" in the end, and adds that to ours. What does not tell it has failed.
+counted() {
+    local passed='' failed=''
+    "$@" >"$WORK/counted.out" 2>&1 || true
+    cat "$WORK/counted.out"
+    read -r passed failed < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$WORK/counted.out" | tail -n 1) || true
+    PASSED=$((PASSED + ${passed:-0})) FAILED=$((FAILED + ${failed:-1}))
+}
+
 # check TEXT COMMAND…: ok if the command succeeds; its output is shown only if it fails.
 check() {
     local text=$1 out=$WORK/check.out

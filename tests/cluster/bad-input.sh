@@ -15,12 +15,8 @@ mount_volume "$volume" "$mnt"
 echo probe >"$mnt/probe"
 pid=$(server_pid "$volume")
 
-python3 "$ROOT/tests/cluster/hostile.py" --host 127.0.0.1 --port "${SERVE_PORT[$volume]}" --volume volume --log "$volume/serve.log" \
-    --probe "$mnt/probe" --seed "${SEED:-1}" --mutations "${MUTATIONS:-1000}" >"$WORK/hostile.out" 2>&1 || true
-cat "$WORK/hostile.out"
-passed=0 failed=1
-read -r passed failed < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$WORK/hostile.out" | tail -n 1) || true
-PASSED=$((PASSED + passed)) FAILED=$((FAILED + failed))
+counted python3 "$ROOT/tests/cluster/hostile.py" --host 127.0.0.1 --port "${SERVE_PORT[$volume]}" --volume volume --log "$volume/serve.log" \
+    --probe "$mnt/probe" --seed "${SEED:-1}" --mutations "${MUTATIONS:-1000}"
 check "the server is the same process" test "$(server_pid "$volume")" = "$pid"
 no_panic() {
     ! grep -n 'panicked' "$volume/serve.log"

@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 
-from suite import run_all
+from suite import TESTS, run_all, test
 
 HELLO, CALL, PING, CANCEL, BYE = 1, 2, 3, 4, 5
 PEER_HELLO, PEER = 6, 7
@@ -22,7 +22,6 @@ WELCOME, REFUSED, REPLY, EVENT, PONG = 0x81, 0x82, 0x83, 0x84, 0x85
 # Version of the protocol that the server speaks.
 VERSION = 4
 FRAME_MAX = 4 << 20
-TESTS = []
 
 CRC_TABLE = []
 for _byte in range(256):
@@ -56,11 +55,6 @@ def frame(kind, payload, checksum=True, length=None, flags=None, reserved=0, tai
     if crc is None:
         crc = crc32c(head + payload) if checksum else 0
     return head + struct.pack(">II", crc, tail) + payload
-
-
-def test(function):
-    TESTS.append(function)
-    return function
 
 
 class Server:

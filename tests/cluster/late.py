@@ -13,14 +13,7 @@ import sys
 import threading
 import time
 
-from suite import run_all
-
-TESTS = []
-
-
-def test(function):
-    TESTS.append(function)
-    return function
+from suite import TESTS, run_all, test
 
 
 def late(call, delay, change):

@@ -16,30 +16,15 @@ import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from locker import Locker, eventually  # noqa: E402
-from suite import run_all  # noqa: E402
+from suite import TESTS, refused, run_all, test  # noqa: E402
 
-TESTS = []
 LATER = []
-
-
-def test(function):
-    TESTS.append(function)
-    return function
 
 
 def last(function):
     """Tests that kill things, in this order, after the others."""
     LATER.append(function)
     return function
-
-
-def refused(code, call, *arguments, **keywords):
-    try:
-        call(*arguments, **keywords)
-    except OSError as error:
-        assert error.errno == code, f"errno {errno.errorcode[error.errno]}, wanted {errno.errorcode[code]}"
-        return
-    raise AssertionError("succeeded")
 
 
 class Pair:

@@ -14,33 +14,7 @@ import sys
 import threading
 import time
 
-from suite import run_all
-
-TESTS = []
-
-
-def test(function):
-    TESTS.append(function)
-    return function
-
-
-def write(path, data):
-    with open(path, "wb") as file:
-        file.write(data)
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def refused(code, call, *arguments):
-    try:
-        call(*arguments)
-    except OSError as error:
-        assert error.errno == code, f"errno {errno.errorcode[error.errno]}, wanted {errno.errorcode[code]}"
-        return
-    raise AssertionError("succeeded")
+from suite import TESTS, read, refused, run_all, test, write
 
 
 @test

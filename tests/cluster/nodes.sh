@@ -55,17 +55,8 @@ refuses "a second process for a node" "in use by process" "$KESTREL" serve "$sec
 refuses "a node that is up cannot join again" "has joined" \
     sh -c "'$KESTREL' cluster token '$volume' | '$KESTREL' cluster join - '$WORK/no' --node 2"
 
-# python SCRIPT ARGUMENT…: adds its count to ours.
-python() {
-    local passed=0 failed=1
-    python3 "$@" >"$WORK/python.out" 2>&1 || true
-    cat "$WORK/python.out"
-    read -r passed failed < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$WORK/python.out" | tail -n 1) || true
-    PASSED=$((PASSED + passed)) FAILED=$((FAILED + failed))
-}
-
-python "$ROOT/tests/cluster/two.py" "$a" "$b"
-python "$ROOT/tests/cluster/nodes.py" "$a" "$b"
+counted python3 "$ROOT/tests/cluster/two.py" "$a" "$b"
+counted python3 "$ROOT/tests/cluster/nodes.py" "$a" "$b"
 check "fsck while all serve" fsck_volume "$volume" --data
 
 # A node is away: what it does not own goes on, and everybody is told.
@@ -114,7 +105,7 @@ for dir in "$volume" "$second" "$(node_dir "$volume" 3)"; do
     exit 1
 done
 SH
-python "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "sh $WORK/kill-server" --start-server "sh $WORK/start-server" \
+counted python3 "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "sh $WORK/kill-server" --start-server "sh $WORK/start-server" \
     --mount-a-pid "$(server_pid "$a")" --lease "$lease"
 # The last test killed the first mount.
 umount -l "$a"

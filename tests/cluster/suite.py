@@ -1,7 +1,37 @@
-"""Runs the tests of a script one after the other and says what passed, as tests/lib.sh does."""
+"""What the scripts of tests have in common: their lists, which run one after the other and say what passed, as tests/lib.sh does."""
 
+import errno
 import sys
 import traceback
+
+# The tests of the script, in their order.
+TESTS = []
+
+
+def test(function):
+    """Makes a function one of the script's tests."""
+    TESTS.append(function)
+    return function
+
+
+def write(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def refused(code, call, *arguments, **keywords):
+    """The call fails with this error number."""
+    try:
+        call(*arguments, **keywords)
+    except OSError as error:
+        assert error.errno == code, f"errno {errno.errorcode[error.errno]}, wanted {errno.errorcode[code]}"
+        return
+    raise AssertionError("succeeded")
 
 
 def run_all(tests, call):

@@ -15,26 +15,10 @@ import sys
 import threading
 import time
 
-from suite import run_all
+from suite import TESTS, read, refused, run_all, test, write
 
-TESTS = []
 LIBC = ctypes.CDLL(None, use_errno=True)
 AT_FDCWD, RENAME_NOREPLACE = -100, 1
-
-
-def test(function):
-    TESTS.append(function)
-    return function
-
-
-def write(path, data):
-    with open(path, "wb") as file:
-        file.write(data)
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def rename_to_free(old, new):
@@ -42,15 +26,6 @@ def rename_to_free(old, new):
     if LIBC.renameat2(AT_FDCWD, old.encode(), AT_FDCWD, new.encode(), RENAME_NOREPLACE) < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), old)
-
-
-def refused(code, call, *arguments):
-    try:
-        call(*arguments)
-    except OSError as error:
-        assert error.errno == code, f"errno {errno.errorcode[error.errno]}, wanted {errno.errorcode[code]}"
-        return
-    raise AssertionError("succeeded")
 
 
 @test

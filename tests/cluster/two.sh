@@ -25,16 +25,7 @@ done
 exit 1
 SH
 
-# python SCRIPT ARGUMENT…: adds its count to ours.
-python() {
-    local passed=0 failed=1
-    python3 "$@" >"$WORK/python.out" 2>&1 || true
-    cat "$WORK/python.out"
-    read -r passed failed < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$WORK/python.out" | tail -n 1) || true
-    PASSED=$((PASSED + passed)) FAILED=$((FAILED + failed))
-}
-
-python "$ROOT/tests/cluster/two.py" "$a" "$b"
+counted python3 "$ROOT/tests/cluster/two.py" "$a" "$b"
 
 # A third mount, which a relay keeps 40 ms away from the server.
 far=$WORK/far way=40
@@ -44,11 +35,11 @@ until grep -q : "$WORK/relay.out"; do sleep 0.01; done
 mkdir "$far"
 "$KESTREL" mount "kestrel://$(cat "$WORK/relay.out")/$(basename "$volume")" "$far" --allow-other "${MODE_OPTIONS[@]}" \
     --log "$WORK/far.log" >/dev/null 9>&-
-python "$ROOT/tests/cluster/late.py" "$a" "$far" "$way"
+counted python3 "$ROOT/tests/cluster/late.py" "$a" "$far" "$way"
 umount_volume "$far"
 kill "$relay"
 
-python "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "sh $WORK/kill-server" --start-server "sh $WORK/start-server" \
+counted python3 "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "sh $WORK/kill-server" --start-server "sh $WORK/start-server" \
     --mount-a-pid "$(server_pid "$a")" --lease "$lease"
 # The last test killed the first mount.
 umount -l "$a"

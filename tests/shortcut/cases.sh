@@ -14,14 +14,6 @@ export KESTREL WORK
 cases() {
     python3 "$ROOT/tests/shortcut/cases.py" "$@" "${only[@]}"
 }
-# count: what cases.py said, added to ours.
-count() {
-    local passed=0 failed=1
-    cases "$@" >"$WORK/cases.out" 2>&1 || true
-    cat "$WORK/cases.out"
-    read -r passed failed < <(sed -n 's/^\([0-9]*\) passed, \([0-9]*\) failed$/\1 \2/p' "$WORK/cases.out" | tail -n 1) || true
-    PASSED=$((PASSED + passed)) FAILED=$((FAILED + failed))
-}
 
 volume=$WORK/volume
 make_volume "$volume"
@@ -33,7 +25,7 @@ for tree in "$WORK/maker/of-shortcut" "$WORK/maker/of-plain" "$WORK/local"; do c
 mount_volume "$volume" "$WORK/plain" --no-shortcut
 mount_volume "$volume" "$WORK/shortcut"
 needs_shortcut "$WORK/shortcut"
-count run --side "shortcut=$WORK/shortcut/of-shortcut=$WORK/maker/of-shortcut" \
+counted cases run --side "shortcut=$WORK/shortcut/of-shortcut=$WORK/maker/of-shortcut" \
     --side "plain=$WORK/plain/of-plain=$WORK/maker/of-plain" --side "local=$WORK/local=$WORK/local-too"
 check "unmounts" umount_volume "$WORK/shortcut"
 check "unmounts the plain one" umount_volume "$WORK/plain"
@@ -51,7 +43,7 @@ cases prepare "$WORK/local"
 umount_volume "$WORK/mnt"
 mount_volume "$volume" "$WORK/mnt"
 echo "embedded"
-count run --side "shortcut=$WORK/mnt" --side "local=$WORK/local"
+counted cases run --side "shortcut=$WORK/mnt" --side "local=$WORK/local"
 
 # asked DIR: requests for attributes while 20 files are opened, looked at and read to their end, slowly.
 asked() {
