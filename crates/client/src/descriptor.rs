@@ -10,6 +10,7 @@ use kestrel_types::crash;
 use serde::{Deserialize, Serialize};
 
 use crate::error::VolumeError;
+use crate::hex::to_hex;
 
 mod cluster;
 mod coding;
@@ -128,11 +129,7 @@ impl Descriptor {
     /// If the settings are out of bounds or the system has no randomness.
     pub fn new(settings: Settings, created: i64) -> Result<Self, VolumeError> {
         settings.check()?;
-        let mut bytes = [0u8; 16];
-        File::open("/dev/urandom")
-            .and_then(|mut random| std::io::Read::read_exact(&mut random, &mut bytes))
-            .map_err(|error| VolumeError::io("read", Path::new("/dev/urandom"), &error))?;
-        let uuid = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let uuid = to_hex(&random::<16>()?);
         let magic = "kestrelfs".to_string();
         let (coding, cluster, checksum) = (None, None, String::new());
         let format_version = FORMAT_VERSION;

@@ -85,13 +85,6 @@ impl Peers {
     pub fn figures(&self) -> BTreeMap<NodeId, PeerFigures> {
         self.links().map(|(node, link)| (node, link.figures())).collect()
     }
-
-    /// Another node has just connected to this one: it is there.
-    pub fn hurry(&self, node: NodeId) {
-        if let Some(link) = self.link(node) {
-            link.hurry();
-        }
-    }
 }
 
 impl Carrier for Peers {

@@ -422,7 +422,7 @@ impl Member {
 
     /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know, no rows that were cut off.
     pub fn is_idle(&self) -> bool {
-        let swept = self.node.core().sweeps.any().is_none();
+        let swept = self.node.core().sweeps.after(0).is_none();
         swept
             && self.works.is_empty()
             && self.loans.is_empty()

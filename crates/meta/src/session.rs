@@ -338,7 +338,7 @@ impl Sweeps {
         self.count.store(files.len(), Ordering::Release);
     }
 
-    /// The next file with rows to delete after this one, or the first.
+    /// The next file with rows to delete after this one, or the first; after 0, which is no file: the first.
     pub fn after(&self, ino: InodeId) -> Option<InodeId> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
@@ -346,11 +346,6 @@ impl Sweeps {
         let files = self.files.lock();
         let next = files.range((Bound::Excluded(ino), Bound::Unbounded)).next();
         next.or_else(|| files.first_key_value()).map(|(ino, _)| *ino)
-    }
-
-    /// A file with rows to delete.
-    pub fn any(&self) -> Option<InodeId> {
-        self.files.lock().keys().next().copied()
     }
 }
 

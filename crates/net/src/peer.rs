@@ -109,8 +109,6 @@ struct Notice {
     closed: bool,
     /// Bytes are left: the socket has no room, or their writer had enough.
     left: bool,
-    /// Dial at once.
-    hurry: bool,
     /// The present connection is of no use any more, and why.
     broken: Option<String>,
 }
@@ -183,12 +181,6 @@ impl PeerLink {
     /// Has what was queued written, as far as there is room. Never blocks.
     pub fn flush(&self) {
         self.shared.flush();
-    }
-
-    /// The node is known to be there: does not wait for the next attempt to connect.
-    pub fn hurry(&self) {
-        self.shared.notice.lock().hurry = true;
-        self.shared.changed.notify_all();
     }
 
     /// Why there is no connection, if there is none and that is known.

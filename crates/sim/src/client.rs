@@ -8,7 +8,7 @@ use kestrel_types::clock::Nanos;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name};
-use kestrel_types::request::{Answer, Op, Reply};
+use kestrel_types::request::{Answer, Op, Reply, Subject};
 use kestrel_types::wire::{
     ClientId, Frames, LockRequest, LockSpan, Reclaim, ReclaimOpen, Reclaimed, ToClient, decode_to_client,
 };
@@ -237,20 +237,11 @@ impl Client {
 
     /// Learns from an answer.
     pub fn learn(&mut self, call: usize, op: &Op, reply: &Reply) {
-        let name = match op {
-            Op::Lookup(place)
-            | Op::Create { place, .. }
-            | Op::OpenAt(place, _)
-            | Op::MkNod { place, .. }
-            | Op::MkDir(place, _)
-            | Op::Symlink(place, _)
-            | Op::Link(_, place) => Some(&place.name),
-            _ => None,
-        };
-        let place = match (reply, name) {
-            (Ok(Answer::Entry { parent, .. } | Answer::Opened { parent: Some(parent), .. }), Some(name)) => {
-                Some((*parent, name.clone()))
-            }
+        let place = match (op.subject(), reply) {
+            (
+                Subject::Place(place),
+                Ok(Answer::Entry { parent, .. } | Answer::Opened { parent: Some(parent), .. }),
+            ) => Some((*parent, place.name.clone())),
             _ => None,
         };
         let write = match op {

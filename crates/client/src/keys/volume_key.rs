@@ -12,6 +12,7 @@ use zeroize::Zeroizing;
 use super::file;
 use crate::descriptor::WrappedKey;
 use crate::error::VolumeError;
+use crate::hex::{from_hex, to_hex};
 
 /// Bytes of a volume key.
 pub(super) const VOLUME_KEY_BYTES: usize = 32;
@@ -67,7 +68,7 @@ impl VolumeKey {
     /// What the key may be known by: 32 hexadecimal digits that say nothing else about it.
     pub fn fingerprint(&self) -> String {
         let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &*self.0), FINGERPRINT_CONTEXT);
-        hex(&tag.as_ref()[..FINGERPRINT_BYTES])
+        to_hex(&tag.as_ref()[..FINGERPRINT_BYTES])
     }
 
     /// A new data key for a volume, wrapped.
@@ -101,7 +102,7 @@ impl VolumeKey {
         );
         let tag = sealed.map_err(|_| VolumeError::Key("a data key could not be encrypted".into()))?;
         out[NONCE_LEN + DATA_KEY_BYTES..].copy_from_slice(tag.as_ref());
-        Ok(WrappedKey { id, created, wrapped: hex(&out) })
+        Ok(WrappedKey { id, created, wrapped: to_hex(&out) })
     }
 
     /// A data key, decrypted.
@@ -117,7 +118,7 @@ impl VolumeKey {
                 wrapped.id
             ))
         };
-        let mut bytes = Zeroizing::new(from_hex(&wrapped.wrapped).ok_or_else(altered)?);
+        let mut bytes = Zeroizing::new(wrapped_bytes(&wrapped.wrapped).ok_or_else(altered)?);
         let (nonce, sealed) = bytes.split_first_chunk_mut::<NONCE_LEN>().ok_or_else(altered)?;
         let opened = self.aead()?.open_in_place(
             Nonce::assume_unique_for_key(*nonce),
@@ -151,17 +152,9 @@ fn random(out: &mut [u8]) -> Result<(), VolumeError> {
     filled.map_err(|_| VolumeError::Io("the system gave no random bytes for a key".into()))
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// The bytes of a wrapped key; none unless they are [`WRAPPED_BYTES`].
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    if text.len() != 2 * WRAPPED_BYTES {
-        return None;
-    }
-    let digit = |digit: u8| char::from(digit).to_digit(16).map(|value| value as u8);
-    text.as_bytes().chunks_exact(2).map(|pair| Some(digit(pair[0])? << 4 | digit(pair[1])?)).collect()
+fn wrapped_bytes(text: &str) -> Option<Vec<u8>> {
+    if text.len() == 2 * WRAPPED_BYTES { from_hex(text) } else { None }
 }
 
 #[cfg(test)]

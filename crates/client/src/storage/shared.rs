@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Base, Place, Storage, StoreOptions};
-use crate::descriptor::Descriptor;
+use crate::descriptor::{Descriptor, random};
 use crate::error::VolumeError;
-use crate::hex::from_hex;
+use crate::hex::{from_hex, to_hex};
 
 /// Random bytes of the word.
 const WORD_BYTES: usize = 16;
@@ -152,12 +152,7 @@ fn mark(dir: &Path) -> Result<String, VolumeError> {
         }
         _ => {}
     }
-    let random = Path::new("/dev/urandom");
-    let mut bytes = [0; WORD_BYTES];
-    File::open(random)
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|error| VolumeError::io("read", random, &error))?;
-    let word: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let word = to_hex(&random::<WORD_BYTES>()?);
     let partial = dir.join(format!("{MARKER}.new"));
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&partial)?;
@@ -243,13 +238,12 @@ mod tests {
         let mut offer = Offer { descriptor: Value::Null, objects: None, placement: None };
         let again = |offer: &Offer| Offer::from_json(&offer.to_json(), "a:1").unwrap().placement("a:1");
         assert_eq!(again(&offer).unwrap(), None);
-        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let mut bytes = table.encode();
-        offer.placement = Some(hex(&bytes));
+        offer.placement = Some(to_hex(&bytes));
         assert_eq!(again(&offer).unwrap(), Some(table));
         bytes[0] = 9;
         for (digits, why) in [
-            (hex(&bytes), "use the version of kestrel"),
+            (to_hex(&bytes), "use the version of kestrel"),
             ("0".into(), "hexadecimal"),
             ("0\u{e9}".into(), "hexadecimal"),
             ("+1".into(), "hexadecimal"),

@@ -16,7 +16,7 @@ impl Node {
         if self.shares_volume() {
             return Ok(false);
         }
-        let Some(ino) = self.core.sweeps.any() else { return Ok(false) };
+        let Some(ino) = self.core.sweeps.after(0) else { return Ok(false) };
         match self.call(Request { creds: Creds::root(), op: Op::Sweep(ino) }) {
             Ok(_) => Ok(true),
             Err(Outcome::Failed(error)) => Err(error),

@@ -14,7 +14,8 @@ use kestrel_types::inode::{CHUNK_BYTES, Kind};
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
-    Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr, SetTime, XattrFlags,
+    Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr, SetTime, Subject,
+    XattrFlags,
 };
 use parking_lot::Mutex;
 use proptest::prelude::*;
@@ -321,18 +322,11 @@ impl World {
             }
             _ => return,
         };
-        match (op, parent) {
-            (
-                Op::Lookup(place)
-                | Op::Create { place, .. }
-                | Op::OpenAt(place, _)
-                | Op::MkNod { place, .. }
-                | Op::MkDir(place, _)
-                | Op::Symlink(place, _)
-                | Op::Link(_, place),
-                Some(parent),
-            ) => self.seen(inode.ino, Some(inode.kind), (parent, place.name.clone())),
-            (Op::TmpFile { .. }, _) => {
+        match (op.subject(), parent) {
+            (Subject::Place(place), Some(parent)) => {
+                self.seen(inode.ino, Some(inode.kind), (parent, place.name.clone()));
+            }
+            _ if matches!(op, Op::TmpFile { .. }) => {
                 self.known.push(Known { ino: inode.ino, kind: Kind::File, places: Vec::new() });
             }
             _ => {}

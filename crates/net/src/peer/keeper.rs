@@ -53,10 +53,9 @@ pub(super) fn run(shared: &Arc<Shared>, seed: u64) {
         tell(shared, outage.get_or_insert_with(Outage::begun), why);
         let pause = Duration::from_nanos(backoff.failed(0).max(0).cast_unsigned());
         let mut notice = shared.notice.lock();
-        if !notice.closed && !notice.hurry {
+        if !notice.closed {
             shared.changed.wait_for(&mut notice, pause);
         }
-        notice.hurry = false;
     }
 }
 

@@ -80,7 +80,6 @@ fn a_link_comes_back_and_drops_what_nobody_can_take() {
     link.flush();
     assert_eq!(link.figures().dropped, 1);
     let serving = noting(TcpListener::bind(address).unwrap(), Arc::clone(&said));
-    link.hurry();
     eventually("the link is up again", || link.figures().up);
     link.send(&8u64.to_be_bytes()).unwrap();
     link.flush();
