@@ -396,6 +396,9 @@ fn plain(reply: Reply) -> FsResult<Answer> {
         Outcome::Symlink { .. } => {
             FsError::new(libc::ESTALE, "a symbolic link in mid-path: walk the path again")
         }
+        Outcome::Misdirected { .. } => {
+            FsError::new(libc::EREMCHG, "the metadata nodes have moved what this is about: try again")
+        }
     })
 }
 

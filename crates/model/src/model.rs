@@ -19,6 +19,8 @@ pub const NEED_GROUPS: i32 = -1;
 pub const CONFLICT: i32 = -2;
 /// [`code`] of a path that meets a symbolic link.
 pub const SYMLINK: i32 = -3;
+/// [`code`] of a request that another node leads.
+pub const MISDIRECTED: i32 = -5;
 /// The request should have succeeded and did not, or with a number that cannot be.
 const MISFIT: i32 = -4;
 
@@ -33,6 +35,7 @@ pub fn code(reply: &Reply) -> i32 {
         Err(Outcome::NeedGroups) => NEED_GROUPS,
         Err(Outcome::Conflict(_)) => CONFLICT,
         Err(Outcome::Symlink { .. }) => SYMLINK,
+        Err(Outcome::Misdirected { .. }) => MISDIRECTED,
     }
 }
 

@@ -489,6 +489,12 @@ pub enum Outcome {
         /// Its target.
         target: Box<[u8]>,
     },
+    /// Another node leads the request. Nothing changed, and nothing will: the client looks at a newer table of placement, or waits until this
+    /// node has one, and asks whoever leads it by that, as a new request.
+    Misdirected {
+        /// Version of the table by which this node says so.
+        table: u64,
+    },
 }
 
 impl From<crate::error::FsError> for Outcome {

@@ -44,7 +44,13 @@ use crate::codec::DecodeError;
 use crate::error::FsError;
 
 /// Version of the protocol that this build speaks.
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
+
+/// The error of a request for a lock that another node keeps, as [`Outcome::Misdirected`] is that of other requests: look at a newer
+/// table, or wait, and ask again.
+///
+/// [`Outcome::Misdirected`]: crate::request::Outcome::Misdirected
+pub const LOCK_MISDIRECTED: i32 = libc::EREMCHG;
 
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 16;

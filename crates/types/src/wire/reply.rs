@@ -26,6 +26,7 @@ const FAILED: u8 = 0x80;
 const NEED_GROUPS: u8 = 0x81;
 const CONFLICT: u8 = 0x82;
 const SYMLINK: u8 = 0x83;
+const MISDIRECTED: u8 = 0x84;
 
 /// Appends the bytes of a reply, as they are in a Reply frame. A reason above its limit is cut.
 pub fn encode_reply(reply: &Reply, out: &mut Vec<u8>) {
@@ -125,6 +126,10 @@ fn put_outcome(outcome: &Outcome, w: &mut Writer<'_>) {
             w.varint(*dir);
             w.string(target);
         }
+        Outcome::Misdirected { table } => {
+            w.u8(MISDIRECTED);
+            w.varint(*table);
+        }
     }
 }
 
@@ -160,6 +165,7 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
             let (resolved, dir, target) = (basic::size(r)?, r.varint()?, basic::bytes(r)?);
             return Ok(Err(Outcome::Symlink { resolved, dir, target }));
         }
+        MISDIRECTED => return Ok(Err(Outcome::Misdirected { table: r.varint()? })),
         _ => return Err(DecodeError("unknown answer")),
     }))
 }

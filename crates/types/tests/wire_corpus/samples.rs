@@ -328,6 +328,7 @@ fn answers() -> Vec<(&'static str, Answered)> {
             "answer-symlink",
             Outcome::Symlink { resolved: 1, dir: 77, target: b"/elsewhere".as_slice().into() },
         ),
+        ("answer-misdirected", Outcome::Misdirected { table: 300 }),
     ];
     let others = vec![
         ("answer-lock", Answered::Lock(Ok(LockAnswer::Done))),

@@ -306,6 +306,7 @@ pub fn reply() -> BoxedStrategy<Reply> {
         1 => boxed_inode().prop_map(Outcome::Conflict),
         1 => (number(), number(), blob(100))
             .prop_map(|(resolved, dir, target)| Outcome::Symlink { resolved: resolved as usize, dir, target }),
+        1 => number().prop_map(|table| Outcome::Misdirected { table }),
     ];
     prop_oneof![3 => answer.prop_map(Ok), 1 => outcome.prop_map(Err)].boxed()
 }
