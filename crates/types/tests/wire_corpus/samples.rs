@@ -128,7 +128,7 @@ fn call(body: Body) -> Sample {
 
 fn sessions() -> Vec<(&'static str, Sample)> {
     let hello = Hello {
-        versions: Versions { min: 4, max: 4 },
+        versions: Versions { min: 5, max: 5 },
         volume: "data".into(),
         client: ClientId(*b"0123456789abcdef"),
         incarnation: 3,
@@ -136,7 +136,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         established: true,
     };
     let welcome = Welcome {
-        version: 4,
+        version: 5,
         node: 2,
         epoch: 17,
         descriptor: b"{\"magic\":\"kestrelfs\"}".as_slice().into(),
@@ -145,7 +145,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         table: 5,
     };
     let peer = PeerHello {
-        versions: Versions { min: 4, max: 4 },
+        versions: Versions { min: 5, max: 5 },
         volume: *b"uuid of a volume",
         from: 2,
         to: 1,
