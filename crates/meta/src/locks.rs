@@ -68,6 +68,14 @@ impl Lock {
 struct State {
     rows: BTreeMap<Key, Lock>,
     ranges: BTreeMap<(Table, u64), Lock>,
+    held: BTreeMap<TxnId, Held>,
+}
+
+/// What a transaction has locked; some of it perhaps repeatedly.
+#[derive(Debug, Default)]
+struct Held {
+    keys: Vec<Key>,
+    ranges: Vec<(Table, u64)>,
 }
 
 /// See the module's header.
@@ -118,6 +126,9 @@ impl LockTable {
         for range in ranges {
             state.ranges.entry(*range).or_default().take(txn, mode);
         }
+        let held = state.held.entry(txn).or_default();
+        held.keys.extend_from_slice(keys);
+        held.ranges.extend_from_slice(ranges);
         self.any.store(state.rows.len() + state.ranges.len(), Ordering::Release);
         true
     }
@@ -125,9 +136,33 @@ impl LockTable {
     /// Gives up everything that a transaction has locked. With every role held.
     pub fn release(&self, txn: TxnId) {
         let mut state = self.state.lock();
-        state.rows.retain(|_, lock| !lock.give(txn));
-        state.ranges.retain(|_, lock| !lock.give(txn));
+        let state = &mut *state;
+        let Held { keys, ranges } = state.held.remove(&txn).unwrap_or_default();
+        for key in keys {
+            if let Some(lock) = state.rows.get_mut(&key)
+                && lock.give(txn)
+            {
+                state.rows.remove(&key);
+            }
+        }
+        for range in ranges {
+            if let Some(lock) = state.ranges.get_mut(&range)
+                && lock.give(txn)
+            {
+                state.ranges.remove(&range);
+            }
+        }
         self.any.store(state.rows.len() + state.ranges.len(), Ordering::Release);
+    }
+
+    /// Whether any of these is locked, by whomever.
+    pub fn holds_any(&self, keys: &[Key], ranges: &[(Table, u64)]) -> bool {
+        if !self.any() {
+            return false;
+        }
+        let state = self.state.lock();
+        keys.iter().any(|key| state.row_excludes(NOBODY, key, Mode::Exclusive))
+            || ranges.iter().any(|range| state.range_excludes(NOBODY, *range, Mode::Exclusive))
     }
 
     /// Whether a lock keeps requests of the node from a row.
@@ -166,6 +201,7 @@ mod tests {
         assert!(locks.bars(&a, Mode::Shared));
         locks.release(txn(2));
         assert!(!locks.any());
+        locks.release(txn(2));
     }
 
     #[test]

@@ -46,7 +46,7 @@ mod unsent;
 mod wire;
 mod work;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -89,6 +89,10 @@ const SWEEP_PAUSE: Nanos = 5 * SECOND;
 
 /// What has no answer for so long is sent again.
 const RESEND: Nanos = 200 * MILLISECOND;
+
+/// A member that has ended is not opened again for so long: what it had lent until then was not changed meanwhile. Whoever opens members
+/// sees to it.
+pub const RESTART_MIN: Nanos = 100 * MILLISECOND;
 
 /// How long a request may wait for other members before it fails with `ETIMEDOUT`, nothing having changed.
 pub const DEADLINE: Nanos = 20 * SECOND;
@@ -208,6 +212,8 @@ pub struct Member {
     failure: Option<FsError>,
     /// Files without names at their home.
     nameless: BTreeMap<InodeId, Asking>,
+    /// Requests that wait until locks are given up; some may have ended.
+    parked: BTreeSet<u64>,
     /// Locks were given up: those who wait for that may go on.
     unlocked: bool,
     /// How often that was so.
@@ -295,6 +301,7 @@ impl Member {
             sync_failure: Arc::default(),
             failure: None,
             nameless: BTreeMap::new(),
+            parked: BTreeSet::new(),
             unlocked: false,
             unlocks: 0,
             finished: Vec::new(),

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kestrel_types::clock::Nanos;
 use kestrel_types::placement::NodeId;
 
-use super::lead::Phase;
+use super::lead::{Phase, SURE};
 use super::lend::encode_decision;
 use super::message::{Message, Vote};
 use super::records::decision_key;
@@ -36,6 +36,12 @@ impl Decision {
 impl Member {
     /// The operation needs no more rows.
     pub(super) fn end(&mut self, ticket: u64, ended: Box<Ended>) {
+        if self.has_read_at_once(ticket, &ended) {
+            // All rows are locked at this moment, without anybody having to say so again.
+            let Ended { reply, wait, .. } = *ended;
+            self.give_up(ticket);
+            return self.conclude_after(ticket, reply, wait);
+        }
         if ended.dirs.is_empty() {
             return self.settle(ticket, ended);
         }
@@ -50,6 +56,18 @@ impl Member {
         for node in nodes {
             self.send(node, Message::Invalidate(txn, dirs.clone()));
         }
+    }
+
+    /// Whether a transaction has only read, and in so short a time that no lender can have lost a loan.
+    fn has_read_at_once(&self, ticket: u64, ended: &Ended) -> bool {
+        let Some(work) = self.works.get(&ticket) else { return false };
+        let Stage::Leading(lead) = &work.stage else { return false };
+        let reads = work.claim.is_none()
+            && ended.mutations.is_empty()
+            && ended.dirs.is_empty()
+            && ended.opens.is_empty()
+            && ended.referred.is_empty();
+        reads && self.now - lead.begun < SURE
     }
 
     pub(super) fn invalidated(&mut self, from: NodeId, txn: TxnId) {

@@ -33,7 +33,7 @@ use kestrel_types::wire::TooLarge;
 use parking_lot::Mutex;
 
 use super::reap::{Forgot, Reap};
-use super::{Envelope, Member, MemberConfig};
+use super::{Envelope, Member, MemberConfig, RESTART_MIN};
 use crate::engine::Engine;
 use crate::node::{Done, Ear, Node, Replies};
 use crate::txn::Origin;
@@ -152,7 +152,7 @@ pub struct MemberHost {
 }
 
 impl MemberHost {
-    /// Opens a member and starts its thread. Replies that wait for the log are given by a thread of the node's own, whatever the
+    /// Opens a member, not before [`RESTART_MIN`] is over, and starts its thread. Replies that wait for the log are given by a thread of the node's own, whatever the
     /// settings say.
     ///
     /// # Errors
@@ -164,6 +164,8 @@ impl MemberHost {
         carrier: Arc<dyn Carrier>,
     ) -> FsResult<Arc<Self>> {
         config.node.replies = Replies::Thread;
+        // Whether an earlier process has just ended nobody knows.
+        std::thread::sleep(Duration::from_nanos(RESTART_MIN.unsigned_abs()));
         let (bell, me) = (Arc::new(Bell::default()), config.me);
         let member = Member::open_with(engine, clock, config, 0, Some(bell.clone()))?;
         let desk = Arc::new(Desk {

@@ -17,6 +17,10 @@ use crate::rows::{Lent, Missing, Span};
 /// Most rounds in which a transaction borrows rows. No operation needs more than a few, but a path has up to 2,048 parts.
 const ROUNDS_MAX: u32 = 4096;
 
+/// For so long after a transaction has begun no lender has lost a loan: silence takes him longer ([`super::lend`]), and so does a
+/// restart ([`super::RESTART_MIN`]).
+pub(super) const SURE: Nanos = super::RESTART_MIN;
+
 /// A lender, as the leader sees him.
 #[derive(Default)]
 pub(super) struct Lender {
@@ -45,6 +49,8 @@ pub(super) struct Lead {
     round: u32,
     pub lenders: BTreeMap<NodeId, Lender>,
     pub phase: Phase,
+    /// When it asked the first lender, or was about to.
+    pub begun: Nanos,
     /// When somebody was asked last.
     pub sent: Nanos,
 }
@@ -89,6 +95,7 @@ impl Member {
             round: 0,
             lenders: BTreeMap::new(),
             phase: Phase::Borrowing,
+            begun: now,
             sent: now,
         });
         self.leads.insert(txn, ticket);

@@ -65,6 +65,14 @@ impl Member {
             return;
         }
         let ranges: Vec<(Table, u64)> = wanted.spans.iter().map(|span| (span.table, span.id)).collect();
+        // Readers who take turns must not keep out for ever who waits here to write.
+        let waited_for = mode == Mode::Shared && !self.parked.is_empty();
+        if waited_for
+            && !self.loans.contains_key(&txn)
+            && self.cluster().locks.holds_any(&wanted.keys, &ranges)
+        {
+            return self.send(from, Message::Refused(txn, round));
+        }
         let quiet = self.node.quiesce();
         let taken = self.cluster().locks.take(txn, &wanted.keys, &ranges, mode);
         drop(quiet);

@@ -178,7 +178,13 @@ impl Member {
         objects.dedup();
         let later = (reaping.now + self.node.core().grace * LATER).max(0) / SECOND + 1;
         let (mut free, mut changes) = (Vec::new(), Vec::new());
+        let node = self.node.clone();
+        let quiet = node.quiesce();
         for (index, object) in objects.iter().enumerate() {
+            // What was released here since it was weighed has written its own row; if the clock was set back, the same one.
+            let weighed = answers.get(&self.me);
+            let same = |part| matches!(weighed, Some(Answer::Weighed(weights)) if weights.get(index) == Some(&Weight::Part(part)));
+            let settled = node.references(*object).is_ok_and(same);
             // Who does not say that nothing refers to it may have something that does.
             let weights = answers.iter().map(|(node, answer)| match answer {
                 Answer::Weighed(weights) => (*node, weights.get(index).copied().unwrap_or(Weight::Used)),
@@ -188,6 +194,7 @@ impl Member {
             let goes = |row: &Due| Mutation { key: row.key(), value: None };
             match weighed_together(self.me, weights) {
                 Weighed::Used => {}
+                Weighed::Referred | Weighed::Owing if !settled => {}
                 Weighed::Free => free.push(*object),
                 Weighed::Referred => changes.extend(rows.map(goes)),
                 Weighed::Owing => {
@@ -200,8 +207,10 @@ impl Member {
         if !changes.is_empty()
             && let Err(why) = self.commit(BatchKind::Freeing, changes)
         {
+            drop(quiet);
             return self.end_round(Err(why));
         }
+        drop(quiet);
         if free.is_empty() {
             return self.end_round(Ok(free));
         }

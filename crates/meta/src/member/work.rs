@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kestrel_types::clock::{MILLISECOND, Nanos};
 use kestrel_types::error::FsError;
-use kestrel_types::ids::InodeId;
+use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Op, Reply, Request};
 
@@ -206,6 +206,7 @@ impl Member {
                     return self.run_alone(ticket);
                 }
                 work.stage = Stage::Parked;
+                self.parked.insert(ticket);
             }
             Elsewhere::Dentry(want) => {
                 if let Some(work) = self.works.get_mut(&ticket) {
@@ -217,11 +218,11 @@ impl Member {
     }
 
     pub(super) fn resume_parked(&mut self) {
-        let parked = |work: &Work| matches!(work.stage, Stage::Parked);
-        let parked: Vec<u64> =
-            self.works.iter().filter(|(_, work)| parked(work)).map(|(ticket, _)| *ticket).collect();
-        for ticket in parked {
-            self.run_alone(ticket);
+        for ticket in std::mem::take(&mut self.parked) {
+            // It may have run out of time meanwhile.
+            if self.works.get(&ticket).is_some_and(|work| matches!(work.stage, Stage::Parked)) {
+                self.run_alone(ticket);
+            }
         }
     }
 
@@ -269,6 +270,16 @@ impl Member {
             Ok(position) => self.when_durable(position, Todo::Answer(ticket, reply)),
             Err(why) => self.answer(ticket, Err(why.into())),
         }
+    }
+
+    /// As [`Member::conclude`], once a position is durable.
+    pub(super) fn conclude_after(&mut self, ticket: u64, reply: Reply, wait: Position) {
+        let numbered = self.works.get(&ticket).is_some_and(|work| work.origin.is_some());
+        // A record of the answer comes later in the log.
+        if wait <= self.node.engine().durable() || numbered && !self.cluster().by_sessions {
+            return self.conclude(ticket, reply);
+        }
+        self.when_durable(wait, Todo::Answer(ticket, reply));
     }
 
     fn give(&mut self, back: Back, reply: Reply) {

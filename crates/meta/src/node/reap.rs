@@ -166,7 +166,7 @@ impl Node {
     }
 
     /// Sum of an object's shares, as far as this node has them.
-    fn references(&self, object: ObjectId) -> FsResult<Part> {
+    pub(crate) fn references(&self, object: ObjectId) -> FsResult<Part> {
         let mut sum = Part::None;
         let visited =
             self.engine.scan(Table::ObjStat, object, None, &mut |_, row, _| match ObjStat::decode(row) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::member::{Envelope, Member, MemberConfig, Message};
+use kestrel_meta::member::{Envelope, Member, MemberConfig, Message, RESTART_MIN};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
@@ -70,6 +70,7 @@ impl Cluster {
 
     pub fn restart(&mut self, id: NodeId) {
         self.members.remove(&id);
+        self.now += RESTART_MIN;
         let node = NodeConfig { serves: self.serves, ..settings() };
         let config = MemberConfig { me: id, placement: self.placement.clone(), node, seed: 7 };
         let member = Member::open(self.engines[&id].clone(), self.clock.clone(), config, self.now).unwrap();

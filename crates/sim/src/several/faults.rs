@@ -41,7 +41,8 @@ impl Several {
             None => format!("node {node}: crashes"),
             Some(keep) => format!("node {node}: crashes, {keep} % of what was not synced stays"),
         });
-        self.host(node).kill(keep);
+        let now = self.agenda.now;
+        self.host(node).kill(keep, now);
         let after = self.dice.downtime();
         self.plan_in(after, Event::Start(node));
     }
@@ -83,7 +84,10 @@ impl Several {
         if self.hosts[&node].member().is_some() {
             return;
         }
-        let now = self.agenda.now;
+        let (now, earliest) = (self.agenda.now, self.hosts[&node].rests_until());
+        if now < earliest {
+            return self.plan_at(earliest, Event::Start(node));
+        }
         let start = self.host(node).start(now);
         self.say(|| format!("node {node}: starts"));
         self.await_claims(node);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kestrel_meta::cluster::NODES_MAX;
 use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::member::{Envelope, Member, MemberConfig};
+use kestrel_meta::member::{Envelope, Member, MemberConfig, RESTART_MIN};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
@@ -35,6 +35,8 @@ pub struct Host {
     member: Option<Member>,
     /// Counts starts: timers of an earlier one do nothing.
     start: u64,
+    /// When it ended last, or long ago.
+    ended: Nanos,
     sync_planned: bool,
     /// Its process is stopped until then.
     pub stopped_until: Nanos,
@@ -76,6 +78,7 @@ impl Host {
             config: MemberConfig { me, placement, node, seed },
             member: None,
             start: 0,
+            ended: -RESTART_MIN,
             sync_planned: false,
             stopped_until: 0,
             replies: Replied::default(),
@@ -99,6 +102,11 @@ impl Host {
         self.start
     }
 
+    /// When the process may start again.
+    pub fn rests_until(&self) -> Nanos {
+        self.ended + RESTART_MIN
+    }
+
     /// Number of the present start, or of the last end.
     pub fn started(&self) -> u64 {
         self.start
@@ -111,8 +119,9 @@ impl Host {
 
     /// The process is gone at once. If the power is, so is what was not synced, or the end of it: `keep` says how much of it
     /// stays, in percent.
-    pub fn kill(&mut self, keep: Option<u64>) {
+    pub fn kill(&mut self, keep: Option<u64>, now: Nanos) {
         self.member = None;
+        self.ended = now;
         self.start += 1;
         self.sync_planned = false;
         self.stopped_until = 0;
