@@ -9,7 +9,8 @@
 //! - **rows of other members**: it becomes a *transaction* ([`lead`]). Its rows are borrowed, those of the leader itself too;
 //!   lenders ([`lend`]) lock them. The operation, a pure function of rows, runs on what was lent and says what it lacks, until it ends.
 //!   Then every lender confirms that his locks held all the while and puts on record what is to change there; the leader decides
-//!   with one batch, which holds its own changes, the answer for retries, and the decision ([`commit`]).
+//!   with one batch, which holds its own changes, the answer for retries, and the decision ([`commit`]). What has only read, and fast,
+//!   needs nobody's word: no loan is lost so soon.
 //!
 //! **Why this is linearizable.** When the last row was lent every row is locked, and whatever the operation saw of the replica is
 //! true at the moment it runs: that moment is between the two halves of two-phase locking. A lender who has lost a loan (crash,
