@@ -46,8 +46,6 @@ pub struct Cluster {
     pub placement: Placement,
     /// Own rows that are lent.
     pub locks: LockTable,
-    /// Requests come by sessions, each straight to its leader: no copy of one is executed late ([`crate::member::host`]).
-    pub by_sessions: bool,
 }
 
 impl Cluster {
@@ -62,7 +60,7 @@ impl Cluster {
         if placement.map.members().iter().any(|member| member.id >= NODES_MAX) {
             return Err(FsError::new(libc::EINVAL, "metadata: numbers of nodes are below 1024"));
         }
-        Ok(Self { me, placement, locks: LockTable::default(), by_sessions: false })
+        Ok(Self { me, placement, locks: LockTable::default() })
     }
 
     /// All nodes, this one included, ascending.

@@ -33,7 +33,7 @@ use kestrel_types::wire::TooLarge;
 use parking_lot::Mutex;
 
 use super::reap::{Forgot, Reap};
-use super::{Envelope, Member, MemberConfig};
+use super::{Asker, Envelope, Member, MemberConfig};
 use crate::engine::Engine;
 use crate::node::{Done, Ear, Node, Replies};
 use crate::txn::Origin;
@@ -113,7 +113,7 @@ fn count(counter: &AtomicU64) {
 enum Incoming {
     Envelope(Envelope),
     /// The node's own background work, or what the node does not serve by itself.
-    Request(Request, Option<Origin>, Done),
+    Request(Request, Asker, Done),
     Stray(Stray, Done),
     Unsent(NodeId, Box<Unsent>),
     /// Anything else, with the host's time.
@@ -204,9 +204,9 @@ impl MemberHost {
         self.desk.epoch
     }
 
-    /// Has a request of the node's own executed, wherever it is led. Not numbered.
+    /// Has a request of the node's own executed, which leads it. Not numbered.
     pub fn submit(&self, request: Request, done: Done) {
-        self.desk.bring(Incoming::Request(request, None, done));
+        self.desk.bring(Incoming::Request(request, Asker::Own, done));
     }
 
     /// Serves requests of sessions that this node leads; `ear` hears each reply with the request's index, `EINVAL` for those that
@@ -226,7 +226,7 @@ impl MemberHost {
                 return Some((number, request, origin));
             }
             let done = done_of(ear.clone(), number);
-            desk.incoming.lock().push_back(Incoming::Request(request, origin, done));
+            desk.incoming.lock().push_back(Incoming::Request(request, Asker::Session(origin), done));
             brought = true;
             None
         });
@@ -425,7 +425,7 @@ impl Desk {
         let now = self.now();
         match what {
             Incoming::Envelope(envelope) => member.receive(envelope, now),
-            Incoming::Request(request, origin, done) => member.submit(request, origin, done, now),
+            Incoming::Request(request, asker, done) => member.submit(request, asker, done, now),
             Incoming::Stray(stray, done) => member.take_up(stray, done),
             Incoming::Unsent(to, unsent) => member.unsent(to, unsent.envelope.message, unsent.why),
             Incoming::Turn(turn) => turn(member, now),

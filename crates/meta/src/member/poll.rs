@@ -177,7 +177,7 @@ impl Member {
                     Some(answers) => Ok(Answered::Usage(sum(answers.values()))),
                     None => Err(out_of_reach().into()),
                 };
-                self.conclude(ticket, reply);
+                self.answer(ticket, reply);
             }
             Then::WalkOn(ticket) => self.walked(ticket, answers),
             Then::Weighed(round) => self.weighed(round, answers),
