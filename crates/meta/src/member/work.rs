@@ -101,7 +101,7 @@ impl Member {
 
     /// Lets the node try it alone.
     pub(super) fn run_alone(&mut self, ticket: u64) {
-        let alone = self.cluster().is_alone();
+        let alone = self.table.is_alone();
         let Some(work) = self.works.get_mut(&ticket) else { return };
         if matches!(work.request.op, Op::ReadDir { .. }) && !alone {
             return self.lead(ticket);
