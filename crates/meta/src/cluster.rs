@@ -68,12 +68,7 @@ impl Cluster {
     /// As [`Cluster::new`], in the middle of what a table may be in the middle of.
     pub(crate) fn with(table: NodeTable) -> Self {
         let (me, version) = (table.me, AtomicU64::new(table.placement.version));
-        Self {
-            me,
-            locks: LockTable::default(),
-            table: RwLock::new(Arc::new(table)),
-            version,
-        }
+        Self { me, locks: LockTable::default(), table: RwLock::new(Arc::new(table)), version }
     }
 
     /// Who owns what at present. Who holds a role sees the same table until he lets it go.

@@ -339,9 +339,8 @@ impl Member {
             self.finished.push((done, Err(why.into())));
             return self.tell_finished();
         }
-        let cluster = self.cluster();
-        if asker != Asker::Own && cluster.leader(&request.op) != self.me {
-            let table = cluster.placement.version;
+        if asker != Asker::Own && self.table.leader(&request.op) != self.me {
+            let table = self.table.placement.version;
             self.finished.push((done, Err(Outcome::Misdirected { table })));
             return self.tell_finished();
         }

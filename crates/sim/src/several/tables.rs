@@ -36,7 +36,14 @@ pub struct Tables {
     /// Members that are to join or have.
     joins: usize,
     /// Seed and number of workers of every member.
-    pub host: (u64, usize),
+    host: (u64, usize),
+}
+
+impl Tables {
+    /// None has changed yet.
+    pub fn new(on: bool, host: (u64, usize)) -> Self {
+        Self { on, host, ..Self::default() }
+    }
 }
 
 impl Several {
