@@ -84,7 +84,7 @@ impl Member {
         if work.counter.is_none() && makes(&work.request.op) {
             match self.node.counter() {
                 Ok(counter) => work.counter = Some(counter),
-                Err(why) => return self.conclude(ticket, Err(why.into())),
+                Err(why) => return self.answer(ticket, Err(why.into())),
             }
         }
         let mode = if may_change(&work.request.op) { Mode::Exclusive } else { Mode::Shared };
@@ -119,7 +119,7 @@ impl Member {
         match self.node.transact((&work.request, work.claim), &lead.lent, &work.no_dirs, counter) {
             Err(why) => {
                 self.give_up(ticket);
-                self.conclude(ticket, Err(why.into()));
+                self.answer(ticket, Err(why.into()));
             }
             Ok(Ran::Lacks(missing)) => self.borrow(ticket, missing),
             Ok(Ran::Dentry(want)) => self.fetch(want, ticket),
@@ -142,7 +142,7 @@ impl Member {
     /// Asks the owners of rows for them.
     fn borrow(&mut self, ticket: u64, missing: Missing) {
         let mut parts: BTreeMap<NodeId, Missing> = BTreeMap::new();
-        let cluster = self.cluster();
+        let cluster = &self.table;
         for key in missing.keys {
             let owner = cluster.owner(key.table, key.id, &key.suffix);
             parts.entry(owner).or_default().keys.push(key);

@@ -4,13 +4,11 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::Key;
 use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Reply, Request};
 
 use super::poll::{Answer, Question};
 use crate::engine::Mutation;
 use crate::locks::{Mode, TxnId};
 use crate::rows::{Missing, Span};
-use crate::txn::Origin;
 use crate::view::Want;
 
 /// A message on its way, and the newest timestamp of its sender.
@@ -70,17 +68,6 @@ pub enum Vote {
 /// See the module's header.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
-    /// A request for the member that leads it. Numbered by the sender.
-    Forward {
-        /// The sender's number.
-        number: u64,
-        /// The request.
-        request: Request,
-        /// Where it comes from, if it is numbered.
-        origin: Option<Origin>,
-    },
-    /// Its reply.
-    Forwarded(u64, Reply),
     /// Asks for a dentry. Numbered by the sender.
     Fetch(u64, Want),
     /// Answers.

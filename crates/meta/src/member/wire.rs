@@ -8,15 +8,12 @@ use kestrel_types::error::FsError;
 use kestrel_types::key::{Key, KeyRef, PREFIX_LEN, SUFFIX_MAX, Table};
 use kestrel_types::name::NAME_MAX;
 use kestrel_types::request::{Outcome, Reply};
-use kestrel_types::wire::{
-    ClientId, FRAME_BYTES_MAX, TooLarge, decode_reply, decode_request, encode_reply, encode_request,
-};
+use kestrel_types::wire::{FRAME_BYTES_MAX, TooLarge, decode_reply, encode_reply};
 
 use super::message::{Envelope, Fetched, LoanId, Message, SpanRow, Vote};
 use crate::engine::Mutation;
 use crate::locks::{Mode, TxnId};
 use crate::rows::{Missing, Span};
-use crate::txn::Origin;
 use crate::view::Want;
 
 mod polls;
@@ -30,8 +27,6 @@ const VERSION: u8 = 1;
 const STAMP_MAX: u64 = 1 << 63;
 
 // What an envelope says. Numbers are never given to another message.
-const FORWARD: u8 = 1;
-const FORWARDED: u8 = 2;
 const FETCH: u8 = 3;
 const FETCHED: u8 = 4;
 const BORROW: u8 = 5;
@@ -87,15 +82,6 @@ impl Envelope {
 
 fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
     match message {
-        Message::Forward { number, request, origin } => {
-            put_numbered(out, FORWARD, *number);
-            put_origin(out, origin.as_ref());
-            encode_request(request, out)?;
-        }
-        Message::Forwarded(number, reply) => {
-            put_numbered(out, FORWARDED, *number);
-            encode_reply(reply, out);
-        }
         Message::Fetch(number, want) => {
             put_numbered(out, FETCH, *number);
             put_want(out, want);
@@ -170,11 +156,6 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
 
 fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
     Ok(match r.u8()? {
-        FORWARD => {
-            let (number, origin) = (r.varint()?, origin(r)?);
-            Message::Forward { number, origin, request: decode_request(r)? }
-        }
-        FORWARDED => Message::Forwarded(r.varint()?, decode_reply(r)?),
         FETCH => Message::Fetch(r.varint()?, want(r)?),
         FETCHED => Message::Fetched(r.varint()?, fetched(r)?),
         BORROW => {
@@ -242,30 +223,6 @@ fn boolean(r: &mut Reader<'_>) -> Result<bool, DecodeError> {
         1 => Ok(true),
         _ => Err(DecodeError("neither yes nor no")),
     }
-}
-
-fn put_origin(out: &mut Vec<u8>, origin: Option<&Origin>) {
-    out.push(match origin {
-        None => 0,
-        Some(Origin { retry: false, .. }) => 1,
-        Some(Origin { retry: true, .. }) => 2,
-    });
-    if let Some(origin) = origin {
-        out.extend_from_slice(&origin.client.0);
-        put_varint(out, origin.seq);
-    }
-}
-
-fn origin(r: &mut Reader<'_>) -> Result<Option<Origin>, DecodeError> {
-    let retry = match r.u8()? {
-        0 => return Ok(None),
-        1 => false,
-        2 => true,
-        _ => return Err(DecodeError("an unknown kind of origin")),
-    };
-    let mut client = ClientId([0; 16]);
-    client.0.copy_from_slice(r.bytes(16)?);
-    Ok(Some(Origin { client, seq: r.varint()?, retry }))
 }
 
 fn put_txn(out: &mut Vec<u8>, kind: u8, txn: TxnId) {

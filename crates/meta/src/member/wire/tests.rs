@@ -1,8 +1,6 @@
 //! Envelopes round trip; whatever comes in their place is an error or another envelope, never a panic.
 
 use kestrel_types::ids::InodeId;
-use kestrel_types::name::{InodeRef, Name, Place};
-use kestrel_types::request::{Creds, Op, Request};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -49,44 +47,8 @@ fn any_loan() -> BoxedStrategy<LoanId> {
     (number(), number()).prop_map(|(epoch, number)| LoanId { epoch, number }).boxed()
 }
 
-fn any_origin() -> BoxedStrategy<Option<Origin>> {
-    option::of((any::<[u8; 16]>(), number(), any::<bool>()).prop_map(|(client, seq, retry)| Origin {
-        client: ClientId(client),
-        seq,
-        retry,
-    }))
-    .boxed()
-}
-
-fn any_request() -> BoxedStrategy<Request> {
-    let name = || Name::new(b"name").unwrap();
-    let op = prop_oneof![
-        number().prop_map(move |base| Op::Lookup(Place {
-            base,
-            dirs: [name()].into_iter().collect(),
-            name: name()
-        })),
-        number().prop_map(|ino| Op::GetAttr(InodeRef::by_id(ino))),
-        Just(Op::Sync),
-    ];
-    (any::<u32>(), op)
-        .prop_map(|(uid, op)| Request { creds: Creds { uid, gid: 7, groups: Some([1, 2].into()) }, op })
-        .boxed()
-}
-
 fn any_error() -> BoxedStrategy<FsError> {
     (1..4096, "[a-z ]{0,40}").prop_map(|(errno, why)| FsError::because(errno, why)).boxed()
-}
-
-fn any_reply() -> BoxedStrategy<Reply> {
-    use kestrel_types::request::Answer;
-    prop_oneof![
-        Just(Ok(Answer::Done)),
-        bytes(40).prop_map(|bytes| Ok(Answer::Bytes(bytes))),
-        any_error().prop_map(|why| Err(Outcome::Failed(why))),
-        Just(Err(Outcome::NeedGroups)),
-    ]
-    .boxed()
 }
 
 fn any_want() -> BoxedStrategy<Want> {
@@ -174,12 +136,6 @@ fn any_answer() -> BoxedStrategy<Answer> {
 fn any_message() -> BoxedStrategy<Message> {
     let vote = prop_oneof![Just(Vote::Yes), Just(Vote::No), any_error().prop_map(Vote::Failed)];
     prop_oneof![
-        (number(), any_request(), any_origin()).prop_map(|(number, request, origin)| Message::Forward {
-            number,
-            request,
-            origin
-        }),
-        (number(), any_reply()).prop_map(|(number, reply)| Message::Forwarded(number, reply)),
         (number(), any_want()).prop_map(|(number, want)| Message::Fetch(number, want)),
         (number(), any_fetched()).prop_map(|(number, found)| Message::Fetched(number, found)),
         about_rows(),
