@@ -23,7 +23,7 @@ use kestrel_net::handler::Outbox;
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId};
-use kestrel_types::request::{Creds, Op, Request};
+use kestrel_types::request::{Creds, Op, Outcome, Request};
 use kestrel_types::wire::{Checksum, ClientId, Refused, SessionState, ToClient, encode_to_client};
 use parking_lot::Mutex;
 
@@ -228,14 +228,16 @@ impl Server {
         for (ino, count) in releases {
             for _ in 0..count {
                 let request = Request { creds: Creds::root(), op: Op::Release(ino) };
-                requests.push((
-                    request,
-                    Box::new(move |reply| {
-                        if let Err(why) = reply {
-                            log::warn!("inode {ino}: open of a client that is gone: {why:?}");
-                        }
-                    }),
-                ));
+                let shared = Arc::downgrade(&self.shared);
+                let done = move |reply| match (reply, shared.upgrade()) {
+                    (Ok(_), _) => {}
+                    // Other nodes were out of reach: nothing has changed.
+                    (Err(Outcome::Failed(why)), Some(shared)) if why.errno == libc::ETIMEDOUT => {
+                        shared.releases.lock().push((ino, 1));
+                    }
+                    (Err(why), _) => log::warn!("inode {ino}: open of a client that is gone: {why:?}"),
+                };
+                requests.push((request, Box::new(done)));
             }
         }
         if !requests.is_empty() {
