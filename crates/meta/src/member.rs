@@ -31,6 +31,7 @@
 
 pub mod change;
 mod commit;
+mod coordinate;
 mod fetch;
 pub mod host;
 pub mod known;
@@ -57,10 +58,12 @@ use kestrel_types::ids::{InodeId, ObjectId, Position};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::InodeRef;
 use kestrel_types::placement::{NodeId, Placement};
-use kestrel_types::request::{Creds, Op, OpenFlags, Outcome, Reply, Request};
+use kestrel_types::request::{Creds, Op, OpenFlags, Reply, Request};
 use parking_lot::Mutex;
 
-use change::{LockGuard, TableListener};
+use change::records::{ChangeRecords, Strangers};
+use change::{Changed, Changing, Expected, LockGuard, TableListener};
+use coordinate::Coordinator;
 pub use message::{Envelope, Fetched, LoanId, Message, Vote};
 pub use poll::{Answer, Question};
 pub use reap::{Forgot, Reap, Weight};
@@ -144,6 +147,10 @@ enum Todo {
     Finish(TxnId),
     Answer(u64, Reply),
     Forget(u64),
+    /// The next table is decided.
+    Decided,
+    Expect(NodeId, Expected),
+    Changed(Option<Changed>),
 }
 
 /// What the node said.
@@ -244,6 +251,8 @@ pub struct Member {
     lock_guard: Option<Box<LockGuard>>,
     /// Who hears of new tables.
     table_listener: Option<Box<TableListener>>,
+    changing: Changing,
+    coordinator: Coordinator,
 }
 
 impl Member {
@@ -287,9 +296,12 @@ impl Member {
         if config.node.durability != Durability::Commit {
             return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit"));
         }
-        let cluster = Cluster::new(config.me, config.placement)?;
+        let changes = ChangeRecords::read(&*engine)?;
+        let changing = Changing::new(&changes, config.joining, now);
+        let cluster = Cluster::with(present_table(config.me, config.placement, &changes)?);
         let epoch = next_epoch(&*engine)?;
         let records = records::read(&*engine)?;
+        let coordinator = Coordinator::new(changes, epoch, now);
         let node = Node::open_one_of(engine, clock, config.node, cluster)?;
         let mut member = Self {
             table: node.cluster().map(Cluster::table).expect(ONE_OF_SEVERAL),
@@ -327,6 +339,8 @@ impl Member {
             told_unsent: false,
             lock_guard: None,
             table_listener: None,
+            changing,
+            coordinator,
         };
         member.restore(records);
         Ok(member)
@@ -346,11 +360,6 @@ impl Member {
         {
             let why = why.clone();
             self.finished.push((done, Err(why.into())));
-            return self.tell_finished();
-        }
-        if asker != Asker::Own && self.table.leader(&request.op) != self.me {
-            let table = self.table.placement.version;
-            self.finished.push((done, Err(Outcome::Misdirected { table })));
             return self.tell_finished();
         }
         self.begin(request, asker, None, Back::Here(done));
@@ -395,6 +404,7 @@ impl Member {
         self.tick_polls();
         self.sweep();
         self.tick_nameless();
+        self.tick_change();
         self.pump();
     }
 
@@ -454,7 +464,8 @@ impl Member {
         self.epoch
     }
 
-    /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know, no rows that were cut off.
+    /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know, no rows that were cut off, no change of the
+    /// table, no rows of other members.
     pub fn is_idle(&self) -> bool {
         let swept = self.node.core().sweeps.after(0).is_none();
         swept
@@ -462,6 +473,8 @@ impl Member {
             && self.loans.is_empty()
             && self.decisions.is_empty()
             && self.waiting.is_empty()
+            && self.changing.is_idle()
+            && !self.coordinator.leads()
     }
 
     /// Whether time alone may give it something to do.
@@ -471,9 +484,11 @@ impl Member {
 
     fn handle(&mut self, from: NodeId, message: Message) {
         match message {
-            Message::Fetch(number, want) => self.look_up(from, number, &want),
+            Message::Fetch { number, table, want } => self.look_up(from, number, table, &want),
             Message::Fetched(number, found) => self.fetched(number, found),
-            Message::Borrow { txn, round, mode, rows } => self.lend(from, txn, round, mode, &rows),
+            Message::Borrow { txn, round, table, mode, rows } => {
+                self.lend(from, txn, (round, table), mode, &rows);
+            }
             Message::Lent { txn, round, loan, rows, spans } => {
                 self.lent(from, txn, round, loan, rows, spans);
             }
@@ -486,8 +501,13 @@ impl Member {
             Message::Decided(txn) => self.decided(from, txn),
             Message::Ask(txn) => self.asked(from, txn),
             Message::Alive(txn) => self.alive(txn),
-            Message::Poll { number, question } => self.polled(from, number, question),
+            Message::Poll { number, table, question } => {
+                if self.agrees(table) {
+                    self.polled(from, number, question);
+                }
+            }
             Message::Polled { number, answer } => self.told(from, number, answer),
+            Message::Change(message) => self.heard_of_change(from, message),
         }
     }
 
@@ -513,6 +533,13 @@ impl Member {
                     Todo::Finish(txn) => self.finish(txn),
                     Todo::Answer(ticket, reply) => self.answer(ticket, reply),
                     Todo::Forget(round) => self.have_forgotten(round),
+                    Todo::Decided => self.decided_change(),
+                    Todo::Expect(node, done) => done(Ok(node)),
+                    Todo::Changed(done) => {
+                        if let Some(done) = done {
+                            done(Ok(()));
+                        }
+                    }
                 }
                 continue;
             }
@@ -600,6 +627,14 @@ impl Member {
         let bits = self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 1;
         bits.cast_signed() % most.max(1)
     }
+}
+
+/// The table that a member starts with: the one on record, or else that with which it was formed.
+fn present_table(me: NodeId, formed: Placement, records: &ChangeRecords) -> FsResult<NodeTable> {
+    let table = NodeTable::new(me, records.table.clone().unwrap_or(formed))?;
+    let leaving = records.frozen.as_ref().map(|(_, next)| next.clone());
+    let strangers = records.strangers != Strangers::None;
+    Ok(NodeTable { leaving, strangers, only_here: records.only_here, ..table })
 }
 
 /// Counts a start, durably.

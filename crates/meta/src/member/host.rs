@@ -214,14 +214,16 @@ impl MemberHost {
     }
 
     /// Serves requests of sessions that this node leads; `ear` hears each reply with the request's index, [`Outcome::Misdirected`] for
-    /// those that another member leads. A request is numbered or not; of one number there is none under way.
+    /// those that another member leads and that have no answer on record here. A request is numbered or not; of one number there is none under way.
     pub fn submit_batch(&self, requests: Vec<(Request, Option<Origin>)>, ear: &Arc<impl Ear + 'static>) {
         let desk = &self.desk;
         let table = desk.cluster().table();
         let relay: Arc<dyn Ear> = Arc::new(Relay { desk: Arc::downgrade(desk), ear: ear.clone() });
         let (mut refused, mut brought) = (Vec::new(), false);
         let alone = requests.into_iter().enumerate().filter_map(|(number, (request, origin))| {
-            if table.leader(&request.op) != desk.me {
+            if table.leader(&request.op) != desk.me
+                && !origin.is_some_and(|origin| desk.node.has_answer(origin))
+            {
                 refused.push(number);
                 return None;
             }

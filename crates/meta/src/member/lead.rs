@@ -77,6 +77,9 @@ impl Lead {
 impl Member {
     /// Begins a transaction for a request.
     pub(super) fn lead(&mut self, ticket: u64) {
+        if self.is_misdirected(ticket) {
+            return;
+        }
         let number = self.number();
         let txn = TxnId { node: self.me, epoch: self.epoch, number };
         let now = self.now;
@@ -169,11 +172,12 @@ impl Member {
             return self.rest(ticket, true);
         }
         let (txn, round, mode) = (lead.txn, lead.round, lead.mode);
+        let table = self.table.placement.version;
         for (node, rows) in &parts {
             lead.lenders.entry(*node).or_default().asked = Some((round, rows.clone()));
         }
         for (node, rows) in parts {
-            self.send(node, Message::Borrow { txn, round, mode, rows });
+            self.send(node, Message::Borrow { txn, round, table, mode, rows });
         }
     }
 
@@ -232,7 +236,7 @@ impl Member {
 
     /// Asks those who have not answered once more.
     pub(super) fn send_again(&mut self, ticket: u64) {
-        let now = self.now;
+        let (now, table) = (self.now, self.table.placement.version);
         let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
             return;
         };
@@ -243,7 +247,7 @@ impl Member {
             Phase::Borrowing => {
                 for (node, lender) in &lead.lenders {
                     if let Some((round, rows)) = lender.asked.clone() {
-                        messages.push((*node, Message::Borrow { txn, round, mode, rows }));
+                        messages.push((*node, Message::Borrow { txn, round, table, mode, rows }));
                     }
                 }
             }

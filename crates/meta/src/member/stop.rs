@@ -56,6 +56,7 @@ impl Member {
                 self.finished.push((done, Err(why.clone().into())));
             }
         }
+        self.coordinator.fail(&why);
         if let Some(reaping) = self.reaping.take() {
             reaping.fail(&why);
         }

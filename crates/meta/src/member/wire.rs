@@ -16,12 +16,13 @@ use crate::locks::{Mode, TxnId};
 use crate::rows::{Missing, Span};
 use crate::view::Want;
 
+mod changes;
 mod polls;
 #[cfg(test)]
 mod tests;
 
 /// Version of the bytes. Nodes of a cluster speak the same one.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Stamps are below: what is added to them must not overflow. (They count nanoseconds.)
 const STAMP_MAX: u64 = 1 << 63;
@@ -42,6 +43,7 @@ const ASK: u8 = 14;
 const ALIVE: u8 = 15;
 const POLL: u8 = 16;
 const POLLED: u8 = 17;
+const CHANGE: u8 = 18;
 
 impl Envelope {
     /// Appends its bytes.
@@ -82,17 +84,19 @@ impl Envelope {
 
 fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
     match message {
-        Message::Fetch(number, want) => {
+        Message::Fetch { number, table, want } => {
             put_numbered(out, FETCH, *number);
+            put_varint(out, *table);
             put_want(out, want);
         }
         Message::Fetched(number, found) => {
             put_numbered(out, FETCHED, *number);
             put_fetched(out, found);
         }
-        Message::Borrow { txn, round, mode, rows } => {
+        Message::Borrow { txn, round, table, mode, rows } => {
             put_txn(out, BORROW, *txn);
             put_varint(out, u64::from(*round));
+            put_varint(out, *table);
             out.push(u8::from(*mode == Mode::Exclusive));
             put_list(out, &rows.keys, put_key);
             put_list(out, &rows.spans, put_span);
@@ -142,13 +146,18 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
         Message::Decided(txn) => put_txn(out, DECIDED, *txn),
         Message::Ask(txn) => put_txn(out, ASK, *txn),
         Message::Alive(txn) => put_txn(out, ALIVE, *txn),
-        Message::Poll { number, question } => {
+        Message::Poll { number, table, question } => {
             put_numbered(out, POLL, *number);
+            put_varint(out, *table);
             polls::put_question(out, question);
         }
         Message::Polled { number, answer } => {
             put_numbered(out, POLLED, *number);
             polls::put_answer(out, answer);
+        }
+        Message::Change(message) => {
+            out.push(CHANGE);
+            changes::put(out, message);
         }
     }
     Ok(())
@@ -156,13 +165,13 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
 
 fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
     Ok(match r.u8()? {
-        FETCH => Message::Fetch(r.varint()?, want(r)?),
+        FETCH => Message::Fetch { number: r.varint()?, table: r.varint()?, want: want(r)? },
         FETCHED => Message::Fetched(r.varint()?, fetched(r)?),
         BORROW => {
-            let (txn, round) = (txn(r)?, r.varint32()?);
+            let (txn, round, table) = (txn(r)?, r.varint32()?, r.varint()?);
             let mode = if boolean(r)? { Mode::Exclusive } else { Mode::Shared };
             let rows = Missing { keys: list(r, KEY_MIN, key)?, spans: list(r, SPAN_MIN, span)? };
-            Message::Borrow { txn, round, mode, rows }
+            Message::Borrow { txn, round, table, mode, rows }
         }
         LENT => {
             let (txn, round, loan) = (txn(r)?, r.varint32()?, loan(r)?);
@@ -183,8 +192,9 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         DECIDED => Message::Decided(txn(r)?),
         ASK => Message::Ask(txn(r)?),
         ALIVE => Message::Alive(txn(r)?),
-        POLL => Message::Poll { number: r.varint()?, question: polls::question(r)? },
+        POLL => Message::Poll { number: r.varint()?, table: r.varint()?, question: polls::question(r)? },
         POLLED => Message::Polled { number: r.varint()?, answer: polls::answer(r)? },
+        CHANGE => Message::Change(changes::take(r)?),
         _ => return Err(DecodeError("an unknown message of a node")),
     })
 }

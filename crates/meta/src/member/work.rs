@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use kestrel_types::clock::{MILLISECOND, Nanos};
 use kestrel_types::ids::{InodeId, Position};
-use kestrel_types::request::{Op, Reply, Request};
+use kestrel_types::request::{Op, Outcome, Reply, Request};
 
 use super::lead::Lead;
 use super::poll::{Question, Then, out_of_reach};
@@ -101,6 +101,9 @@ impl Member {
 
     /// Lets the node try it alone.
     pub(super) fn run_alone(&mut self, ticket: u64) {
+        if self.is_misdirected(ticket) {
+            return;
+        }
         let alone = self.table.is_alone();
         let Some(work) = self.works.get_mut(&ticket) else { return };
         if matches!(work.request.op, Op::ReadDir { .. }) && !alone {
@@ -118,6 +121,21 @@ impl Member {
         work.unlocks = self.unlocks;
         let (request, inbox) = (work.request.clone(), self.inbox.clone());
         self.node.submit_alone(request, work.asker.origin(), work.claim, inbox, ticket as usize);
+    }
+
+    /// Ends a request of a session that another member leads by the present table, unless it was executed before: then the record is what the
+    /// session hears. Whether it was ended.
+    pub(super) fn is_misdirected(&mut self, ticket: u64) -> bool {
+        let Some(work) = self.works.get(&ticket) else { return false };
+        let Asker::Session(origin) = work.asker else { return false };
+        if self.table.leader(&work.request.op) == self.me
+            || origin.is_some_and(|origin| self.node.has_answer(origin))
+        {
+            return false;
+        }
+        let table = self.table.placement.version;
+        self.answer(ticket, Err(Outcome::Misdirected { table }));
+        true
     }
 
     /// The node cannot serve it alone.

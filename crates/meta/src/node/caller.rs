@@ -28,7 +28,7 @@ pub const OBJECTS_MAX: u32 = OBJECT_BLOCK as u32;
 
 impl Node {
     pub(super) fn call_without_lane(&self, request: Request) -> Reply {
-        let slot = Arc::new(Slot::default());
+        let slot = std::sync::Arc::new(Slot::default());
         let waiter = slot.clone();
         self.submit_without_lane(request, Sink::Slot(waiter));
         loop {
@@ -41,19 +41,26 @@ impl Node {
     pub(super) fn submit_without_lane(&self, request: Request, sink: Sink) {
         let since = Instant::now();
         let kind = ops::kind(&request.op);
-        let before = self.core.cluster.as_ref().map(|cluster| cluster.table());
-        if self.are_chunks_kept(&request.op, before.as_deref()) {
-            return Self::try_later(request, sink);
+        let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
+        let locked = |request: Request, sink: Sink| match sink {
+            Sink::Ear(ear, number) => {
+                ear.elsewhere(number, Stray { request, origin: None, why: Elsewhere::Locked });
+            }
+            sink => sink.give(Err(several())),
+        };
+        if self.is_kept(&request.op, table.as_deref()) {
+            return locked(request, sink);
         }
         let (reply, wait) = match self.answer(&request) {
             Ok((answer, wait)) => (Ok(answer), wait),
             Err(outcome) => (Err(outcome), 0),
         };
-        if let (Op::Chunks { .. }, Some(before), Some(cluster)) = (&request.op, before, &self.core.cluster)
-            && !Arc::ptr_eq(&before, &cluster.table())
+        if let (Some(table), Op::Chunks { .. } | Op::ReadDir { .. } | Op::TreeUsage(_)) =
+            (&table, &request.op)
+            && !self.core.cluster.as_ref().is_some_and(|cluster| Arc::ptr_eq(table, &cluster.table()))
         {
-            // What was read may have been on its way out, or in.
-            return Self::try_later(request, sink);
+            // What was read may be another node's by now, and changed there, or gone from here.
+            return locked(request, sink);
         }
         let sync = matches!(request.op, Op::Sync);
         let tray = self.courier.tray(self.counters.clone(), self.core.workers + 2);
@@ -66,25 +73,15 @@ impl Node {
         }
     }
 
-    /// Has it tried again when locks are given up.
-    fn try_later(request: Request, sink: Sink) {
-        match sink {
-            Sink::Ear(ear, number) => {
-                ear.elsewhere(number, Stray { request, origin: None, why: Elsewhere::Locked });
-            }
-            sink => sink.give(Err(several())),
-        }
-    }
-
-    /// Whether a file's chunks are not to be read: a transaction over several nodes is about to change them, or they are, or will be, another
-    /// node's. Who has heard that a transaction ended asks for them after that, and must not see them as they were: they stay lent until this
-    /// node, too, has made the changes. (Who asks at the same time may see either, as on one node: the check and the reading are two moments.)
-    fn are_chunks_kept(&self, op: &Op, table: Option<&NodeTable>) -> bool {
+    /// Whether a file's chunks are kept from everybody because they are lent or leave. If a transaction over several nodes is about to change
+    /// them, who has heard that it ended asks for them after
+    /// that, and must not see them as they were: they stay lent until this node, too, has made the changes. (Who asks at
+    /// the same time may see either, as on one node: the check and the reading are two moments.)
+    fn is_kept(&self, op: &Op, table: Option<&NodeTable>) -> bool {
         match (op, &self.core.cluster, table) {
             (Op::Chunks { ino, .. }, Some(cluster), Some(table)) => {
-                table.home_of(*ino) != cluster.me
-                    || table.is_leaving_home(*ino)
-                    || cluster.locks.bars_range((Table::Chunk, *ino))
+                let owned = table.home_of(*ino) == table.me && !table.is_leaving_home(*ino);
+                !owned || cluster.locks.bars_range((Table::Chunk, *ino))
             }
             _ => false,
         }

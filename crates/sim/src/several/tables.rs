@@ -33,6 +33,8 @@ pub struct Tables {
     past: Vec<Placement>,
     changed: Heard<()>,
     expected: Heard<NodeId>,
+    /// How often the coordinator was asked to expect a member.
+    asked: usize,
     /// Members that are to join or have.
     joins: usize,
     /// Seed and number of workers of every member.
@@ -92,7 +94,8 @@ impl Several {
         let heard = self.tables.expected.clone();
         let done = Box::new(move |result| heard.lock().push(result));
         self.say(|| format!("node {node} is asked to expect another node"));
-        let address = format!("node-new-{}", self.tables.joins);
+        self.tables.asked += 1;
+        let address = format!("node-new-{}", self.tables.asked);
         self.host(node).expect(address, done, now);
         self.after(node);
     }
