@@ -153,8 +153,8 @@ impl Host {
 
     /// Whether it is not yet taken into the cluster.
     pub fn joins(&self) -> bool {
-        self.config.joining
-            && self.placement().is_none_or(|table| table.version == self.config.placement.version)
+        // A node may be formed with a table that the others have just got.
+        self.member.as_ref().map_or(self.config.joining, |member| member.change_figures().joining)
     }
 
     /// Whether its process runs and no change of the table is under way there.
