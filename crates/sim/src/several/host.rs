@@ -54,7 +54,7 @@ impl Host {
         (me, joining): (NodeId, bool),
         placement: Placement,
         clock: Arc<ManualClock>,
-        workers: usize,
+        (workers, scan_rows): (usize, usize),
         seed: u64,
         used: Used,
     ) -> Self {
@@ -68,8 +68,8 @@ impl Host {
             serves: true,
             replies: Replies::Inline,
             batch_max: 64,
-            // So few that small files are cut in several batches.
-            scan_rows: 2,
+            // So few that small files are cut in several batches, and tables change in many steps.
+            scan_rows,
             // So little that dentries are evicted.
             replica_bytes: 1,
         };
@@ -162,8 +162,8 @@ impl Host {
 
     /// Whether it is not yet taken into the cluster.
     pub fn joins(&self) -> bool {
-        self.config.joining
-            && self.placement().is_none_or(|table| table.version == self.config.placement.version)
+        // A node may be formed with a table that the others have just got.
+        self.member.as_ref().map_or(self.config.joining, |member| member.change_figures().joining)
     }
 
     /// Whether its process runs and no change of the table is under way there.
