@@ -23,12 +23,13 @@ use kestrel_net::handler::Outbox;
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId};
+use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Creds, Op, Request};
 use kestrel_types::wire::{Checksum, ClientId, Refused, SessionState, ToClient, encode_to_client};
 use parking_lot::Mutex;
 
 use crate::admin::Admin;
-use crate::backend::Backend;
+use crate::backend::{Backend, Tables};
 use crate::config::{LEASE_MAX, LEASE_MIN, ServerConfig};
 use crate::connection::Connection;
 use crate::figures::{Counts, Figures, SessionInfo};
@@ -49,8 +50,10 @@ pub(crate) type Submission = (Request, Done);
 /// What answers need. It does not refer to the node, so answers that never come do not keep it open.
 pub(crate) struct Shared {
     pub config: ServerConfig,
-    /// Version of the table of placement.
-    pub table: u64,
+    /// The table of placement.
+    pub tables: Tables,
+    /// The volume's description, as clients are told it.
+    pub description: Mutex<Box<[u8]>>,
     pub directory: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Number of the last holder of locks and objects. None is given twice.
     pub last_holder: AtomicU64,
@@ -96,11 +99,12 @@ impl Server {
         let records = backend.node().sessions()?;
         let gate = Gate::of(&backend, config.peers.as_ref());
         let shared = Shared {
+            description: Mutex::new(config.descriptor.clone()),
             config,
-            table: backend.table(),
+            tables: backend.tables(),
             directory: Mutex::default(),
             last_holder: AtomicU64::new(0),
-            desk: Mutex::new(LockDesk::new(limits, backend.table())),
+            desk: Mutex::new(LockDesk::new(limits, backend.tables())),
             objects: Mutex::default(),
             grace: Mutex::default(),
             releases: Mutex::default(),
@@ -110,6 +114,8 @@ impl Server {
         if let Backend::Member(host) = &backend {
             let clients = shared.clone();
             host.set_object_users(Box::new(move |object| clients.in_use(object)));
+            let locks = shared.clone();
+            host.set_lock_guard(Box::new(move |leaves| locks.desk.lock().files_kept(leaves)));
         }
         let server = Arc::new(Self { backend, gate, shared, admin, clock, ticked: Mutex::new(now) });
         server.restore(records, now)?;
@@ -161,6 +167,18 @@ impl Server {
     /// Whether a living client may still come to refer to an object: then it must not be deleted though nothing refers to it.
     pub fn in_use(&self, object: ObjectId) -> bool {
         self.shared.in_use(object)
+    }
+
+    /// From now on clients are told this of the volume, as [`ServerConfig::descriptor`] before.
+    pub fn describe(&self, description: Box<[u8]>) {
+        *self.shared.description.lock() = description;
+    }
+
+    /// Lets nodes in that the table does not name: they are to join.
+    pub fn expect(&self, nodes: impl IntoIterator<Item = NodeId>) {
+        if let Some(gate) = &self.gate {
+            gate.expect(nodes);
+        }
     }
 
     /// What it has done and holds.
