@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
+use kestrel_meta::cluster::Cluster;
 use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::node::{Done, Ear, Node};
 use kestrel_meta::txn::Origin;
@@ -85,7 +86,7 @@ impl Backend {
 }
 
 fn version(node: &Node) -> u64 {
-    node.cluster().map_or(TABLE_ALONE, |cluster| cluster.version())
+    node.cluster().map_or(TABLE_ALONE, Cluster::version)
 }
 
 /// The table of placement, as it is whenever it is looked at.

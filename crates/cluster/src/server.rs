@@ -15,15 +15,15 @@ mod replies;
 mod time;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use kestrel_meta::node::Done;
 use kestrel_net::handler::Outbox;
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId};
-use kestrel_types::placement::NodeId;
+use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::{Creds, Op, Request};
 use kestrel_types::wire::{Checksum, ClientId, Refused, SessionState, ToClient, encode_to_client};
 use parking_lot::Mutex;
@@ -47,13 +47,18 @@ pub(crate) use replies::{Batch, Submitted};
 /// A request of the server's own.
 pub(crate) type Submission = (Request, Done);
 
+/// What clients are told of a volume by a table of placement.
+pub type Describe = dyn Fn(&Placement) -> Box<[u8]> + Send + Sync;
+
 /// What answers need. It does not refer to the node, so answers that never come do not keep it open.
 pub(crate) struct Shared {
     pub config: ServerConfig,
     /// The table of placement.
     pub tables: Tables,
-    /// The volume's description, as clients are told it.
-    pub description: Mutex<Box<[u8]>>,
+    /// Makes what clients are told of the volume, of which several nodes have a table.
+    describe: OnceLock<Box<Describe>>,
+    /// What it made of the table of this version.
+    description: Mutex<(u64, Box<[u8]>)>,
     pub directory: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Number of the last holder of locks and objects. None is given twice.
     pub last_holder: AtomicU64,
@@ -99,7 +104,8 @@ impl Server {
         let records = backend.node().sessions()?;
         let gate = Gate::of(&backend, config.peers.as_ref());
         let shared = Shared {
-            description: Mutex::new(config.descriptor.clone()),
+            describe: OnceLock::new(),
+            description: Mutex::default(),
             config,
             tables: backend.tables(),
             directory: Mutex::default(),
@@ -169,9 +175,24 @@ impl Server {
         self.shared.in_use(object)
     }
 
-    /// From now on clients are told this of the volume, as [`ServerConfig::descriptor`] before.
-    pub fn describe(&self, description: Box<[u8]>) {
-        *self.shared.description.lock() = description;
+    /// Has clients told what `describe` makes of the present table of placement, in the place of [`ServerConfig::descriptor`]. Once; of use
+    /// to a member's server only. It must not wait.
+    pub fn describe_by(&self, describe: Box<Describe>) {
+        let _ = self.shared.describe.set(describe);
+    }
+
+    /// What clients are told of the volume.
+    fn description(&self) -> Box<[u8]> {
+        let (Some(describe), Some(cluster)) = (self.shared.describe.get(), self.backend.node().cluster())
+        else {
+            return self.shared.config.descriptor.clone();
+        };
+        let mut description = self.shared.description.lock();
+        if description.0 != cluster.version() {
+            let table = cluster.table();
+            *description = (table.placement.version, describe(&table.placement));
+        }
+        description.1.clone()
     }
 
     /// Lets nodes in that the table does not name: they are to join.

@@ -29,6 +29,7 @@
 //!
 //! [`host`] puts threads around it, [`Envelope::encode`] says what it tells others in bytes.
 
+pub mod change;
 mod commit;
 mod fetch;
 pub mod host;
@@ -60,11 +61,12 @@ use kestrel_types::request::{Creds, Op, OpenFlags, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
+use change::{LockGuard, TableListener};
 pub use message::{Envelope, Fetched, LoanId, Message, Vote};
 pub use poll::{Answer, Question};
 pub use reap::{Forgot, Reap, Weight};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, NodeTable};
 use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{counter_row, decode_counter, system_key};
 use crate::locks::TxnId;
@@ -83,6 +85,8 @@ use reap::Reaping;
 pub use records::{Prepared, decode_prepared};
 use tree::Walk;
 use work::{Back, Forwarding, Work};
+
+const ONE_OF_SEVERAL: &str = "a member's node was opened as one of several";
 
 /// Pause after rows that were cut off a file could not be deleted.
 const SWEEP_PAUSE: Nanos = 5 * SECOND;
@@ -107,6 +111,9 @@ pub struct MemberConfig {
     pub node: NodeConfig,
     /// Seed of the random times after which it tries again.
     pub seed: u64,
+    /// It waits to be taken into the cluster: the table is one in which it owns nothing, and it serves nobody until the others have one that
+    /// it is in. Of no consequence once that was so.
+    pub joining: bool,
 }
 
 /// Says of an object whether somebody may still come to refer to it.
@@ -161,6 +168,8 @@ impl Ear for Inbox {
 pub struct Member {
     node: Arc<Node>,
     me: NodeId,
+    /// Who owns what: its node's.
+    table: Arc<NodeTable>,
     /// Counts its starts.
     epoch: u64,
     now: Nanos,
@@ -216,6 +225,10 @@ pub struct Member {
     finished: Vec<(Done, Reply)>,
     /// That messages are too large was logged.
     told_unsent: bool,
+    /// Whether locks of files are in the way of a change.
+    lock_guard: Option<Box<LockGuard>>,
+    /// Who hears of new tables.
+    table_listener: Option<Box<TableListener>>,
 }
 
 impl Member {
@@ -260,11 +273,13 @@ impl Member {
             return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit"));
         }
         let by_sessions = bell.is_some();
-        let cluster = Cluster { by_sessions, ..Cluster::new(config.me, config.placement)? };
+        let mut cluster = Cluster::new(config.me, config.placement)?;
+        cluster.by_sessions = by_sessions;
         let epoch = next_epoch(&*engine)?;
         let records = records::read(&*engine)?;
         let node = Node::open_one_of(engine, clock, config.node, cluster)?;
         let mut member = Self {
+            table: node.cluster().map(Cluster::table).expect(ONE_OF_SEVERAL),
             node,
             me: config.me,
             epoch,
@@ -299,6 +314,8 @@ impl Member {
             unlocks: 0,
             finished: Vec::new(),
             told_unsent: false,
+            lock_guard: None,
+            table_listener: None,
         };
         member.restore(records);
         Ok(member)
@@ -535,7 +552,7 @@ impl Member {
     }
 
     fn cluster(&self) -> &Cluster {
-        self.node.core().cluster.as_ref().expect("a member's node was opened as one of several")
+        self.node.core().cluster.as_ref().expect(ONE_OF_SEVERAL)
     }
 
     /// Commits rows beside the lanes; those of table `link` with every role held.

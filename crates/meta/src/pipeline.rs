@@ -18,12 +18,12 @@ use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::key::Table;
 use kestrel_types::request::{Outcome, Reply};
 
-use crate::cluster::Cluster;
+use crate::cluster::NodeTable;
 use crate::effects::{Effects, Mark};
 use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{Allocator, Block, Timestamps};
 use crate::ops::{self, Lane};
-use crate::rows::Rows;
+use crate::rows::{Rows, Scope};
 use crate::txn::{self, Told};
 use crate::view::{Core, Route, Run, Stop, View};
 use crate::walks::Walks;
@@ -47,6 +47,8 @@ pub struct Means<'a> {
     pub engine: &'a dyn Engine,
     /// What workers share.
     pub core: &'a Core,
+    /// Who owns what, of several nodes.
+    pub table: Option<&'a NodeTable>,
     /// Inode numbers.
     pub inodes: &'a Allocator,
     /// Timestamps.
@@ -186,6 +188,7 @@ fn attempt(
     let mut view = View {
         rows: desk.rows,
         core: means.core,
+        table: means.table,
         effects: desk.effects,
         ids: desk.ids,
         walks: desk.walks,
@@ -221,15 +224,16 @@ fn execute(
         let _plan = attempt(means, desk, job, told(number), stamp, true);
     }
     let cluster = means.core.cluster.as_deref();
-    desk.rows.fetch(means.engine, cluster, means.core.scan_rows)?;
+    let scope = cluster.zip(means.table).map(|(cluster, table)| Scope { table, locks: &cluster.locks });
+    desk.rows.fetch(means.engine, scope, means.core.scan_rows)?;
     let mut stops = 0;
     for (number, job) in jobs.iter().enumerate() {
         loop {
             let mark = desk.effects.mark();
             let (result, wait, depends) = attempt(means, desk, job, told(number), stamp, false);
-            let result = match cluster {
+            let result = match scope {
                 None => result,
-                Some(cluster) => result.and_then(|answer| within(cluster, desk).map(|()| answer)),
+                Some(scope) => result.and_then(|answer| within(scope, desk).map(|()| answer)),
             };
             let (mut changed, mut session) = (false, false);
             let verdict = match result {
@@ -266,7 +270,7 @@ fn execute(
             for later in rest {
                 let _plan = attempt(means, desk, &jobs[later], told(later), stamp, true);
             }
-            desk.rows.fetch(means.engine, cluster, means.core.scan_rows)?;
+            desk.rows.fetch(means.engine, scope, means.core.scan_rows)?;
         }
     }
     Ok(())
@@ -274,13 +278,13 @@ fn execute(
 
 /// Stops an operation that changed what a batch of one of several nodes must not: rows of others, rows that are lent, and
 /// directories that others may know.
-fn within(cluster: &Cluster, desk: &mut Desk<'_>) -> Run<()> {
-    if !desk.effects.dirs_changed.is_empty() && !cluster.is_alone() {
+fn within(scope: Scope<'_>, desk: &mut Desk<'_>) -> Run<()> {
+    if !desk.effects.dirs_changed.is_empty() && !scope.table.is_alone() {
         // No operation before it in the batch got through with such a change.
         desk.effects.dirs_changed.clear();
         return Err(Stop::Away);
     }
-    desk.rows.trespass(cluster).map_or(Ok(()), Err)
+    desk.rows.trespass(scope).map_or(Ok(()), Err)
 }
 
 /// What a stop means for the request; `None` if it has to run again.

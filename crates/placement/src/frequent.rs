@@ -81,7 +81,7 @@ impl Frequent {
         0
     }
 
-    /// The report of a node that has these entries: the `wanted` most frequent names, and those with an exception.
+    /// The report of a node that has these entries: names with an exception, then the `wanted` most frequent ones, most frequent first.
     pub fn report(self, node: NodeId, wanted: usize) -> Report {
         let certain =
             |(name, counter): (Name, Counter)| NameCount { name, entries: counter.count - counter.error };
@@ -90,8 +90,8 @@ impl Frequent {
         names.sort_by(|one, other| other.entries.cmp(&one.entries).then_with(|| one.name.cmp(&other.name)));
         names.truncate(wanted);
         let exceptions = self.exceptions.into_iter().filter(|(_, entries)| *entries > 0);
-        names.extend(exceptions.map(|(name, entries)| NameCount { name, entries }));
-        Report { node, entries: self.entries, names }
+        let exceptions = exceptions.map(|(name, entries)| NameCount { name, entries });
+        Report { node, entries: self.entries, names: exceptions.chain(names).collect() }
     }
 }
 

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kestrel_net::link::CallId;
-use kestrel_net::remote::ask_for_others;
+use kestrel_net::remote::{Remote, ask_for_others};
 use kestrel_types::error::FsError;
 use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::Request;
@@ -298,7 +298,7 @@ impl Shared {
         links.sort_by_key(|link| link.node != from);
         let mut best: Option<Placement> = None;
         for link in links {
-            match table_of(link) {
+            match table_of(&link.remote) {
                 Ok(table) if best.as_ref().is_none_or(|best| best.version < table.version) => {
                     best = Some(table);
                 }
@@ -332,13 +332,12 @@ fn keeps_members(known: &Known, table: &Placement) -> bool {
 }
 
 /// The table of a node: in parts, since an answer has a bound.
-fn table_of(link: &NodeLink) -> Result<Placement, String> {
+pub(super) fn table_of(remote: &Remote) -> Result<Placement, String> {
     let mut bytes: Vec<u8> = Vec::new();
     let mut version = None;
     for _ in 0..PARTS_MAX {
         let question = json!({ "verb": "table", "from": bytes.len() });
-        let answer =
-            link.remote.admin(&question, Some(TELL_TIME), &mut |_| ()).map_err(|why| why.to_string())?;
+        let answer = remote.admin(&question, Some(TELL_TIME), &mut |_| ()).map_err(|why| why.to_string())?;
         let part = answer["part"].as_str().and_then(from_hex).ok_or("an answer without a table")?;
         if *version.get_or_insert(answer["version"].clone()) != answer["version"] || part.is_empty() {
             return Err("it has changed meanwhile".into());

@@ -97,7 +97,7 @@ fn at_odds(tell: impl FnOnce(&mut Cluster)) -> String {
 }
 
 #[test]
-fn nodes_of_another_volume_or_with_another_table_are_refused() {
+fn nodes_of_another_volume_are_refused() {
     let error = at_odds(|cluster| {
         let other = Cluster::of(1);
         cluster.offer = other.offer.clone();

@@ -76,6 +76,7 @@ impl Gate {
         let table = self.host.node().cluster().map(|cluster| cluster.table());
         table.is_some_and(|table| table.placement.map.member(node).is_some())
             || self.expected.lock().contains(&node)
+            || self.host.expected().iter().any(|(expected, _)| *expected == node)
     }
 
     fn check(&self, hello: &PeerHello) -> FsResult<()> {

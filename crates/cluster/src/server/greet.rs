@@ -146,7 +146,7 @@ impl Server {
             version,
             node: config.node,
             epoch: config.epoch,
-            descriptor: self.shared.description.lock().clone(),
+            descriptor: self.description(),
             session,
             lease_ms: u32::try_from(config.lease / MS).unwrap_or(u32::MAX),
             table: self.backend.table(),

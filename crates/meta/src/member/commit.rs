@@ -40,7 +40,7 @@ impl Member {
             return self.settle(ticket, ended);
         }
         let now = self.now;
-        let nodes: BTreeSet<NodeId> = self.cluster().nodes().collect();
+        let nodes: BTreeSet<NodeId> = self.table.nodes().collect();
         let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
             return;
         };
@@ -67,7 +67,7 @@ impl Member {
     /// Asks all lenders but this member whether they agree.
     fn settle(&mut self, ticket: u64, mut ended: Box<Ended>) {
         let mut changes: BTreeMap<NodeId, Vec<Mutation>> = BTreeMap::new();
-        let (me, now, cluster) = (self.me, self.now, self.cluster());
+        let (me, now, cluster) = (self.me, self.now, &self.table);
         for mutation in std::mem::take(&mut ended.mutations) {
             let key = &mutation.key;
             let owner = cluster.owner(key.table, key.id, &key.suffix);

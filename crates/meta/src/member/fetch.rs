@@ -55,8 +55,8 @@ impl Member {
             (want, _) => want.clone(),
         };
         let to = match &want {
-            Want::Name(parent, name) => self.cluster().owner_of_entry(*parent, name),
-            Want::Id(ino) => self.cluster().home_of(*ino),
+            Want::Name(parent, name) => self.table.owner_of_entry(*parent, name),
+            Want::Id(ino) => self.table.home_of(*ino),
         };
         self.send(to, Message::Fetch(number, want));
     }

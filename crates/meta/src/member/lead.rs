@@ -135,7 +135,7 @@ impl Member {
     /// Asks the owners of rows for them.
     fn borrow(&mut self, ticket: u64, missing: Missing) {
         let mut parts: BTreeMap<NodeId, Missing> = BTreeMap::new();
-        let cluster = self.cluster();
+        let cluster = &self.table;
         for key in missing.keys {
             let owner = cluster.owner(key.table, key.id, &key.suffix);
             parts.entry(owner).or_default().keys.push(key);

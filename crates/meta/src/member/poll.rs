@@ -114,7 +114,7 @@ impl Member {
 
     fn send_poll(&mut self, number: u64) {
         let now = self.now;
-        let nodes: Vec<NodeId> = self.cluster().nodes().collect();
+        let nodes: Vec<NodeId> = self.table.nodes().collect();
         let Some(poll) = self.polls.get_mut(&number) else { return };
         poll.sent = now;
         let silent = nodes.into_iter().filter(|node| !poll.answers.contains_key(node));
@@ -157,7 +157,7 @@ impl Member {
 
     /// A member has answered.
     pub(super) fn told(&mut self, from: NodeId, number: u64, answer: Answer) {
-        let count = self.cluster().nodes().count();
+        let count = self.table.nodes().count();
         let Some(poll) = self.polls.get_mut(&number) else { return };
         if !poll.question.is_answered_by(&answer) {
             return log::error!("node {from} answered something else than it was asked");

@@ -81,8 +81,7 @@ pub(super) struct Work {
 impl Member {
     /// Takes a request in: here, or at the member that leads it.
     pub(super) fn admit(&mut self, request: Request, origin: Option<Origin>, back: Back) {
-        let cluster = self.cluster();
-        let leader = cluster.leader(&request.op);
+        let leader = self.table.leader(&request.op);
         if leader == self.me {
             self.begin(request, origin, None, back);
             return;
@@ -175,7 +174,7 @@ impl Member {
 
     /// Lets the node try it alone.
     pub(super) fn run_alone(&mut self, ticket: u64) {
-        let alone = self.cluster().is_alone();
+        let alone = self.table.is_alone();
         let Some(work) = self.works.get_mut(&ticket) else { return };
         if matches!(work.request.op, Op::ReadDir { .. }) && !alone {
             return self.lead(ticket);

@@ -85,9 +85,8 @@ impl Node {
     /// # Errors
     /// As [`Node::format`].
     pub fn format_one_of(engine: &dyn Engine, root: RootAttr, now: Nanos, cluster: &Cluster) -> FsResult<()> {
-        Self::format_rows(engine, root, now, &|key| {
-            cluster.owner(key.table, key.id, &key.suffix) == cluster.me
-        })
+        let table = cluster.table();
+        Self::format_rows(engine, root, now, &|key| table.owns(key.table, key.id, &key.suffix))
     }
 
     /// As [`Node::open`], for one node of a cluster.
@@ -280,6 +279,7 @@ impl Node {
         counter: u64,
     ) -> FsResult<Ran> {
         let mut held = self.hold_quietly();
+        let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
         let stamp = self.stamps.tick(&*self.engine, self.clock.now()).map_err(engine_error)?;
         let Role { rows, effects, walks, .. } = held.exclusive();
         rows.clear();
@@ -290,6 +290,7 @@ impl Node {
             let mut view = View {
                 rows,
                 core: &self.core,
+                table: table.as_deref(),
                 effects,
                 ids,
                 walks,

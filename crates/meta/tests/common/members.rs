@@ -71,7 +71,8 @@ impl Cluster {
     pub fn restart(&mut self, id: NodeId) {
         self.members.remove(&id);
         let node = NodeConfig { serves: self.serves, ..settings() };
-        let config = MemberConfig { me: id, placement: self.placement.clone(), node, seed: 7 };
+        let config =
+            MemberConfig { me: id, placement: self.placement.clone(), node, seed: 7, joining: false };
         let member = Member::open(self.engines[&id].clone(), self.clock.clone(), config, self.now).unwrap();
         self.members.insert(id, member);
     }

@@ -194,6 +194,6 @@ fn misplaced(node: u32, cluster: &Cluster, table: Table, id: u64, suffix: &[u8])
             other => Some(format!("left in table txn of node {node}: {other:?}")),
         };
     }
-    let owner = cluster.owner(table, id, suffix);
+    let owner = cluster.table().owner(table, id, suffix);
     (owner != node).then(|| format!("node {node} has a row of table {table:?}, {id}, that is node {owner}'s"))
 }

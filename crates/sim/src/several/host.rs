@@ -73,7 +73,7 @@ impl Host {
         Self {
             engine: Some(Arc::new(engine)),
             clock,
-            config: MemberConfig { me, placement, node, seed },
+            config: MemberConfig { me, placement, node, seed, joining: false },
             member: None,
             start: 0,
             sync_planned: false,
