@@ -51,8 +51,6 @@ pub struct Cluster {
     pub me: NodeId,
     /// Own rows that are lent.
     pub locks: LockTable,
-    /// Requests come by sessions, each straight to its leader: no copy of one is executed late ([`crate::member::host`]).
-    pub by_sessions: bool,
     table: RwLock<Arc<NodeTable>>,
     /// Version of the table, for those who need no more of it.
     version: AtomicU64,
@@ -70,13 +68,7 @@ impl Cluster {
     /// As [`Cluster::new`], in the middle of what a table may be in the middle of.
     pub(crate) fn with(table: NodeTable) -> Self {
         let (me, version) = (table.me, AtomicU64::new(table.placement.version));
-        Self {
-            me,
-            locks: LockTable::default(),
-            by_sessions: false,
-            table: RwLock::new(Arc::new(table)),
-            version,
-        }
+        Self { me, locks: LockTable::default(), table: RwLock::new(Arc::new(table)), version }
     }
 
     /// Who owns what at present. Who holds a role sees the same table until he lets it go.

@@ -95,8 +95,6 @@ pub struct Step {
     session: bool,
     /// It saw what the batch changed.
     depends: bool,
-    /// Its answer is recorded though nothing changed.
-    records: bool,
 }
 
 /// What batches do to the volume's figures; files, directories, bytes.
@@ -148,20 +146,13 @@ fn is_worth_single_runs(error: &EngineError, jobs: &[Job]) -> bool {
 fn fail_all(count: usize, error: &EngineError, first: usize, steps: &mut Vec<Step>) {
     let failed = || Verdict::Reply(Err(Outcome::Failed(engine_error(error.clone()))));
     for step in &mut steps[first..] {
-        if step.changed || step.session || step.depends || step.records {
+        if step.changed || step.session || step.depends {
             step.verdict = failed();
             step.wait = 0;
         }
     }
     while steps.len() < first + count {
-        steps.push(Step {
-            verdict: failed(),
-            wait: 0,
-            changed: false,
-            session: false,
-            depends: false,
-            records: false,
-        });
+        steps.push(Step { verdict: failed(), wait: 0, changed: false, session: false, depends: false });
     }
 }
 
@@ -249,20 +240,14 @@ fn execute(
                 }
             };
             if let Some(verdict) = verdict {
-                // Of several nodes one may be asked again by way of another, late, unless sessions see to that: see
-                // `crate::member`.
-                let ended = matches!(verdict, Verdict::Reply(_));
-                let first = told(number).is_none() && job.origin.is_some();
-                let any_way = cluster.is_some_and(|cluster| !cluster.by_sessions);
-                let records = any_way && ended && first && !ops::counts_opens(&job.request.op);
-                steps.push(Step { verdict, wait, changed, session, depends, records });
+                steps.push(Step { verdict, wait, changed, session, depends });
                 break;
             }
             if !desk.rows.lacks() {
                 let error =
                     FsError::new(libc::EIO, "metadata: an operation stopped without asking for a row");
                 let verdict = Verdict::Reply(Err(Outcome::Failed(error)));
-                steps.push(Step { verdict, wait, changed, session, depends, records: false });
+                steps.push(Step { verdict, wait, changed, session, depends });
                 break;
             }
             stops += 1;
@@ -309,7 +294,7 @@ fn commit(
     steps: &mut [Step],
 ) -> Result<(), EngineError> {
     let mut position = 0;
-    if desk.rows.is_dirty() || steps.iter().any(|step| step.records) {
+    if desk.rows.is_dirty() {
         for (dir, _) in &desk.effects.dirs_made {
             for table in [Table::Entry, Table::DirStat, Table::Subdir] {
                 means.engine.hint_new(table, dir.ino);
@@ -329,7 +314,7 @@ fn commit(
         }
     }
     take_effect(means.core, desk.effects, position);
-    for step in steps.iter_mut().filter(|step| step.changed || step.depends || step.records) {
+    for step in steps.iter_mut().filter(|step| step.changed || step.depends) {
         step.wait = step.wait.max(position);
     }
     Ok(())
@@ -337,7 +322,7 @@ fn commit(
 
 /// Rows for the answers to numbered requests that changed something.
 fn answers(jobs: &[Job], steps: &[Step]) -> impl Iterator<Item = Mutation> {
-    let steps = jobs.iter().zip(steps).filter(|(_, step)| step.changed || step.records);
+    let steps = jobs.iter().zip(steps).filter(|(_, step)| step.changed);
     steps.filter_map(|(job, step)| match (job.origin, &step.verdict) {
         (Some(origin), Verdict::Reply(reply)) => Some(txn::answer_row(origin, reply)),
         _ => None,

@@ -1,8 +1,8 @@
-//! One run of several metadata nodes that share a volume: members, clients that ask any of them, a network that loses, repeats and
-//! reorders, and the faults that befall them.
+//! One run of several metadata nodes that share a volume: members, clients that ask whoever leads what they want, a network that loses,
+//! repeats and reorders, and the faults that befall them.
 //!
 //! As in [`crate::world`] everything happens in events on one virtual clock, and a seed determines a run. A client has one
-//! call under way; if it hears nothing it sends the call again, to whichever member. What clients asked and heard must have
+//! call under way; if it hears nothing it sends the call again. What clients asked and heard must have
 //! an order in which the model answers the same, and when the faults have stopped everything must come to rest with a sound
 //! volume ([`finish`]).
 
@@ -42,10 +42,10 @@ const TIME_MAX: Nanos = 200 * SECOND;
 pub(crate) enum Event {
     /// A message reaches a member.
     Message(NodeId, Envelope),
-    /// A call reaches a member: of this client, the number of the call.
-    Call(NodeId, usize, u64, Request, Option<Origin>),
-    /// As Call, in a session with this start of the member.
-    SessionCall(NodeId, u64, usize, u64, Request, Origin),
+    /// A call that is not numbered reaches a member: of this client, under this number all the same.
+    Call(NodeId, usize, u64, Request),
+    /// One that is does, in a session with this start of the member.
+    SessionCall(NodeId, u64, usize, Request, Origin),
     /// A client is about to claim what it had open at a member that has started again.
     Claim(usize, ClientId, NodeId, u64),
     /// Claims reach this start of a member.
@@ -82,6 +82,7 @@ pub struct Several {
     placement: Placement,
     clients: Vec<Caller>,
     clients_begun: u64,
+    calls_sent: u64,
     objects: Objects,
     /// Clients that are not heard of any more.
     dead: Vec<ClientId>,
@@ -148,13 +149,13 @@ impl Scene for Several {
                 self.host(node).receive(envelope, now);
                 self.after(node);
             }
-            Event::Call(node, client, number, request, origin) => {
-                self.host(node).submit(client, number, request, origin, now);
+            Event::Call(node, client, number, request) => {
+                self.host(node).submit(client, number, request, now);
                 self.after(node);
             }
-            Event::SessionCall(node, start, client, number, request, origin) => {
+            Event::SessionCall(node, start, client, request, origin) => {
                 if self.hosts[&node].is_up(start) {
-                    self.host(node).submit_in_session(client, number, request, origin, now);
+                    self.host(node).submit_in_session(client, request, origin, now);
                     self.after(node);
                 }
             }
@@ -215,6 +216,7 @@ impl Several {
             placement,
             clients: Vec::new(),
             clients_begun: 0,
+            calls_sent: 0,
             objects,
             dead: Vec::new(),
             awaited: BTreeMap::new(),

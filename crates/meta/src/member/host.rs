@@ -34,7 +34,7 @@ use parking_lot::Mutex;
 
 use super::change::{ChangeFigures, Changed, Expected, LockGuard, TableListener};
 use super::reap::{Forgot, Reap};
-use super::{Envelope, Member, MemberConfig, ONE_OF_SEVERAL};
+use super::{Asker, Envelope, Member, MemberConfig, ONE_OF_SEVERAL};
 use crate::cluster::{Cluster, NodeTable};
 use crate::engine::Engine;
 use crate::node::{Done, Ear, Node, Replies};
@@ -115,7 +115,7 @@ fn count(counter: &AtomicU64) {
 enum Incoming {
     Envelope(Envelope),
     /// The node's own background work, or what the node does not serve by itself.
-    Request(Request, Option<Origin>, Done),
+    Request(Request, Asker, Done),
     Stray(Stray, Done),
     Unsent(NodeId, Box<Unsent>),
     /// Anything else, with the host's time.
@@ -206,20 +206,22 @@ impl MemberHost {
         self.desk.epoch
     }
 
-    /// Has a request of the node's own executed, wherever it is led. Not numbered.
+    /// Has a request of the node's own executed, which leads it. Not numbered.
     pub fn submit(&self, request: Request, done: Done) {
-        self.desk.bring(Incoming::Request(request, None, done));
+        self.desk.bring(Incoming::Request(request, Asker::Own, done));
     }
 
     /// Serves requests of sessions that this node leads; `ear` hears each reply with the request's index, [`Outcome::Misdirected`] for
-    /// those that another member leads. A request is numbered or not; of one number there is none under way.
+    /// those that another member leads and that have no answer on record here. A request is numbered or not; of one number there is none under way.
     pub fn submit_batch(&self, requests: Vec<(Request, Option<Origin>)>, ear: &Arc<impl Ear + 'static>) {
         let desk = &self.desk;
         let table = desk.cluster().table();
         let relay: Arc<dyn Ear> = Arc::new(Relay { desk: Arc::downgrade(desk), ear: ear.clone() });
         let (mut refused, mut brought) = (Vec::new(), false);
         let alone = requests.into_iter().enumerate().filter_map(|(number, (request, origin))| {
-            if table.leader(&request.op) != desk.me {
+            if table.leader(&request.op) != desk.me
+                && !origin.is_some_and(|origin| desk.node.has_answer(origin))
+            {
                 refused.push(number);
                 return None;
             }
@@ -227,7 +229,7 @@ impl MemberHost {
                 return Some((number, request, origin));
             }
             let done = done_of(ear.clone(), number);
-            desk.incoming.lock().push_back(Incoming::Request(request, origin, done));
+            desk.incoming.lock().push_back(Incoming::Request(request, Asker::Session(origin), done));
             brought = true;
             None
         });
@@ -475,7 +477,7 @@ impl Desk {
         let now = self.now();
         match what {
             Incoming::Envelope(envelope) => member.receive(envelope, now),
-            Incoming::Request(request, origin, done) => member.submit(request, origin, done, now),
+            Incoming::Request(request, asker, done) => member.submit(request, asker, done, now),
             Incoming::Stray(stray, done) => member.take_up(stray, done),
             Incoming::Unsent(to, unsent) => member.unsent(to, unsent.envelope.message, unsent.why),
             Incoming::Turn(turn) => turn(member, now),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::member::{Envelope, Member, MemberConfig, Message};
+use kestrel_meta::member::{Asker, Envelope, Member, MemberConfig, Message};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
@@ -95,6 +95,7 @@ impl Cluster {
         }
     }
 
+    /// A session asks the member that leads the request; `at` what any could lead.
     pub fn submit(
         &mut self,
         at: NodeId,
@@ -104,7 +105,9 @@ impl Cluster {
         let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
         let filled = slot.clone();
         let done = Box::new(move |reply| *filled.lock() = Some(reply));
-        self.members.get_mut(&at).unwrap().submit(request, origin, done, self.now);
+        let leader = self.placement.leader(&request.op).map_or(at, |member| member.id);
+        let asker = Asker::Session(origin);
+        self.members.get_mut(&leader).unwrap().submit(request, asker, done, self.now);
         slot
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kestrel_meta::cluster::NODES_MAX;
 use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::member::{Envelope, Member, MemberConfig};
+use kestrel_meta::member::{Asker, Envelope, Member, MemberConfig};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
@@ -157,19 +157,12 @@ impl Host {
         }
     }
 
-    /// A client's call arrives.
-    pub fn submit(
-        &mut self,
-        client: usize,
-        number: u64,
-        request: Request,
-        origin: Option<Origin>,
-        now: Nanos,
-    ) {
+    /// A client's call that is not numbered arrives.
+    pub fn submit(&mut self, client: usize, number: u64, request: Request, now: Nanos) {
         let Some(member) = &mut self.member else { return };
         let replies = self.replies.clone();
         let done = move |reply| replies.lock().push((client, number, reply));
-        member.submit(request, origin, Box::new(done), now);
+        member.submit(request, Asker::Session(None), Box::new(done), now);
     }
 
     /// The process asks what objects it may delete.
@@ -196,29 +189,22 @@ impl Host {
         }
     }
 
-    /// A client's call arrives that its session is about.
-    pub fn submit_in_session(
-        &mut self,
-        place: usize,
-        number: u64,
-        request: Request,
-        origin: Origin,
-        now: Nanos,
-    ) {
+    /// A client's numbered call arrives.
+    pub fn submit_in_session(&mut self, place: usize, request: Request, origin: Origin, now: Nanos) {
         let Some(member) = &mut self.member else { return };
         let (replies, sessions) = (self.replies.clone(), self.sessions.clone());
         match sessions.lock().admit(origin.client, origin.seq, &request.op) {
             Admission::Run => {}
-            Admission::Answered(reply) => return replies.lock().push((place, number, reply)),
+            Admission::Answered(reply) => return replies.lock().push((place, origin.seq, reply)),
             Admission::Running => return,
         }
         let op = request.op.clone();
         let done = move |reply: Reply| {
             if sessions.lock().finish(origin.client, origin.seq, &op, &reply) {
-                replies.lock().push((place, number, reply));
+                replies.lock().push((place, origin.seq, reply));
             }
         };
-        member.submit(request, Some(origin), Box::new(done), now);
+        member.submit(request, Asker::Session(Some(origin)), Box::new(done), now);
     }
 
     /// A client says what it had open before this start.
@@ -242,7 +228,7 @@ impl Host {
         for ino in abandoned {
             let (sessions, op) = (self.sessions.clone(), Op::Release(ino));
             let done = move |reply: Reply| sessions.lock().given_back(ino, &reply);
-            member.submit(Request { creds: Creds::root(), op }, None, Box::new(done), now);
+            member.submit(Request { creds: Creds::root(), op }, Asker::Own, Box::new(done), now);
         }
     }
 
