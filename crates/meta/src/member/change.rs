@@ -425,7 +425,7 @@ impl Member {
         None
     }
 
-    fn decline(&mut self, attempt: Attempt, why: FsError) {
+    pub(super) fn decline(&mut self, attempt: Attempt, why: FsError) {
         self.tell(self.coordinator(), ChangeMessage::Declined { attempt, why });
     }
 
@@ -527,7 +527,9 @@ impl Member {
             }
             batch.push(records::strangers_row(Strangers::Coming(attempt)));
         }
-        match self.commit_beside(BatchKind::Growing, batch) {
+        // They may bear timestamps above all on record here, as in `prepare`.
+        let kept = self.node.raise_ceiling().and_then(|()| self.commit_beside(BatchKind::Growing, batch));
+        match kept {
             Ok(position) => {
                 self.changing.strangers = Strangers::Coming(attempt);
                 self.changing.rows_taken += count;

@@ -5,6 +5,7 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::wire::TooLarge;
 
 use super::Member;
+use super::change::ChangeMessage;
 use super::message::{Message, Vote};
 use crate::locks::TxnId;
 
@@ -33,7 +34,8 @@ impl Member {
             Message::Borrow { txn, .. } | Message::Prepare { txn, .. } | Message::Invalidate(txn, _) => {
                 self.fail(txn, too_large(why));
             }
-            // The others have a few bytes, and a name at most.
+            Message::Change(ChangeMessage::Rows { attempt, .. }) => self.decline(attempt, too_large(why)),
+            // The others have a few bytes, and a name at most, or a table, which fits.
             _ => {}
         }
     }

@@ -38,6 +38,8 @@ pub struct Caller {
     patience: Nanos,
     /// The member that gives it numbers for objects.
     pub gives: NodeId,
+    /// How often, in percent, it does not care that a member has a newer table.
+    pub lazy: u64,
 }
 
 /// A call under way.
@@ -52,6 +54,8 @@ pub struct Waiting {
     pub at: NodeId,
     /// The start of that member to which it was sent first.
     pub first_sent: u64,
+    /// It was misdirected, and is asked again under another number.
+    pub misdirected: bool,
 }
 
 impl Caller {
@@ -68,10 +72,13 @@ impl Several {
         let client = Client::new(self.clients_begun, dice, self.agenda.now);
         let patience = self.dice.between(50 * MS, 3 * SECOND);
         // Its objects all have numbers of one node.
-        let gives = self.pick_node();
+        let placement = self.some_table();
+        let members: Vec<NodeId> = placement.map.members().iter().map(|member| member.id).collect();
+        let gives = *self.dice.pick(&members).expect("there are members");
+        let lazy = if self.dice.chance(30) { 80 } else { self.dice.below(40) };
         Caller {
             client,
-            placement: self.placement.clone(),
+            placement,
             waiting: None,
             next: None,
             asks_home: false,
@@ -79,11 +86,12 @@ impl Several {
             sessions: BTreeMap::new(),
             connected: BTreeMap::new(),
             gives,
+            lazy,
             patience,
         }
     }
 
-    pub(super) fn pick_node(&mut self) -> NodeId {
+    pub(super) fn pick_host(&mut self) -> NodeId {
         let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
         *self.dice.pick(&nodes).expect("there are nodes")
     }
@@ -115,7 +123,8 @@ impl Several {
     fn ask_at(&mut self, place: usize, record: usize, request: Request, at: NodeId) {
         self.calls_sent += 1;
         let (number, first_sent) = (self.calls_sent, self.hosts[&at].started());
-        self.clients[place].waiting = Some(Waiting { record, number, request, at, first_sent });
+        self.clients[place].waiting =
+            Some(Waiting { record, number, request, at, first_sent, misdirected: false });
         self.send_call(place, false);
     }
 
@@ -144,15 +153,35 @@ impl Several {
         });
     }
 
-    pub(super) fn reply(&mut self, (node, start): (NodeId, u64), place: usize, number: u64, reply: Reply) {
+    /// A call was misdirected: it goes to whoever leads it by the table that the client has by now.
+    pub(super) fn ask_again(&mut self, place: usize, number: u64) {
+        let waiting = self.clients[place].waiting.clone();
+        let Some(Waiting { record, request, .. }) = waiting.filter(|waiting| waiting.number == number) else {
+            return;
+        };
+        let at = self.member_for(place, &request.op);
+        self.ask_at(place, record, request, at);
+    }
+
+    pub(super) fn reply(
+        &mut self,
+        (node, start, table): (NodeId, u64, u64),
+        place: usize,
+        number: u64,
+        reply: Reply,
+    ) {
+        self.hear_of_version(place, node, table);
         let caller = &mut self.clients[place];
         let over = caller.connected.get(&node).is_some_and(|connected| *connected > start);
-        let waits = |waiting: &mut Waiting| waiting.number == number && !over;
+        let waits = |waiting: &mut Waiting| waiting.number == number && !waiting.misdirected && !over;
         let Some(waiting) = caller.waiting.take_if(waits) else { return };
         let (record, request) = (waiting.record, &waiting.request);
         self.say(|| format!("client {place}: call {record}: {reply:?}"));
         if let Err(Outcome::Misdirected { .. }) = &reply {
-            return self.fail(format!("call {record}, {:?}: node {node} does not lead it", request.op));
+            self.tally.misdirected += 1;
+            self.clients[place].waiting = Some(Waiting { misdirected: true, ..waiting });
+            let after = self.dice.between(5 * MS, 100 * MS);
+            return self.plan_in(after, Event::AskAgain(place, number));
         }
         if let Err(Outcome::Failed(why)) = &reply
             && [libc::EIO, libc::ENOTSUP].contains(&why.errno)
@@ -173,7 +202,7 @@ impl Several {
 
     pub(super) fn impatient(&mut self, place: usize, number: u64) {
         let waits = self.clients[place].waiting.as_ref();
-        if waits.is_none_or(|waiting| waiting.number != number) {
+        if waits.is_none_or(|waiting| waiting.number != number || waiting.misdirected) {
             return;
         }
         if self.troubled && self.dice.chance(3) {

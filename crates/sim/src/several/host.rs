@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kestrel_meta::cluster::NODES_MAX;
 use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_meta::member::change::{Changed, Expected, Phase};
 use kestrel_meta::member::{Asker, Envelope, Member, MemberConfig};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
@@ -46,9 +47,9 @@ pub struct Host {
 }
 
 impl Host {
-    /// A machine with its part of an empty volume; nothing runs.
+    /// A machine with its part of an empty volume, perhaps one that is yet to join; nothing runs.
     pub fn new(
-        me: NodeId,
+        (me, joining): (NodeId, bool),
         placement: Placement,
         clock: Arc<ManualClock>,
         workers: usize,
@@ -73,7 +74,7 @@ impl Host {
         Self {
             engine: Some(Arc::new(engine)),
             clock,
-            config: MemberConfig { me, placement, node, seed, joining: false },
+            config: MemberConfig { me, placement, node, seed, joining },
             member: None,
             start: 0,
             sync_planned: false,
@@ -143,6 +144,39 @@ impl Host {
     /// Whether the process runs, since this start.
     pub fn is_up(&self, start: u64) -> bool {
         self.member.is_some() && self.start == start
+    }
+
+    /// The table that the process has, if it runs.
+    pub fn placement(&self) -> Option<Placement> {
+        self.member.as_ref().map(|member| member.placement())
+    }
+
+    /// Whether it is not yet taken into the cluster.
+    pub fn joins(&self) -> bool {
+        // A node may be formed with a table that the others have just got.
+        self.member.as_ref().map_or(self.config.joining, |member| member.change_figures().joining)
+    }
+
+    /// Whether its process runs and no change of the table is under way there.
+    pub fn has_no_change(&self) -> bool {
+        self.member.as_ref().is_some_and(|member| {
+            let figures = member.change_figures();
+            figures.phase == Phase::None && !figures.purging && !figures.leads
+        })
+    }
+
+    /// Somebody asks for another table.
+    pub fn change(&mut self, next: Placement, done: Changed, now: Nanos) {
+        if let Some(member) = &mut self.member {
+            member.change(next, done, now);
+        }
+    }
+
+    /// Somebody asks for a new member's number.
+    pub fn expect(&mut self, address: String, done: Expected, now: Nanos) {
+        if let Some(member) = &mut self.member {
+            member.expect(address, done, now);
+        }
     }
 
     /// Until when the process is stopped, if it is.

@@ -36,7 +36,11 @@ impl Several {
             Subject::Open(ino) => ino,
             Subject::Held(inode) => inode.ino,
             _ if matches!(op, Op::AllocObjects(_)) => return caller.gives,
-            _ => return self.pick_node(),
+            _ => {
+                let members: Vec<NodeId> =
+                    caller.placement.map.members().iter().map(|member| member.id).collect();
+                return *self.dice.pick(&members).expect("there are members");
+            }
         };
         let holds = caller.opens.keys().find(|(_, open)| *open == ino);
         holds.map_or_else(|| caller.placement.home_of(ino).id, |(node, _)| *node)
@@ -140,7 +144,7 @@ impl Several {
         self.clients[place].connected.insert(node, start);
         let caller = &self.clients[place];
         let releasing = caller.waiting.as_ref().and_then(|waiting| match waiting.request.op {
-            Op::Release(ino) if waiting.at == node => Some(ino),
+            Op::Release(ino) if waiting.at == node && !waiting.misdirected => Some(ino),
             _ => None,
         });
         let claims = caller.opens.iter().filter(|((at, _), _)| *at == node);
@@ -213,7 +217,9 @@ impl Several {
         }
         let is_awaited = |client: &ClientId| {
             self.clients.iter().filter(|caller| caller.client.id == *client).any(|caller| {
-                let repeats = |waiting: &Waiting| waiting.at == node && waiting.first_sent != start;
+                let repeats = |waiting: &Waiting| {
+                    waiting.at == node && waiting.first_sent != start && !waiting.misdirected
+                };
                 caller.sessions.get(&node) != Some(&start) || caller.waiting.as_ref().is_some_and(repeats)
             })
         };

@@ -190,6 +190,12 @@ impl ChangeRecords {
         damage.map_or(Ok(records), |why| Err(FsError::because(libc::EIO, why)))
     }
 
+    /// The newest table that these say is decided. Of several nodes at rest the newest of all is the cluster's: who has an older one has not
+    /// heard of it, and everything is where the newest one says, besides rows that records "strangers" and "frozen" explain.
+    pub fn newest(&self) -> Option<&Placement> {
+        self.table.iter().chain(self.change.as_deref()).max_by_key(|table| table.version)
+    }
+
     fn take(&mut self, name: &[u8], row: &[u8]) -> Result<(), DecodeError> {
         if name == TABLE.as_bytes() {
             self.table = Some(decode_table(row)?);
