@@ -102,7 +102,7 @@ impl Member {
     /// Whether that was all.
     fn purge_some(&mut self, cursor: &mut Cursor) -> FsResult<bool> {
         let (table, mut rows) = (&self.table, Vec::new());
-        let mut all = cursor.walk(&**self.node.engine(), |key, _| {
+        let all = cursor.walk(&**self.node.engine(), |key, _| {
             if !table.owns(key.table, key.id, key.suffix) {
                 rows.push(Mutation { key: key.to_owned(), value: None });
             }
@@ -116,7 +116,6 @@ impl Member {
             self.commit_beside(BatchKind::Freeing, rows)?;
         }
         self.changing.rows_purged += count;
-        all &= self.changing.strangers == Strangers::Leftover;
         Ok(all)
     }
 

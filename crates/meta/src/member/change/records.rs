@@ -11,6 +11,7 @@ use kestrel_types::placement::map::ADDRESS_MAX;
 use kestrel_types::placement::{NodeId, PLACEMENT_BYTES_MAX, Placement};
 
 use super::Attempt;
+use crate::cluster::NodeTable;
 use crate::engine::{Engine, Mutation};
 use crate::ids::{counter_row, decode_counter};
 use crate::pipeline::engine_error;
@@ -188,6 +189,14 @@ impl ChangeRecords {
         });
         visited.map_err(engine_error)?;
         damage.map_or(Ok(records), |why| Err(FsError::because(libc::EIO, why)))
+    }
+
+    /// The table that a member starts with: the one on record, or else that with which it was formed.
+    pub(crate) fn present(&self, me: NodeId, formed: Placement) -> FsResult<NodeTable> {
+        let table = NodeTable::new(me, self.table.clone().unwrap_or(formed))?;
+        let leaving = self.frozen.as_ref().map(|(_, next)| next.clone());
+        let strangers = self.strangers != Strangers::None;
+        Ok(NodeTable { leaving, strangers, only_here: self.only_here, ..table })
     }
 
     /// The newest table that these say is decided. Of several nodes at rest the newest of all is the cluster's: who has an older one has not
