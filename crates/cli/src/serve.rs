@@ -13,6 +13,7 @@ pub mod part;
 pub mod process;
 pub mod remote;
 pub mod runtime;
+pub mod table;
 
 use kestrel_types::wire::WHO_BYTES_MAX;
 

@@ -7,6 +7,7 @@
 //! **Exactly once.** A request is executed once, or it fails having changed nothing, with one exception: one that a server
 //! across a network has not answered by the deadline (`EIO`) may have been executed.
 
+use std::fmt;
 use std::sync::Arc;
 
 use kestrel_meta::member::host::MemberHost;
@@ -62,21 +63,30 @@ pub trait Metadata: Send + Sync {
 }
 
 /// A call about a lock, to be cancelled by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LockCall {
-    /// Which of several servers was asked; 0 if there is one.
-    pub server: usize,
-    /// The call's number there.
-    pub call: u64,
+pub struct LockCall(Box<dyn FnOnce() + Send>);
+
+impl LockCall {
+    /// One that `cancel` ends the wait of.
+    pub fn new(cancel: impl FnOnce() + Send + 'static) -> Self {
+        Self(Box::new(cancel))
+    }
+
+    /// Ends its wait: it is answered `EINTR`, unless it has been answered or does not wait.
+    pub fn cancel(self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for LockCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockCall").finish_non_exhaustive()
+    }
 }
 
 /// Keeps locks that all clients of a volume see.
 pub trait LockServer: Send + Sync {
     /// Asks about a lock; `done` gets the answer, once, maybe before this returns.
     fn lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> LockCall;
-
-    /// Ends the wait of a call: it is answered `EINTR`, unless it has been answered or does not wait.
-    fn cancel(&self, call: LockCall);
 }
 
 /// A node in this process.

@@ -11,9 +11,11 @@
 //!
 //! **Several nodes** may serve a volume; the first that answers tells which. A client has a session with each ([`nodes`]), asks whoever
 //! leads a request ([`routes`]), and claims again from a node what that one counted. An outage of one stops what it leads, and
-//! nothing else.
+//! nothing else. When the table changes, who is asked by the old one and is the wrong one says so, and is not asked again before there
+//! is a newer one ([`astray`]).
 
 mod ask;
+mod astray;
 mod durable;
 mod holdings;
 mod metadata;
@@ -88,7 +90,7 @@ impl RemoteVolume {
             Ok((descriptor, Arc::new(storage)))
         });
         let (descriptor, storage) = opened.inspect_err(|_| first.close())?;
-        let metadata = Arc::new(RemoteMetadata::new(Nodes::connect(first)?, holdings.clone()));
+        let metadata = Arc::new(RemoteMetadata::new(Nodes::connect(first)?, holdings.clone())?);
         if storage.needs_sync() {
             metadata.sync_first(SyncFirst::new(storage.store.clone())?);
         }

@@ -96,16 +96,15 @@ impl LockServer for Session {
             }
         }
         answers.drain(..).for_each(|answer| answer(Ok(LockAnswer::Done)));
-        LockCall { server: 0, call }
-    }
-
-    fn cancel(&self, LockCall { call, .. }: LockCall) {
-        let mut desk = self.desk.lock();
-        if desk.locks.cancel(self.number, call) {
-            let answer = desk.waiting.remove(&Ticket { session: self.number, call });
-            drop(desk);
-            answer.unwrap()(Err(FsError::new(libc::EINTR, "cancelled")));
-        }
+        let desk = self.desk.clone();
+        LockCall::new(move || {
+            let mut desk = desk.lock();
+            if desk.locks.cancel(session, call) {
+                let answer = desk.waiting.remove(&Ticket { session, call });
+                drop(desk);
+                answer.unwrap()(Err(FsError::new(libc::EINTR, "cancelled")));
+            }
+        })
     }
 }
 

@@ -1,11 +1,12 @@
 //! What a server has behind it: a node that has a volume to itself, or a member of a cluster.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use kestrel_meta::cluster::Cluster;
 use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::node::{Done, Ear, Node};
 use kestrel_meta::txn::Origin;
+use kestrel_types::ids::InodeId;
 use kestrel_types::request::Request;
 use kestrel_types::wire::ReclaimOpen;
 
@@ -44,9 +45,14 @@ impl Backend {
         }
     }
 
-    /// Version of the table of placement.
+    /// Version of the present table of placement.
     pub fn table(&self) -> u64 {
-        self.node().cluster().map_or(TABLE_ALONE, Cluster::version)
+        version(self.node())
+    }
+
+    /// What the table says, for who must not keep the node open.
+    pub(crate) fn tables(&self) -> Tables {
+        Tables(Arc::downgrade(self.node()))
     }
 
     /// Executes requests of a session; `ear` hears each reply with the request's index.
@@ -76,5 +82,29 @@ impl Backend {
             Self::Alone(node) => node.submit_many(requests),
             Self::Member(host) => requests.into_iter().for_each(|(request, done)| host.submit(request, done)),
         }
+    }
+}
+
+fn version(node: &Node) -> u64 {
+    node.cluster().map_or(TABLE_ALONE, Cluster::version)
+}
+
+/// The table of placement, as it is whenever it is looked at.
+#[derive(Clone)]
+pub(crate) struct Tables(Weak<Node>);
+
+impl Tables {
+    /// Its version.
+    pub fn version(&self) -> u64 {
+        self.0.upgrade().map_or(TABLE_ALONE, |node| version(&node))
+    }
+
+    /// Whether the node keeps the locks of a file: it is its home, and no other one becomes that just now.
+    pub fn keeps_locks_of(&self, ino: InodeId) -> bool {
+        let Some(node) = self.0.upgrade() else { return true };
+        node.cluster().is_none_or(|cluster| {
+            let table = cluster.table();
+            table.home_of(ino) == cluster.me && !table.is_leaving_home(ino)
+        })
     }
 }

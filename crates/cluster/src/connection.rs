@@ -117,7 +117,7 @@ impl Connection {
         let shared = &self.server.shared;
         shared.counts.batches.add(1);
         let answers =
-            Batch::new(shared.clone(), session.clone(), incarnation, self.outbox.clone(), self.checksum);
+            Batch::new(&self.server, session.clone(), incarnation, self.outbox.clone(), self.checksum);
         let mut work = Work {
             requests: Vec::with_capacity(messages.len()),
             submitted: Vec::with_capacity(messages.len()),
@@ -299,7 +299,7 @@ impl Connection {
                 session: session.clone(),
                 incarnation,
                 id,
-                table: server.shared.table,
+                table: server.backend.table(),
             };
             server.admin.submit(question, asker);
         }

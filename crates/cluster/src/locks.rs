@@ -146,6 +146,11 @@ impl Locks {
         self.counts
     }
 
+    /// The files of which there are locks, or calls that wait for some; one twice if there are locks of both kinds.
+    pub fn files(&self) -> impl Iterator<Item = InodeId> + '_ {
+        self.files.keys().map(|(ino, _)| *ino)
+    }
+
     /// What a session has.
     pub fn session_counts(&self, session: u64) -> LockCounts {
         self.sessions

@@ -12,6 +12,7 @@ use kestrel_meta::member::host::{Carrier, Unsent};
 use kestrel_net::peer::{PeerConfig, PeerFigures, PeerLink};
 use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::wire::{PeerHello, PeerSecret, Versions};
+use parking_lot::RwLock;
 
 /// What tells nodes of one cluster from all others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,77 +27,82 @@ pub struct Identity {
     pub start: u64,
 }
 
+/// Who this node is to the others.
+struct Introduction {
+    identity: Identity,
+    me: NodeId,
+    epoch: u64,
+}
+
 /// See the module's header. Dropping it closes the connections. What is to be carried before they are begun is lost, which a
 /// carrier may do.
 #[derive(Default)]
-pub struct Peers(OnceLock<BTreeMap<NodeId, PeerLink>>);
+pub struct Peers {
+    introduction: OnceLock<Introduction>,
+    links: RwLock<BTreeMap<NodeId, PeerLink>>,
+}
 
 impl Peers {
-    /// Begins to connect to all other nodes of the table, each at its address there: once, when the member has counted its start.
+    /// Tells who this node is to the others: once, when its member has counted its start.
+    pub fn introduce(&self, identity: &Identity, me: NodeId, epoch: u64) {
+        let _ = self.introduction.set(Introduction { identity: identity.clone(), me, epoch });
+    }
+
+    /// Begins to connect to those nodes of a table, each at its address there, that there are no connections to. Does not wait for them.
     ///
     /// # Errors
-    /// If a thread does not start.
-    pub fn connect(
-        &self,
-        identity: &Identity,
-        me: NodeId,
-        epoch: u64,
-        placement: &Placement,
-    ) -> io::Result<()> {
-        let others = placement.map.members().iter().filter(|member| member.id != me);
-        let link = |member: &kestrel_types::placement::Member| {
+    /// If a thread does not start; the rest is tried again when this is called again.
+    pub fn meet(&self, placement: &Placement) -> io::Result<()> {
+        let Some(Introduction { identity, me, epoch }) = self.introduction.get() else { return Ok(()) };
+        let mut links = self.links.write();
+        for member in placement.map.members().iter().filter(|member| member.id != *me) {
+            if links.contains_key(&member.id) {
+                continue;
+            }
             let hello = PeerHello {
                 versions: Versions::OURS,
                 volume: identity.volume,
-                from: me,
+                from: *me,
                 to: member.id,
                 table: placement.version,
                 secret: identity.secret,
                 birth: identity.birth,
-                epoch,
+                epoch: *epoch,
                 start: identity.start,
             };
-            let seed = u64::from(me) << 32 | u64::from(member.id);
-            Ok((member.id, PeerLink::start(PeerConfig::new(member.address.clone(), hello), seed)?))
-        };
-        let links = others.map(link).collect::<io::Result<_>>()?;
-        self.0.set(links).map_err(|_| io::Error::other("connections to the other nodes were begun before"))
-    }
-
-    fn links(&self) -> impl Iterator<Item = (NodeId, &PeerLink)> {
-        self.0.get().into_iter().flatten().map(|(node, link)| (*node, link))
-    }
-
-    fn link(&self, node: NodeId) -> Option<&PeerLink> {
-        self.0.get()?.get(&node)
+            let seed = u64::from(*me) << 32 | u64::from(member.id);
+            links.insert(member.id, PeerLink::start(PeerConfig::new(member.address.clone(), hello), seed)?);
+        }
+        Ok(())
     }
 
     /// Why there is no connection to a node, if there is none and that is known.
     pub fn why_down(&self, node: NodeId) -> Option<String> {
-        self.link(node)?.why_down()
+        self.links.read().get(&node)?.why_down()
     }
 
     /// Another node has refused this one for good, and said so: this node must end.
     pub fn expelled(&self) -> Option<String> {
-        self.links().find_map(|(_, link)| link.expelled())
+        self.links.read().values().find_map(PeerLink::expelled)
     }
 
     /// What the connections have carried, by node.
     pub fn figures(&self) -> BTreeMap<NodeId, PeerFigures> {
-        self.links().map(|(node, link)| (node, link.figures())).collect()
+        self.links.read().iter().map(|(node, link)| (*node, link.figures())).collect()
     }
 }
 
 impl Carrier for Peers {
     fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Unsent>> {
         // Nobody else would take it: it is from a node that is not in the table.
-        let Some(link) = self.link(to) else { return Ok(()) };
+        let links = self.links.read();
+        let Some(link) = links.get(&to) else { return Ok(()) };
         let mut bytes = Vec::new();
         let sent = envelope.encode(&mut bytes).and_then(|()| link.send(&bytes));
         sent.map_err(|why| Box::new(Unsent { envelope, why }))
     }
 
     fn flush(&self) {
-        self.links().for_each(|(_, link)| link.flush());
+        self.links.read().values().for_each(PeerLink::flush);
     }
 }

@@ -15,20 +15,21 @@ mod replies;
 mod time;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use kestrel_meta::node::Done;
 use kestrel_net::handler::Outbox;
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId};
+use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::{Creds, Op, Outcome, Request};
 use kestrel_types::wire::{Checksum, ClientId, Refused, SessionState, ToClient, encode_to_client};
 use parking_lot::Mutex;
 
 use crate::admin::Admin;
-use crate::backend::Backend;
+use crate::backend::{Backend, Tables};
 use crate::config::{LEASE_MAX, LEASE_MIN, ServerConfig};
 use crate::connection::Connection;
 use crate::figures::{Counts, Figures, SessionInfo};
@@ -46,11 +47,18 @@ pub(crate) use replies::{Batch, Submitted};
 /// A request of the server's own.
 pub(crate) type Submission = (Request, Done);
 
+/// What clients are told of a volume by a table of placement.
+pub type Describe = dyn Fn(&Placement) -> Box<[u8]> + Send + Sync;
+
 /// What answers need. It does not refer to the node, so answers that never come do not keep it open.
 pub(crate) struct Shared {
     pub config: ServerConfig,
-    /// Version of the table of placement.
-    pub table: u64,
+    /// The table of placement.
+    pub tables: Tables,
+    /// Makes what clients are told of the volume, of which several nodes have a table.
+    describe: OnceLock<Box<Describe>>,
+    /// What it made of the table of this version.
+    description: Mutex<(u64, Box<[u8]>)>,
     pub directory: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Number of the last holder of locks and objects. None is given twice.
     pub last_holder: AtomicU64,
@@ -96,11 +104,13 @@ impl Server {
         let records = backend.node().sessions()?;
         let gate = Gate::of(&backend, config.peers.as_ref());
         let shared = Shared {
+            describe: OnceLock::new(),
+            description: Mutex::default(),
             config,
-            table: backend.table(),
+            tables: backend.tables(),
             directory: Mutex::default(),
             last_holder: AtomicU64::new(0),
-            desk: Mutex::new(LockDesk::new(limits, backend.table())),
+            desk: Mutex::new(LockDesk::new(limits, backend.tables())),
             objects: Mutex::default(),
             grace: Mutex::default(),
             releases: Mutex::default(),
@@ -110,6 +120,8 @@ impl Server {
         if let Backend::Member(host) = &backend {
             let clients = shared.clone();
             host.set_object_users(Box::new(move |object| clients.in_use(object)));
+            let locks = shared.clone();
+            host.set_lock_guard(Box::new(move |leaves| locks.desk.lock().files_kept(leaves)));
         }
         let server = Arc::new(Self { backend, gate, shared, admin, clock, ticked: Mutex::new(now) });
         server.restore(records, now)?;
@@ -161,6 +173,33 @@ impl Server {
     /// Whether a living client may still come to refer to an object: then it must not be deleted though nothing refers to it.
     pub fn in_use(&self, object: ObjectId) -> bool {
         self.shared.in_use(object)
+    }
+
+    /// Has clients told what `describe` makes of the present table of placement, in the place of [`ServerConfig::descriptor`]. Once; of use
+    /// to a member's server only. It must not wait.
+    pub fn describe_by(&self, describe: Box<Describe>) {
+        let _ = self.shared.describe.set(describe);
+    }
+
+    /// What clients are told of the volume.
+    fn description(&self) -> Box<[u8]> {
+        let (Some(describe), Some(cluster)) = (self.shared.describe.get(), self.backend.node().cluster())
+        else {
+            return self.shared.config.descriptor.clone();
+        };
+        let mut description = self.shared.description.lock();
+        if description.0 != cluster.version() {
+            let table = cluster.table();
+            *description = (table.placement.version, describe(&table.placement));
+        }
+        description.1.clone()
+    }
+
+    /// Lets nodes in that the table does not name: they are to join.
+    pub fn expect(&self, nodes: impl IntoIterator<Item = NodeId>) {
+        if let Some(gate) = &self.gate {
+            gate.expect(nodes);
+        }
     }
 
     /// What it has done and holds.

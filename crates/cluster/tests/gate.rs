@@ -71,8 +71,7 @@ fn only_the_other_nodes_of_the_cluster_are_let_in() {
         (PeerHello { volume: [8; 16], ..good() }, libc::ENOENT, "another volume"),
         (PeerHello { from: 1, ..good() }, libc::EEXIST, "two processes are node 1"),
         (PeerHello { to: 3, ..good() }, libc::EINVAL, "this is node 1, not node 3"),
-        (PeerHello { from: 9, ..good() }, libc::EINVAL, "node 9 is not in the table"),
-        (PeerHello { table: 4, ..good() }, libc::ESTALE, "version 4 of the table"),
+        (PeerHello { from: 9, ..good() }, libc::EAGAIN, "node 9 is not one of the cluster's"),
         (PeerHello { versions: Versions { min: 9, max: 9 }, ..good() }, libc::EPROTONOSUPPORT, "upgrade"),
     ] {
         let why = refused(address, hello);

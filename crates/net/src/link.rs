@@ -36,7 +36,7 @@ use std::fmt;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
-use kestrel_types::request::{Creds, Op, Request};
+use kestrel_types::request::{Creds, Op, Outcome, Request};
 use kestrel_types::wire::{
     Answered, Body, Call, Checksum, ClientId, Reclaim, ReclaimReply, Refused, SessionState, ToServer,
     WHO_BYTES_MAX, Welcome,
@@ -103,6 +103,8 @@ pub struct Completion<D> {
     pub done: D,
     /// The answer, or why there is none.
     pub result: FsResult<Answered>,
+    /// The request, if the answer is that another node leads it.
+    pub astray: Option<Request>,
 }
 
 /// What the driver should know.
@@ -126,6 +128,11 @@ pub enum Event {
     },
     /// Calls are served (again).
     Serving,
+    /// The node has mentioned a newer table of placement than before.
+    Table {
+        /// Its version.
+        version: u64,
+    },
     /// A message that precedes the answer to an admin call.
     Told {
         /// The call.
@@ -176,7 +183,7 @@ enum Stage {
     /// Hello is sent.
     Greeting { since: Nanos },
     /// It was answered; the driver has not accepted the node.
-    Welcomed { since: Nanos, greeted: Nanos, session: SessionState },
+    Welcomed { since: Nanos, greeted: Nanos, session: SessionState, table: u64 },
     /// The node has lost the session and takes nothing but what we hold.
     Reclaiming { parts: Option<Parts> },
     /// Calls are served.
@@ -382,6 +389,14 @@ impl<D> Link<D> {
         LinkFigures { in_flight, waiting: self.calls.len().saturating_sub(in_flight), ..self.figures }
     }
 
+    /// The node has this version of the table of placement.
+    fn mention(&mut self, version: u64) {
+        if version > self.table {
+            self.table = version;
+            self.events.push_back(Event::Table { version });
+        }
+    }
+
     fn enqueue(&mut self, body: Body, patience: Patience, owner: Owner<D>) -> CallId {
         self.orders += 1;
         let order = self.orders;
@@ -431,7 +446,11 @@ impl<D> Link<D> {
         }
         if let Owner::Asker(done) = pending.owner {
             self.figures.failed += u64::from(result.is_err());
-            self.completions.push(Completion { id, done, result });
+            let astray = match (pending.call.body, &result) {
+                (Body::Op(request), Ok(Answered::Op(Err(Outcome::Misdirected { .. })))) => Some(request),
+                _ => None,
+            };
+            self.completions.push(Completion { id, done, result, astray });
         }
     }
 

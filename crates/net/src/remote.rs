@@ -47,7 +47,8 @@ use sink::Sink;
 use writer::Writer;
 
 pub use admin::AdminError;
-pub use sink::{Done, LockDone};
+pub use duty::ask_for_others;
+pub use sink::{Done, DoneOrBack, LockDone};
 pub use stats::RemoteStats;
 
 /// Where to connect to, and how long to wait.
@@ -88,6 +89,9 @@ pub trait Holder: Send + Sync {
 
     /// The outage is over.
     fn restored(&self, after: Duration);
+
+    /// The node has mentioned a version of the table of placement that is newer than all it mentioned before.
+    fn newer_table(&self, _version: u64) {}
 }
 
 /// Why there is no connection.
@@ -116,7 +120,11 @@ fn count(counter: &AtomicU64, by: usize) {
 
 /// What came of the first attempts to connect.
 enum Start {
-    Waiting { why: String },
+    Waiting {
+        why: String,
+    },
+    /// Nobody waits for it.
+    NotAwaited,
     Serving(Box<Welcome>),
     Hopeless(String),
 }
@@ -163,6 +171,48 @@ impl Remote {
         config: RemoteConfig,
         holder: Arc<dyn Holder>,
     ) -> Result<(Arc<Self>, Welcome), ConnectError> {
+        let remote = Self::start(config, holder, Start::Waiting { why: "no answer".into() })?;
+        let shared = &remote.shared;
+        let deadline = shared.origin + shared.config.deadline;
+        let mut start = shared.start.lock();
+        loop {
+            let why = match &*start {
+                Start::Serving(welcome) => {
+                    let welcome = Welcome::clone(welcome);
+                    drop(start);
+                    return Ok((remote, welcome));
+                }
+                Start::Hopeless(why) => Some(why.clone()),
+                Start::Waiting { .. } | Start::NotAwaited => None,
+            };
+            let timed_out = why.is_none() && shared.started.wait_until(&mut start, deadline).timed_out();
+            let why = match (&*start, why) {
+                (_, Some(why)) => why,
+                (Start::Waiting { why }, None) if timed_out => format!(
+                    "{why}, for {} s; check the address and that `kestrel serve` runs there",
+                    shared.config.deadline.as_secs()
+                ),
+                _ => continue,
+            };
+            drop(start);
+            remote.close();
+            let server = shared.config.addresses.join(",");
+            return Err(ConnectError(format!(
+                "cannot use volume {} of {server}: {why}",
+                shared.config.volume
+            )));
+        }
+    }
+
+    /// Begins to connect, for ever, and does not wait: until the node serves us, calls wait as in any outage.
+    ///
+    /// # Errors
+    /// If the settings make no sense, or a thread does not start.
+    pub fn begin(config: RemoteConfig, holder: Arc<dyn Holder>) -> Result<Arc<Self>, ConnectError> {
+        Self::start(config, holder, Start::NotAwaited)
+    }
+
+    fn start(config: RemoteConfig, holder: Arc<dyn Holder>, start: Start) -> Result<Arc<Self>, ConnectError> {
         if config.addresses.is_empty() || !(1..=VOLUME_BYTES_MAX).contains(&config.volume.len()) {
             return Err(ConnectError(
                 "no connection: a URL names at least one host and a volume of 1 to 255 bytes: kestrel://host:port/volume".into(),
@@ -184,7 +234,7 @@ impl Remote {
             writer: Writer::default(),
             admin: admin::Conversations::default(),
             traffic: Traffic::default(),
-            start: Mutex::new(Start::Waiting { why: "no answer".into() }),
+            start: Mutex::new(start),
             started: Condvar::new(),
             life: Mutex::new(Life::Open),
             changed: Condvar::new(),
@@ -193,35 +243,7 @@ impl Remote {
         let remote = Arc::new(Self { shared: shared.clone() });
         remote.spawn("kestrel-net-read", reader::run)?;
         remote.spawn("kestrel-net-tick", ticker::run)?;
-        let deadline = shared.origin + shared.config.deadline;
-        let mut start = shared.start.lock();
-        loop {
-            let why = match &*start {
-                Start::Serving(welcome) => {
-                    let welcome = Welcome::clone(welcome);
-                    drop(start);
-                    return Ok((remote, welcome));
-                }
-                Start::Hopeless(why) => Some(why.clone()),
-                Start::Waiting { .. } => None,
-            };
-            let timed_out = why.is_none() && shared.started.wait_until(&mut start, deadline).timed_out();
-            let why = match (&*start, why) {
-                (_, Some(why)) => why,
-                (Start::Waiting { why }, None) if timed_out => format!(
-                    "{why}, for {} s; check the address and that `kestrel serve` runs there",
-                    shared.config.deadline.as_secs()
-                ),
-                _ => continue,
-            };
-            drop(start);
-            remote.close();
-            let server = shared.config.addresses.join(",");
-            return Err(ConnectError(format!(
-                "cannot use volume {} of {server}: {why}",
-                shared.config.volume
-            )));
-        }
+        Ok(remote)
     }
 
     fn spawn(self: &Arc<Self>, name: &str, run: fn(&Shared)) -> Result<(), ConnectError> {
@@ -241,6 +263,18 @@ impl Remote {
         let patience = self.shared.patience(&request.op);
         self.shared.ask(|link| {
             link.submit(Body::Op(request), patience, Sink::Op(done));
+        });
+    }
+
+    /// As [`Remote::submit`], for who asks another node if this one does not lead the request. `left` is how long the reply may take,
+    /// if that is not the usual time.
+    pub fn submit_or_back(&self, request: Request, left: Option<Duration>, done: DoneOrBack) {
+        let patience = match left {
+            Some(left) if !matches!(request.op, Op::Release(_)) => self.shared.patience_of(left),
+            _ => self.shared.patience(&request.op),
+        };
+        self.shared.ask(|link| {
+            link.submit(Body::Op(request), patience, Sink::OpOrBack(done));
         });
     }
 
@@ -293,6 +327,11 @@ impl Remote {
     /// Whether calls are served at present.
     pub fn is_up(&self) -> bool {
         self.shared.link.lock().is_up()
+    }
+
+    /// Newest version of the table of placement that the node mentioned.
+    pub fn table(&self) -> u64 {
+        self.shared.link.lock().table()
     }
 
     /// Counters.
@@ -368,6 +407,11 @@ impl Shared {
         }
     }
 
+    fn patience_of(&self, left: Duration) -> Patience {
+        let left = Nanos::try_from(left.as_nanos()).unwrap_or(Nanos::MAX).min(DEADLINE_MAX);
+        Patience::Until(self.now().saturating_add(left))
+    }
+
     /// Does something with the link, and what follows from it: writes, runs completions.
     fn ask<T>(&self, ask: impl FnOnce(&mut Link<Sink>) -> T) -> T {
         let mut ended = Vec::new();
@@ -394,10 +438,10 @@ impl Shared {
 
     /// Runs completions.
     fn complete(&self, ended: &mut Vec<Completion<Sink>>) {
-        for Completion { id, done, result } in ended.drain(..) {
+        for Completion { id, done, result, astray } in ended.drain(..) {
             match done {
                 Sink::Admin => self.admin.end(id, result),
-                sink => sink.give(result),
+                sink => sink.give(result, astray),
             }
         }
     }

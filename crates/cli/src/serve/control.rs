@@ -64,7 +64,7 @@ impl Attendant for Serving {
 
     fn answer(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String> {
         if let Some(section) = &self.descriptor.cluster {
-            return super::part::answer(self, section, question);
+            return super::part::answer(self, section, question, tell);
         }
         let feed = Feed::new(tell);
         match question["verb"].as_str() {
@@ -97,9 +97,10 @@ impl Serving {
         tell: &mut dyn FnMut(&Value) -> bool,
     ) -> Result<Value, String> {
         match question["verb"].as_str() {
-            Some("status" | "stats" | "info" | "fsck" | "gc" | "compact" | "rows") => {
-                self.answer(question, tell)
-            }
+            Some(
+                "status" | "stats" | "info" | "fsck" | "gc" | "compact" | "rows" | "table" | "entries"
+                | "change",
+            ) => self.answer(question, tell),
             verb => {
                 let verb = verb.unwrap_or("this");
                 Err(format!(

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use kestrel_client::descriptor::{ClusterSection, Descriptor, random};
 use kestrel_cluster::peers::{Identity, Peers};
+use kestrel_cluster::server::Server;
+use kestrel_meta::member::host::MemberHost;
 use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::wire::PeerSecret;
 use serde_json::{Value, json};
@@ -16,7 +18,10 @@ pub struct NodeOfCluster {
     pub identity: Identity,
     /// Its connections to the others.
     pub peers: Arc<Peers>,
-    placement: Placement,
+    /// The table that it was formed with.
+    formed: Placement,
+    /// It was formed for a cluster that does not have it yet.
+    joins: bool,
 }
 
 impl NodeOfCluster {
@@ -31,16 +36,41 @@ impl NodeOfCluster {
         let start = u64::from_be_bytes(random().map_err(|why| why.to_string())?);
         let (volume, secret) = (descriptor.uuid_bytes(), PeerSecret(secret));
         let identity = Identity { volume, secret, birth, start };
-        Ok(Self { node: section.node, identity, peers: Arc::default(), placement })
+        Ok(Self {
+            node: section.node,
+            identity,
+            peers: Arc::default(),
+            formed: placement,
+            joins: section.joining,
+        })
     }
 
-    /// Begins to connect to the others: its member has counted this start as the one of this number. Starts threads.
+    /// Begins to connect to the others: its member, which has counted this start, knows which there are. Starts threads.
     ///
     /// # Errors
     /// In words.
-    pub fn connect(&self, epoch: u64) -> Result<(), String> {
-        let begun = self.peers.connect(&self.identity, self.node, epoch, &self.placement);
+    pub fn connect(&self, host: &MemberHost) -> Result<(), String> {
+        self.peers.introduce(&self.identity, self.node, host.epoch());
+        let begun = self.peers.meet(&host.placement());
         begun.map_err(|why| format!("no threads for connections to the other nodes: {why}"))
+    }
+
+    /// Whether the others do not have it in their table yet: it serves nothing.
+    pub fn is_joining(&self, host: &MemberHost) -> bool {
+        self.joins && host.placement().version <= self.formed.version
+    }
+
+    /// Has the member tell of tables: their nodes are let in, and connected to.
+    pub fn follow_tables(&self, host: &MemberHost, server: &Arc<Server>) {
+        let (peers, server) = (self.peers.clone(), Arc::downgrade(server));
+        host.set_table_listener(Box::new(move |placement| {
+            if let Some(server) = server.upgrade() {
+                server.expect(placement.map.members().iter().map(|member| member.id));
+            }
+            if let Err(why) = peers.meet(placement) {
+                log::error!("no threads for connections to new nodes: {why}; start this node again");
+            }
+        }));
     }
 
     /// What a status tells of the connections.

@@ -24,11 +24,17 @@ const ROW_BYTES_MAX: usize = 256 << 10;
 ///
 /// # Errors
 /// In words.
-pub fn answer(serving: &Serving, section: &ClusterSection, question: &Value) -> Result<Value, String> {
+pub fn answer(
+    serving: &Serving,
+    section: &ClusterSection,
+    question: &Value,
+    tell: &mut dyn FnMut(&Value) -> bool,
+) -> Result<Value, String> {
     match question["verb"].as_str() {
         Some("status") => status(serving, section),
         Some("stats") => Ok(to_json(&serving.snapshot())),
         Some("rows") => rows(serving, question),
+        Some("table" | "entries" | "change" | "expect") => super::table::answer(serving, question, tell),
         Some("fsck") => Err(format!(
             "node {} has only a part of the volume; run `kestrel fsck {}`",
             section.node,
@@ -53,6 +59,7 @@ fn status(serving: &Serving, section: &ClusterSection) -> Result<Value, String> 
     let mut out = describe_part(&serving.dir, &serving.descriptor, section, &*serving.engine)
         .map_err(|why| why.to_string())?;
     serving.describe_process(&mut out);
+    super::table::describe(serving, &mut out);
     out["peers"] = serving.node.as_ref().map(NodeOfCluster::peers).into();
     Ok(out)
 }

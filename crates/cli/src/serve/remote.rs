@@ -83,8 +83,8 @@ impl Attendant for RemoteMount {
 impl RemoteMount {
     /// How it stands with each of the volume's metadata nodes.
     fn connections(&self) -> Value {
-        let nodes = self.fs.metadata().remote().map_or(&[][..], |metadata| metadata.nodes());
-        let of = |link: &NodeLink| {
+        let nodes = self.fs.metadata().remote().map_or(Vec::new(), |metadata| metadata.nodes());
+        let of = |link: &Arc<NodeLink>| {
             let stats = link.remote.stats();
             json!({
                 "node": link.node,

@@ -1,5 +1,9 @@
 //! `kestrel cluster`.
 
+mod add_node;
+mod balance;
+mod change;
+mod drain;
 mod init;
 mod join;
 mod plan;
@@ -11,7 +15,7 @@ use kestrel_client::error::VolumeError;
 
 use crate::failure::{Failure, Verdict};
 
-/// Form a cluster of several metadata nodes, or plan one.
+/// Form a cluster of several metadata nodes, change it, or plan one.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 #[command(after_help = "Examples:
@@ -19,9 +23,11 @@ use crate::failure::{Failure, Verdict};
   kestrel cluster token /data/node1 | ssh node2 kestrel cluster join - /data/node2 --node 2
   kestrel serve /data/node2
   kestrel cluster status kestrel://10.0.0.1/photos
+  kestrel cluster add-node /data/node1 --node 10.0.0.4:9440 | ssh node4 kestrel cluster join - /data/node4
+  kestrel cluster balance kestrel://10.0.0.1/photos
   find /data -mindepth 1 | kestrel cluster plan --nodes 16
 
-docs/operations.md tells how a cluster is formed and run.")]
+docs/operations.md tells how a cluster is formed, run and changed.")]
 pub struct ClusterArgs {
     #[command(subcommand)]
     action: Action,
@@ -32,6 +38,9 @@ enum Action {
     Init(init::InitArgs),
     Join(join::JoinArgs),
     Token(token::TokenArgs),
+    AddNode(add_node::AddNodeArgs),
+    Balance(balance::BalanceArgs),
+    Drain(drain::DrainArgs),
     Status(status::StatusArgs),
     Plan(plan::PlanArgs),
 }
@@ -42,6 +51,9 @@ pub fn run(args: &ClusterArgs) -> Result<Verdict, Failure> {
         Action::Init(args) => init::run(args),
         Action::Join(args) => join::run(args),
         Action::Token(args) => token::run(args),
+        Action::AddNode(args) => add_node::run(args),
+        Action::Balance(args) => balance::run(args),
+        Action::Drain(args) => drain::run(args),
         Action::Status(args) => status::run(args),
         Action::Plan(args) => plan::run(args),
     }

@@ -15,6 +15,7 @@ use kestrel_cluster::config::{LEASE_MAX, LEASE_MIN, ServerConfig};
 use kestrel_cluster::listen::Door;
 use kestrel_cluster::locks::LockLimits;
 use kestrel_cluster::server::Server;
+use kestrel_meta::member::host::MemberHost;
 use kestrel_types::clock::{Clock, Nanos, SystemClock};
 use log::LevelFilter;
 
@@ -35,6 +36,12 @@ const LOG_NAME: &str = "serve.log";
 
 /// Time between two looks whether the process has to end by itself.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// The same while a node joins.
+const LOOK_JOINING: Duration = Duration::from_millis(50);
+
+/// How long a node that joins is waited for before it is said to serve all the same.
+const JOIN_TIME: Duration = Duration::from_secs(60);
 
 /// How long clients get, at the end, for the answers to what they have asked.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
@@ -198,7 +205,7 @@ fn serve_volume(args: &ServeArgs, plan: &Plan) -> Result<Verdict, Failure> {
     };
     let opened = opened.map_err(fail)?;
     if let (Some(node), Some(host)) = (&node, opened.fs.member()) {
-        node.connect(host.epoch()).map_err(fail)?;
+        node.connect(host).map_err(fail)?;
     }
     let served = attend(args, plan, &opened, node, listener, begun);
     let stored = opened.fs.shutdown().map_err(fail);
@@ -220,6 +227,12 @@ fn attend(
 ) -> Result<Verdict, Failure> {
     let questions = Arc::new(Questions::default());
     let server = server(args, plan, opened, node.as_ref(), questions.clone())?;
+    let member = node.as_ref().zip(opened.fs.member());
+    if let Some((node, host)) = member {
+        node.follow_tables(host, &server);
+        let offer = Offer::new(&opened.volume.descriptor, &opened.volume.storage).map_err(fail)?;
+        server.describe_by(Box::new(move |placement| offer.placed_by(placement).to_json().into()));
+    }
     let in_use = Arc::downgrade(&server);
     // While it is not there, nobody can be asked what he uses.
     opened
@@ -261,8 +274,19 @@ fn attend(
         plan.name,
         begun.elapsed()
     );
-    args.process.ready();
-    let failure = until_end(&signal, opened, serving.node.as_ref());
+    let member = serving.node.as_ref().zip(opened.fs.member());
+    let failure = match member.filter(|(node, host)| node.is_joining(host)) {
+        Some((node, host)) => until_joined(&signal, opened, node, host),
+        None => Watch::Good,
+    };
+    let failure = match failure {
+        Watch::Good => {
+            args.process.ready();
+            until_end(&signal, opened, serving.node.as_ref())
+        }
+        Watch::Signalled => None,
+        Watch::Failed(why) => Some(why),
+    };
     log::info!("{} ends; its clients will wait for it", plan.volume.display());
     if let Some(sockets) = clients.sockets.lock().take() {
         sockets.stop(LAST_ANSWERS);
@@ -272,28 +296,78 @@ fn attend(
     failure.map_or(Ok(Verdict::Good), |why| Err(fail(why)))
 }
 
-/// Waits until the process is to end. One of several nodes ends by itself when its log fails: only a start that reads the log
+/// What there is to say of the process.
+enum Watch {
+    /// It goes on.
+    Good,
+    /// It is to end.
+    Signalled,
+    /// It must end.
+    Failed(String),
+}
+
+/// Waits for a while. One of several nodes ends by itself when its log fails: only a start that reads the log
 /// knows what became of what it was writing, and the others wait for that. And when another node says that this is not the node
 /// that the cluster has: what it would serve is not what the others know.
+fn watch(
+    signal: &mpsc::Receiver<()>,
+    look: Duration,
+    opened: &MountedVolume,
+    node: Option<&NodeOfCluster>,
+) -> Watch {
+    match signal.recv_timeout(look) {
+        Err(mpsc::RecvTimeoutError::Timeout) => {}
+        _ => return Watch::Signalled,
+    }
+    if let Some(why) = opened.fs.member().and_then(|host| host.failure()) {
+        let why = format!("the log has failed: {why}; look at the disk, then start this node again");
+        log::error!("{why}");
+        return Watch::Failed(why);
+    }
+    // It is in the log already.
+    node.and_then(|node| node.peers.expelled()).map_or(Watch::Good, Watch::Failed)
+}
+
+/// Waits until the process is to end; why it must, if it must.
 fn until_end(
     signal: &mpsc::Receiver<()>,
     opened: &MountedVolume,
     node: Option<&NodeOfCluster>,
 ) -> Option<String> {
     loop {
-        match signal.recv_timeout(LOOK) {
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
-            _ => return None,
-        }
-        if let Some(why) = opened.fs.member().and_then(|host| host.failure()) {
-            log::error!("the log has failed: {why}; look at the disk, then start this node again");
-            return Some(format!("the log has failed: {why}; look at the disk, then start this node again"));
-        }
-        // It is in the log already.
-        if let Some(why) = node.and_then(|node| node.peers.expelled()) {
-            return Some(why);
+        match watch(signal, LOOK, opened, node) {
+            Watch::Good => {}
+            Watch::Signalled => return None,
+            Watch::Failed(why) => return Some(why),
         }
     }
+}
+
+/// Waits until the other nodes have this one in their table, but not for ever: it goes on joining while it serves.
+fn until_joined(
+    signal: &mpsc::Receiver<()>,
+    opened: &MountedVolume,
+    node: &NodeOfCluster,
+    host: &MemberHost,
+) -> Watch {
+    log::info!("node {} joins the cluster: it waits until all other nodes have it in their table", node.node);
+    let begun = Instant::now();
+    while node.is_joining(host) {
+        if begun.elapsed() > JOIN_TIME {
+            log::warn!(
+                "node {} has not joined after {} s: all nodes have to be up for that; see `kestrel cluster status`",
+                node.node,
+                JOIN_TIME.as_secs()
+            );
+            return Watch::Good;
+        }
+        match watch(signal, LOOK_JOINING, opened, Some(node)) {
+            Watch::Good => {}
+            ends => return ends,
+        }
+    }
+    log::info!("node {} has joined the cluster after {:.1?}", node.node, begun.elapsed());
+    Watch::Good
 }
 
 fn server(

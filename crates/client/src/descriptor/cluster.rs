@@ -43,6 +43,9 @@ pub struct ClusterSection {
     /// does not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objects_word: Option<String>,
+    /// The node was not in the cluster's table when this was written; the table here has it, without anything of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub joining: bool,
 }
 
 impl fmt::Debug for ClusterSection {
@@ -77,6 +80,7 @@ impl ClusterSection {
             birth: None,
             workers: WORKERS,
             objects_word: None,
+            joining: false,
         })
     }
 
@@ -91,6 +95,11 @@ impl ClusterSection {
     /// As the cluster's tokens have it: of any node of that number, not of one directory.
     pub(crate) fn unborn(self) -> Self {
         Self { birth: None, ..self }
+    }
+
+    /// Of a node that is to join a cluster with this table, which the table names.
+    pub(crate) fn joining(self, node: NodeId, placement: &Placement) -> Self {
+        Self { node, placement: to_hex(&placement.encode()), birth: None, joining: true, ..self }
     }
 
     /// The word that the directory was born with.

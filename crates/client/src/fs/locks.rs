@@ -23,7 +23,7 @@ use crate::metadata::LockCall;
 pub struct LockWait(Arc<Mutex<Asked>>);
 
 /// How far it has come.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 enum Asked {
     /// The server has not been asked.
     #[default]
@@ -121,7 +121,7 @@ impl Fs {
         match *asked {
             Asked::Cancelled => {
                 drop(asked);
-                self.cancel_call(call);
+                call.cancel();
             }
             Asked::NotYet | Asked::By(_) => *asked = Asked::By(call),
         }
@@ -131,7 +131,7 @@ impl Fs {
     pub fn cancel_lock(&self, waiting: &LockWait) {
         let before = std::mem::replace(&mut *waiting.0.lock(), Asked::Cancelled);
         if let Asked::By(call) = before {
-            self.cancel_call(call);
+            call.cancel();
         }
     }
 
@@ -289,12 +289,6 @@ impl Fs {
                 done(Err(FsError::new(libc::ENOSYS, "locks of this volume are kept by the kernel")));
                 None
             }
-        }
-    }
-
-    fn cancel_call(&self, call: LockCall) {
-        if let Some(server) = self.metadata.locks() {
-            server.cancel(call);
         }
     }
 }

@@ -15,7 +15,7 @@ use kestrel_types::placement::{Member, NodeId, Placement};
 use kestrel_types::wire::{
     LockSpan, RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, ReclaimReply, SessionState, Welcome,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use super::opens::Opens;
 use crate::fs::Fs;
@@ -26,10 +26,10 @@ use crate::storage::Offer;
 pub struct Holdings {
     /// The volume's servers, for the log.
     server: String,
-    /// Identity of the volume, and the table of its nodes as it was offered; known since the first welcome.
-    volume: OnceLock<(String, Option<String>)>,
-    /// Who owns what, if there are several nodes.
-    placement: OnceLock<Placement>,
+    /// Identity of the volume, known since the first welcome.
+    volume: OnceLock<String>,
+    /// Who owns what at present, if there are several nodes.
+    placement: RwLock<Option<Arc<Placement>>>,
     /// Open files.
     pub opens: Opens,
     /// Object numbers.
@@ -38,7 +38,12 @@ pub struct Holdings {
     fs: OnceLock<Weak<Fs>>,
     /// Ends requests that wait and name objects of a lost session.
     objects_lost: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// Hears of tables.
+    newer_table: OnceLock<Box<NewerTable>>,
 }
+
+/// A node has a table of this version.
+pub type NewerTable = dyn Fn(NodeId, u64) + Send + Sync;
 
 impl Holdings {
     /// Of a client that has nothing yet.
@@ -46,11 +51,12 @@ impl Holdings {
         Self {
             server,
             volume: OnceLock::new(),
-            placement: OnceLock::new(),
+            placement: RwLock::default(),
             opens: Opens::default(),
             numbers: ObjectNumbers::remembered(),
             fs: OnceLock::new(),
             objects_lost: OnceLock::new(),
+            newer_table: OnceLock::new(),
         }
     }
 
@@ -59,9 +65,18 @@ impl Holdings {
         let _ = self.fs.set(Arc::downgrade(fs));
     }
 
-    /// Tells that there are several nodes. Once, before anything is held.
-    pub fn is_placed_by(&self, placement: Placement) {
-        let _ = self.placement.set(placement);
+    /// Tells that there are several nodes, and who owns what from now on; first before anything is held. What is locked does not move.
+    pub fn is_placed_by(&self, placement: Arc<Placement>) {
+        *self.placement.write() = Some(placement);
+    }
+
+    fn placement(&self) -> Option<Arc<Placement>> {
+        self.placement.read().clone()
+    }
+
+    /// Has `tell` called when a node mentions a newer table than it did before. Once. `tell` must not wait.
+    pub fn when_a_table_is_newer(&self, tell: Box<NewerTable>) {
+        let _ = self.newer_table.set(tell);
     }
 
     /// Has `tell` called when objects are lost that nothing refers to yet. Once. `tell` must not wait.
@@ -120,7 +135,7 @@ impl Seat {
 
     /// Whether the node keeps the locks of a file.
     fn is_home_of(&self, ino: InodeId) -> bool {
-        self.holdings.placement.get().is_none_or(|placement| placement.home_of(ino).id == self.node())
+        self.holdings.placement().is_none_or(|placement| placement.home_of(ino).id == self.node())
     }
 
     fn hands_out_objects(&self) -> bool {
@@ -130,7 +145,7 @@ impl Seat {
     /// What the log and errors call it.
     fn name(&self) -> String {
         let server = &self.holdings.server;
-        match (self.holdings.placement.get(), &self.address) {
+        match (self.holdings.placement(), &self.address) {
             (None, None) => server.clone(),
             (_, Some(address)) => format!("{server}: node {} at {address}", self.node()),
             (Some(_), None) => format!("{server}: node {}", self.node()),
@@ -146,19 +161,13 @@ impl Seat {
     }
 
     /// Whether the server is a node of the volume that is mounted.
-    fn check_volume(&self, offer: Offer) -> Result<(), String> {
+    fn check_volume(&self, offer: &Offer) -> Result<(), String> {
         let name = self.name();
         let uuid = offer.descriptor(&name).map_err(|why| why.to_string())?.uuid;
-        let (mounted, table) = self.holdings.volume.get_or_init(|| (uuid.clone(), offer.placement.clone()));
+        let mounted = self.holdings.volume.get_or_init(|| uuid.clone());
         if *mounted != uuid {
             return Err(format!(
                 "another volume (uuid {uuid}) is served at {name} now; serve the old one there, or mount again"
-            ));
-        }
-        if *table != offer.placement {
-            return Err(format!(
-                "{name}: its table of the volume's nodes is not the one that was mounted with; give all nodes the same \
-                 table, or mount again"
             ));
         }
         Ok(())
@@ -170,7 +179,7 @@ impl Holder for Seat {
         let offer = Offer::from_json(&welcome.descriptor, &self.name()).map_err(|why| why.to_string())?;
         // A volume of one node does not number it.
         let answers = if offer.placement.is_some() { welcome.node } else { 0 };
-        self.check_volume(offer)?;
+        self.check_volume(&offer)?;
         let node = *self.node.get_or_init(|| answers);
         if node == answers {
             self.overdue.store(false, Ordering::Release);
@@ -255,7 +264,7 @@ impl Holder for Seat {
     /// Of several nodes. One that is alone commits nothing for a client that it has forgotten, and is asked nothing before it has said
     /// what became of the session.
     fn overdue(&self) {
-        if self.holdings.placement.get().is_none() {
+        if self.holdings.placement().is_none() {
             return;
         }
         let first = !self.overdue.swap(true, Ordering::AcqRel);
@@ -278,6 +287,12 @@ impl Holder for Seat {
 
     fn restored(&self, after: Duration) {
         log::info!("{}: the metadata server answers again after {after:.1?}", self.name());
+    }
+
+    fn newer_table(&self, version: u64) {
+        if let Some(tell) = self.holdings.newer_table.get() {
+            tell(self.node(), version);
+        }
     }
 }
 

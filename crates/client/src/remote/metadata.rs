@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 use kestrel_meta::node::Done;
 use kestrel_meta::ops;
 use kestrel_meta::stats::{self, LaneCounters, NodeStats};
-use kestrel_net::link::CallId;
 use kestrel_net::remote::{Remote, RemoteStats};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::placement::Placement;
 use kestrel_types::request::{Answer, Op, Outcome, Reply, Request};
-use kestrel_types::wire::{LockReply, LockRequest};
+use kestrel_types::wire::{LOCK_MISDIRECTED, LockReply, LockRequest};
 use serde_json::Value;
 
 use super::ask::NodeAnswer;
+use super::astray::{Guide, INTERRUPTED, LockAsked, Stray, Strays};
 use super::durable::{SyncFirst, names_bytes_below, names_new_bytes};
 use super::holdings::Holdings;
-use super::nodes::{NodeLink, Nodes};
+use super::nodes::{Known, NodeLink, Nodes};
 use super::opens::{Effect, Leave};
 use super::routes::SecondTry;
 use crate::error::VolumeError;
@@ -45,7 +45,7 @@ pub fn is_answering() -> bool {
 }
 
 /// Calls back with an answer of a server.
-fn answering(call: impl FnOnce()) {
+pub(super) fn answering(call: impl FnOnce()) {
     let before = ANSWERING.replace(true);
     call();
     ANSWERING.set(before);
@@ -54,35 +54,64 @@ fn answering(call: impl FnOnce()) {
 /// The way to a volume's metadata across a network.
 pub struct RemoteMetadata {
     shared: Arc<Shared>,
+    guide: Guide,
     /// Where bytes need a sync before a commit may name them.
     sync_first: OnceLock<SyncFirst>,
 }
 
 /// What answers need.
-struct Shared {
-    nodes: Nodes,
+pub(super) struct Shared {
+    pub nodes: Nodes,
+    pub astray: Strays,
     holdings: Arc<Holdings>,
     counters: [LaneCounters; 1],
 }
 
 /// Who wants an answer, and since when.
-struct Asked {
+pub(super) struct Asked {
     kind: usize,
     since: Instant,
+    /// How often the wrong node was asked so far.
+    strayed: u32,
     done: Done,
 }
 
+impl Asked {
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
+    pub fn strayed(&self) -> u32 {
+        self.strayed
+    }
+}
+
 impl RemoteMetadata {
-    /// Over connections whose sessions stand for `holdings`.
-    pub(super) fn new(nodes: Nodes, holdings: Arc<Holdings>) -> Self {
-        let shared = Arc::new(Shared { nodes, holdings, counters: Default::default() });
+    /// Over connections whose sessions stand for `holdings`. Starts a thread if there are several nodes.
+    ///
+    /// # Errors
+    /// If the system refuses the thread; the connections are closed then.
+    pub(super) fn new(nodes: Nodes, holdings: Arc<Holdings>) -> Result<Self, VolumeError> {
+        let (astray, counters) = (Strays::default(), Default::default());
+        let shared = Arc::new(Shared { nodes, astray, holdings, counters });
         let weak = Arc::downgrade(&shared);
         shared.holdings.when_objects_are_lost(Box::new(move || {
             if let Some(shared) = weak.upgrade() {
                 shared.fail_lost();
             }
         }));
-        Self { shared, sync_first: OnceLock::new() }
+        let guide = Guide::start(&shared).inspect_err(|_| shared.nodes.close())?;
+        let weak = Arc::downgrade(&shared);
+        shared.holdings.when_a_table_is_newer(Box::new(move |node, version| {
+            if let Some(shared) = weak.upgrade() {
+                shared.astray.heard_of(node, version);
+            }
+        }));
+        for link in &shared.nodes.known().links {
+            // What was mentioned before anybody listened.
+            shared.astray.heard_of(link.node, link.remote.table());
+        }
+        Ok(Self { shared, guide, sync_first: OnceLock::new() })
     }
 
     /// Whether an object was stored in a session that is lost, or may be: it may be deleted unless something refers to it.
@@ -96,19 +125,19 @@ impl RemoteMetadata {
     }
 
     /// The connections to the volume's nodes, ascending by their numbers; one if there is only one node.
-    pub fn nodes(&self) -> &[NodeLink] {
-        &self.shared.nodes.links
+    pub fn nodes(&self) -> Vec<Arc<NodeLink>> {
+        self.shared.nodes.known().links.clone()
     }
 
-    /// Who owns what; none in a volume of one node.
-    pub fn placement(&self) -> Option<&Placement> {
-        self.shared.nodes.placement.as_ref()
+    /// Who owns what at present; none in a volume of one node.
+    pub fn placement(&self) -> Option<Arc<Placement>> {
+        self.shared.nodes.known().placement.clone()
     }
 
     /// A connection to any node that answers, for what all of them know.
-    pub fn remote(&self) -> &Arc<Remote> {
-        let nodes = &self.shared.nodes;
-        &nodes.links[nodes.any()].remote
+    pub fn remote(&self) -> Arc<Remote> {
+        let nodes = self.shared.nodes.known();
+        nodes.links[nodes.any()].remote.clone()
     }
 
     /// Asks all nodes the same at the same time, over these connections; the answers are in the order of the nodes' numbers. `limit`
@@ -122,9 +151,9 @@ impl RemoteMetadata {
             let failed = |why| VolumeError::Io(format!("node {} at {}: {why}", link.node, link.address));
             NodeAnswer { node: link.node, address: link.address.clone(), answer: answer.map_err(failed) }
         };
+        let nodes = self.nodes();
         std::thread::scope(|scope| {
-            let asking: Vec<_> =
-                self.nodes().iter().map(|link| (link, scope.spawn(move || ask(link)))).collect();
+            let asking: Vec<_> = nodes.iter().map(|link| (link, scope.spawn(move || ask(link)))).collect();
             let answers = asking.into_iter().map(|(link, thread)| {
                 thread.join().unwrap_or_else(|_| NodeAnswer {
                     node: link.node,
@@ -138,7 +167,7 @@ impl RemoteMetadata {
 
     /// Counters of all connections together.
     pub fn connection_stats(&self) -> RemoteStats {
-        self.shared.nodes.stats()
+        self.shared.nodes.known().stats()
     }
 }
 
@@ -146,13 +175,13 @@ impl Shared {
     /// Ends the requests that wait for nodes and name new bytes which may be deleted.
     fn fail_lost(&self) {
         let lost_below = self.holdings.numbers.lost_below();
-        for link in &self.nodes.links {
+        for link in &self.nodes.known().links {
             link.remote.fail_waiting(|op| names_bytes_below(op, lost_below), BYTES_LOST);
         }
     }
 
     /// Sends a request to the node that leads it.
-    fn send(self: &Arc<Self>, request: Request, asked: Asked) {
+    pub fn send(self: &Arc<Self>, request: Request, asked: Asked) {
         let lost_below = self.holdings.numbers.lost_below();
         if lost_below > 0 && names_bytes_below(&request.op, lost_below) {
             return self.answer(asked, Err(FsError::new(libc::EIO, BYTES_LOST).into()));
@@ -160,10 +189,11 @@ impl Shared {
         if let Op::Release(ino) = request.op {
             return self.give_back(ino, request, asked);
         }
-        let at = self.nodes.leader(&request.op, &self.holdings.opens);
-        let again = self.nodes.second_try(&request, at);
+        let nodes = self.nodes.known();
+        let at = nodes.leader(&request.op, &self.holdings.opens);
+        let again = nodes.second_try(&request, at);
         let effect = Effect::of(&request.op);
-        self.send_to(at, request, effect, again, asked);
+        self.send_to(&nodes, at, request, effect, again, asked);
         if self.holdings.numbers.lost_below() != lost_below {
             // It may wait since after the others were ended.
             self.fail_lost();
@@ -172,41 +202,91 @@ impl Shared {
 
     /// Sends a release to a node that counts an open, unless its node has lost it.
     fn give_back(self: &Arc<Self>, ino: InodeId, request: Request, asked: Asked) {
+        let nodes = self.nodes.known();
         match self.holdings.opens.leave(ino) {
             Leave::Back(given) => {
-                let at = self.nodes.index_of(given.node);
-                self.send_to(at, request, Effect::Releases(given), None, asked);
+                let at = nodes.index_of(given.node);
+                self.send_to(&nodes, at, request, Effect::Releases(given), None, asked);
             }
             Leave::Lost => self.answer(asked, Ok(Answer::Done)),
-            Leave::Unknown => self.send_to(self.nodes.home_of(ino), request, Effect::None, None, asked),
+            Leave::Unknown => self.send_to(&nodes, nodes.home_of(ino), request, Effect::None, None, asked),
         }
     }
 
     /// Sends a request to this node, and takes in what its answer means before whoever asked gets it.
     fn send_to(
         self: &Arc<Self>,
+        nodes: &Known,
         at: usize,
         request: Request,
         effect: Effect,
         again: Option<SecondTry>,
         asked: Asked,
     ) {
-        let shared = self.clone();
-        let link = &self.nodes.links[at];
-        let answered = move |reply: Reply| {
-            shared.holdings.opens.answered(shared.nodes.links[at].node, effect, &reply);
+        let (shared, version) = (self.clone(), nodes.version());
+        let link = &nodes.links[at];
+        let node = link.node;
+        // The time that is left is counted from the first node that was asked.
+        let left = (asked.strayed > 0).then(|| self.time_left(asked.since));
+        let answered = move |reply: Reply, request: Option<Request>| {
+            // An open is given back where it is counted.
+            let may_stray = !matches!(effect, Effect::Releases(_));
+            if let (Err(Outcome::Misdirected { table }), Some(request), true) = (&reply, request, may_stray) {
+                shared.astray.heard_of(node, *table);
+                let asked = Asked { strayed: asked.strayed + 1, ..asked };
+                return shared.led_elsewhere(Stray::Op(request, asked), version);
+            }
+            shared.holdings.opens.answered(node, effect, &reply);
             match again {
-                Some(SecondTry { home, request }) if is_stale(&reply) => {
-                    answering(|| shared.send_to(home, request, effect, None, asked));
-                }
+                Some(SecondTry { ino, request }) if is_stale(&reply) => answering(|| {
+                    let nodes = shared.nodes.known();
+                    shared.send_to(&nodes, nodes.home_of(ino), request, effect, None, asked);
+                }),
                 _ => shared.answer(asked, reply),
             }
         };
-        link.remote.submit(request, Box::new(answered));
+        link.remote.submit_or_back(request, left, Box::new(answered));
     }
 
-    fn answer(&self, asked: Asked, reply: Reply) {
-        let Asked { kind, since, done } = asked;
+    /// What is left of the time that a call may wait.
+    pub fn time_left(&self, since: Instant) -> Duration {
+        self.nodes.deadline().saturating_sub(since.elapsed())
+    }
+
+    /// Goes on with what a node does not lead, which was asked by a table of this version.
+    fn led_elsewhere(self: &Arc<Self>, stray: Stray, version: u64) {
+        if self.nodes.known().version() > version {
+            // There is a newer one meanwhile.
+            answering(|| stray.go_on(self));
+        } else {
+            self.astray.park(stray, version);
+        }
+    }
+
+    /// Asks the home of a file about a lock.
+    pub fn ask_lock(self: &Arc<Self>, asked: LockAsked) {
+        let nodes = self.nodes.known();
+        let link = nodes.links[nodes.home_of(asked.request.ino())].clone();
+        let (shared, version) = (self.clone(), nodes.version());
+        let (request, place, attempt) = (asked.request, asked.place.clone(), asked.strayed);
+        if !place.lock().is_wanted() {
+            return asked.end(Err(INTERRUPTED));
+        }
+        let answered = move |reply: LockReply| match reply {
+            Err(why) if why.errno == LOCK_MISDIRECTED => {
+                shared.led_elsewhere(Stray::Lock(asked.astray()), version);
+            }
+            reply => asked.end(reply),
+        };
+        let call = link.remote.lock(request, Box::new(answered));
+        let cancelled = place.lock().asked(attempt, link, call);
+        if let Some((link, call)) = cancelled {
+            link.remote.cancel(call);
+        }
+    }
+
+    pub fn answer(&self, asked: Asked, reply: Reply) {
+        let Asked { kind, since, done, .. } = asked;
         self.counters[0].reply_shared(kind, reply.is_err(), since.elapsed());
         answering(|| done(reply));
     }
@@ -218,7 +298,7 @@ fn is_stale(reply: &Reply) -> bool {
 
 impl Metadata for RemoteMetadata {
     fn submit(&self, request: Request, done: Done) {
-        let asked = Asked { kind: ops::kind(&request.op), since: Instant::now(), done };
+        let asked = Asked { kind: ops::kind(&request.op), since: Instant::now(), strayed: 0, done };
         match self.sync_first.get().filter(|_| names_new_bytes(&request.op)) {
             Some(sync) => {
                 let shared = self.shared.clone();
@@ -245,6 +325,7 @@ impl Metadata for RemoteMetadata {
     }
 
     fn close(&self) -> FsResult<()> {
+        self.guide.end(&self.shared);
         self.shared.nodes.close();
         Ok(())
     }
@@ -252,17 +333,13 @@ impl Metadata for RemoteMetadata {
 
 impl LockServer for RemoteMetadata {
     fn lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> LockCall {
-        let answered = move |reply| {
-            answering(|| done(reply));
-        };
-        let at = self.shared.nodes.home_of(request.ino());
-        let CallId(call) = self.shared.nodes.links[at].remote.lock(request, Box::new(answered));
-        LockCall { server: at, call }
-    }
-
-    fn cancel(&self, LockCall { server, call }: LockCall) {
-        if let Some(link) = self.shared.nodes.links.get(server) {
-            link.remote.cancel(CallId(call));
-        }
+        let (asked, place) = LockAsked::new(request, done);
+        self.shared.ask_lock(asked);
+        LockCall::new(move || {
+            let call = place.lock().cancel();
+            if let Some((link, call)) = call {
+                link.remote.cancel(call);
+            }
+        })
     }
 }

@@ -1,14 +1,19 @@
-//! The metadata nodes of a volume: a connection to each, made when the volume is mounted and kept.
+//! The metadata nodes of a volume: a connection to each, made when the volume is mounted, or when a newer table names it, and kept.
 //!
 //! Whichever node answers first tells the placement table, which names the others. Each must be the node that the table says,
-//! of the same volume, with the same table; now, and whenever it is connected to again (`Seat::welcomed`). To each the client
+//! of the same volume; now, and whenever it is connected to again (`Seat::welcomed`). To each the client
 //! is another client, with a number of its own: nodes write down what became of a client's numbered calls, and no two may
 //! take each other's for theirs.
+//!
+//! A newer table is put in the place of the one before ([`Nodes::adopt`]) while requests are under way: each goes by one, and who was
+//! asked by an old one and is the wrong one says so ([`super::astray`]). No node ever leaves the table.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use kestrel_net::remote::{Remote, RemoteConfig, RemoteStats};
+use kestrel_net::remote::{ConnectError, Remote, RemoteConfig, RemoteStats};
 use kestrel_types::placement::{Member, NodeId, Placement};
+use parking_lot::RwLock;
 
 use super::holdings::{Holdings, Seat};
 use super::{Introduction, RemoteUrl};
@@ -41,12 +46,21 @@ pub(super) struct First {
 /// A node of the table, and the connection to it or why there is none.
 pub(super) type Connected = (Member, Result<Arc<Remote>, VolumeError>);
 
-/// All nodes of a volume. Never none; in the order of the table's members.
+/// All nodes of a volume.
 pub(super) struct Nodes {
+    known: RwLock<Arc<Known>>,
+    url: RemoteUrl,
+    how: Introduction,
+    holdings: Arc<Holdings>,
+}
+
+/// The nodes, by one table.
+#[derive(Clone)]
+pub(super) struct Known {
     /// Who owns what; none in a volume of one node.
-    pub placement: Option<Placement>,
-    /// Connections.
-    pub links: Vec<NodeLink>,
+    pub placement: Option<Arc<Placement>>,
+    /// Connections. Never none; in the order of the table's members.
+    pub links: Vec<Arc<NodeLink>>,
     /// Which of them was there first. It hands out object numbers.
     pub first: usize,
 }
@@ -81,12 +95,12 @@ impl First {
     }
 
     /// Connects to all the other nodes at the same time. Answers the table, the nodes in its order, and which of them is this one.
-    pub fn others(self) -> (Option<Placement>, Vec<Connected>, usize) {
+    pub fn others(&self) -> (Option<Placement>, Vec<Connected>, usize) {
         let Some(placement) = self.placement.clone() else {
             let member = Member { id: 0, address: self.remote.address() };
-            return (None, vec![(member, Ok(self.remote))], 0);
+            return (None, vec![(member, Ok(self.remote.clone()))], 0);
         };
-        self.holdings.is_placed_by(placement.clone());
+        self.holdings.is_placed_by(Arc::new(placement.clone()));
         let members = placement.map.members();
         let first = members.iter().position(|member| member.id == self.seat.node()).unwrap_or(0);
         let address = &members[first].address;
@@ -144,19 +158,89 @@ impl Nodes {
     /// # Errors
     /// If one of them does not answer or is not what the table says; all that is wrong is told.
     pub fn connect(first: First) -> Result<Self, VolumeError> {
-        let (placement, connected, first) = first.others();
+        let (placement, connected, at) = first.others();
         let (mut links, mut wrong) = (Vec::with_capacity(connected.len()), Vec::new());
         for (member, remote) in connected {
             match remote {
-                Ok(remote) => links.push(NodeLink { node: member.id, address: member.address, remote }),
+                Ok(remote) => {
+                    links.push(Arc::new(NodeLink { node: member.id, address: member.address, remote }));
+                }
                 Err(why) => wrong.push(why.to_string()),
             }
         }
         if wrong.is_empty() {
-            return Ok(Self { placement, links, first });
+            let known = Known { placement: placement.map(Arc::new), links, first: at };
+            let First { url, how, holdings, .. } = first;
+            return Ok(Self { known: RwLock::new(Arc::new(known)), url, how, holdings });
         }
         links.iter().for_each(|link| link.remote.close());
         Err(VolumeError::Io(wrong.join("\n")))
+    }
+
+    /// The nodes at present. Whoever routes a request does all of it by one answer.
+    pub fn known(&self) -> Arc<Known> {
+        self.known.read().clone()
+    }
+
+    /// How long a call waits.
+    pub fn deadline(&self) -> Duration {
+        self.how.deadline
+    }
+
+    /// Goes by this table from now on, if it is newer than the present one. Nodes that it names and that are new are connected to;
+    /// calls to them wait until they answer.
+    ///
+    /// Called by one thread.
+    ///
+    /// # Errors
+    /// If a thread does not start: the table stays as it was.
+    pub fn adopt(&self, placement: Placement) -> Result<(), ConnectError> {
+        let known = self.known();
+        if known.version() >= placement.version {
+            return Ok(());
+        }
+        let placement = Arc::new(placement);
+        let mut links = Vec::with_capacity(placement.map.members().len());
+        for member in placement.map.members() {
+            let there = known.links.iter().find(|link| link.node == member.id);
+            links.push(match there {
+                Some(link) => link.clone(),
+                None => Arc::new(self.begin(member)?),
+            });
+        }
+        let before = known.links[known.first].node;
+        let first = links.iter().position(|link| link.node == before).unwrap_or(0);
+        log::info!("{}: table {} of the metadata nodes", self.url, placement.version);
+        self.holdings.is_placed_by(placement.clone());
+        *self.known.write() = Arc::new(Known { placement: Some(placement), links, first });
+        Ok(())
+    }
+
+    fn begin(&self, member: &Member) -> Result<NodeLink, ConnectError> {
+        let Member { id, address } = member;
+        log::info!("{}: node {id} at {address} is new; connecting to it", self.url);
+        let seat = Seat::of(self.holdings.clone(), member);
+        let remote = Remote::begin(config(&self.url, &self.how, vec![address.clone()]), Arc::new(seat))?;
+        Ok(NodeLink { node: *id, address: address.clone(), remote })
+    }
+
+    /// Ends all sessions, at once.
+    pub fn close(&self) {
+        match &*self.known().links {
+            [one] => one.remote.close(),
+            several => std::thread::scope(|scope| {
+                for link in several {
+                    scope.spawn(|| link.remote.close());
+                }
+            }),
+        }
+    }
+}
+
+impl Known {
+    /// Version of the table.
+    pub fn version(&self) -> u64 {
+        self.placement.as_ref().map_or(0, |placement| placement.version)
     }
 
     /// The index of a node, which is one of the table's.
@@ -175,18 +259,6 @@ impl Nodes {
     /// Counters of all connections together.
     pub fn stats(&self) -> RemoteStats {
         self.links.iter().map(|link| link.remote.stats()).sum()
-    }
-
-    /// Ends all sessions, at once.
-    pub fn close(&self) {
-        match &*self.links {
-            [one] => one.remote.close(),
-            several => std::thread::scope(|scope| {
-                for link in several {
-                    scope.spawn(|| link.remote.close());
-                }
-            }),
-        }
     }
 }
 

@@ -8,6 +8,7 @@ use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::Value;
 
 use super::ask::connect;
+use super::astray::table_of;
 use super::{DEADLINE_DEFAULT, RemoteUrl};
 use crate::error::VolumeError;
 use crate::storage::{Offer, Storage, StoreOptions};
@@ -59,11 +60,38 @@ impl Panel {
     /// # Errors
     /// What it said, or that it does not answer.
     pub fn ask(&self, node: NodeId, question: &Value, limit: Duration) -> Result<Value, VolumeError> {
+        self.remote(node)?.admin(question, Some(limit), &mut |_| ()).map_err(|why| self.failed(node, &why))
+    }
+
+    /// Asks a node something that takes as long as it takes; `on_event` gets what it tells meanwhile.
+    ///
+    /// # Errors
+    /// As for [`Panel::ask`].
+    pub fn ask_at_length(
+        &self,
+        node: NodeId,
+        question: &Value,
+        on_event: &mut dyn FnMut(Value),
+    ) -> Result<Value, VolumeError> {
+        self.remote(node)?.admin(question, None, on_event).map_err(|why| self.failed(node, &why))
+    }
+
+    /// A node's present table.
+    ///
+    /// # Errors
+    /// As for [`Panel::ask`].
+    pub fn table_of(&self, node: NodeId) -> Result<Placement, VolumeError> {
+        table_of(self.remote(node)?).map_err(|why| self.failed(node, &why))
+    }
+
+    fn remote(&self, node: NodeId) -> Result<&Remote, VolumeError> {
         let link = self.links.iter().find(|(member, _)| member.id == node);
-        let failed =
-            |why: &dyn std::fmt::Display| VolumeError::Io(format!("{}: node {node}: {why}", self.url));
-        let (_, remote) = link.ok_or_else(|| failed(&"there is no such node"))?;
-        remote.admin(question, Some(limit), &mut |_| ()).map_err(|why| failed(&why))
+        let (_, remote) = link.ok_or_else(|| self.failed(node, &"there is no such node"))?;
+        Ok(remote)
+    }
+
+    fn failed(&self, node: NodeId, why: &dyn std::fmt::Display) -> VolumeError {
+        VolumeError::Io(format!("{}: node {node}: {why}", self.url))
     }
 
     /// Opens the block store of the volume from here.

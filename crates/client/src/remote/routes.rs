@@ -33,18 +33,18 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Op, Request, SetAttr, Subject};
 
-use super::nodes::Nodes;
+use super::nodes::Known;
 use super::opens::Opens;
 
 /// The same request by number, and whom to ask if the first answers `ESTALE`.
 pub(super) struct SecondTry {
-    /// Index of the file's home.
-    pub home: usize,
+    /// The file.
+    pub ino: InodeId,
     /// The request.
     pub request: Request,
 }
 
-impl Nodes {
+impl Known {
     /// The index of the node that is asked; not for opens that are given back.
     pub fn leader(&self, op: &Op, opens: &Opens) -> usize {
         let Some(placement) = &self.placement else { return self.first };
@@ -74,7 +74,7 @@ impl Nodes {
             return None;
         }
         let op = by_number(&request.op)?;
-        Some(SecondTry { home, request: Request { creds: request.creds.clone(), op } })
+        Some(SecondTry { ino: inode.ino, request: Request { creds: request.creds.clone(), op } })
     }
 }
 

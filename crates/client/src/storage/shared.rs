@@ -68,6 +68,11 @@ impl Offer {
         })
     }
 
+    /// The same with another table of placement, of a volume that several nodes share.
+    pub fn placed_by(&self, placement: &Placement) -> Self {
+        Self { placement: Some(to_hex(&placement.encode())), ..self.clone() }
+    }
+
     /// The offer as it travels.
     pub fn to_json(&self) -> Vec<u8> {
         let mut out = serde_json::json!({ "descriptor": self.descriptor, "objects": self.objects });

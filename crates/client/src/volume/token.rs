@@ -6,7 +6,7 @@
 use std::fmt;
 use std::path::Path;
 
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{ClusterMap, Member, NodeId, Placement};
 
 use crate::descriptor::{ClusterSection, Descriptor};
 use crate::error::VolumeError;
@@ -40,6 +40,26 @@ impl Token {
             ))
         })?;
         Ok(Self { descriptor: descriptor.clone(), section })
+    }
+
+    /// The token of one node that is to join: it has a number, and the members know of it. `placement` is their table.
+    ///
+    /// # Errors
+    /// If the table cannot take it.
+    pub fn joining(&self, placement: &Placement, node: NodeId, address: &str) -> Result<Self, VolumeError> {
+        let mut members = placement.map.members().to_vec();
+        members.retain(|member| member.id != node);
+        members.push(Member { id: node, address: address.to_string() });
+        let map = ClusterMap::new(members, |slot| placement.map.owner(slot).id)
+            .map_err(|why| VolumeError::Invalid(why.to_string()))?;
+        let section = self.section.clone().joining(node, &Placement { map, ..placement.clone() });
+        let descriptor = self.descriptor.clone().in_cluster(section.clone())?;
+        Ok(Self { descriptor, section })
+    }
+
+    /// The node that it is for, if it is one that is to join a cluster there is.
+    pub fn joins_as(&self) -> Option<NodeId> {
+        self.section.joining.then_some(self.section.node)
     }
 
     /// Reads one.
@@ -97,7 +117,8 @@ impl Token {
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = self.placement().ok().and_then(|table| Some(table.map.members().first()?.id));
-        // One token, whichever node shows it.
+        // One token, whichever node shows it; but one of a node that is to join is its own.
+        let first = self.joins_as().or(first);
         let shown = first.and_then(|node| self.of_node(node).ok()).ok_or(fmt::Error)?;
         let json = serde_json::to_vec(&shown).map_err(|_| fmt::Error)?;
         write!(f, "{PREFIX}{}", to_hex(&json))

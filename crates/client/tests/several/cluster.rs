@@ -22,11 +22,13 @@ use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, NodeId, Placement};
-use kestrel_types::request::{Op, Subject};
+use kestrel_types::request::{Op, Outcome, Subject};
 use kestrel_types::wire::{
-    Answered, Body, Checksum, Reclaim, ReplyTo, ToClient, ToServer, WireError, encode_to_client,
+    Answered, Body, Checksum, LOCK_MISDIRECTED, Reclaim, ReplyTo, ToClient, ToServer, WireError,
+    encode_to_client,
 };
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Nothing a test waits for takes longer, unless something is broken.
@@ -45,6 +47,10 @@ pub struct Notes {
     pub astray: Mutex<Vec<String>>,
     /// Files that this server says it does not know, unless it is their home.
     pub strange: Mutex<Vec<InodeId>>,
+    /// The table it has, if that is another one than the client was mounted with: what another node leads by it is refused.
+    pub present: Mutex<Option<Placement>>,
+    /// What it refused so.
+    pub misdirected: Mutex<u64>,
 }
 
 impl Notes {
@@ -153,7 +159,7 @@ impl Cluster {
             ..ServerConfig::default()
         };
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let (limits, admin) = (LockLimits::default(), Arc::new(Echo(node)));
+        let (limits, admin) = (LockLimits::default(), Arc::new(Echo(node, self.served[at].notes.clone())));
         let server = Server::new(self.metadata.clone(), clock, config, limits, admin, 0).unwrap();
         let served = &mut self.served[at];
         let door = Arc::new(Recording {
@@ -194,6 +200,24 @@ impl Cluster {
         }
     }
 
+    /// One more server, which no table has yet.
+    pub fn add(&mut self) -> Member {
+        let node = self.served.len() as u32 + 1;
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        self.served.push(Served { node, notes: Arc::default(), listener, serving: None });
+        Member { id: node, address: self.served[node as usize - 1].address() }
+    }
+
+    /// The nodes at these places have this table from now on.
+    pub fn place(&self, table: &Placement, places: impl IntoIterator<Item = usize>) {
+        places.into_iter().for_each(|at| *self.notes(at).present.lock() = Some(table.clone()));
+    }
+
+    /// Requests that were refused because another node leads them.
+    pub fn misdirected(&self) -> u64 {
+        self.served.iter().map(|served| *served.notes.misdirected.lock()).sum()
+    }
+
     /// Forgets what they heard.
     pub fn forget(&self) {
         for served in &self.served {
@@ -223,11 +247,21 @@ pub fn hex(table: &Placement) -> String {
     table.encode().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Answers every question with the number of its node.
-struct Echo(NodeId);
+/// Answers every question with the number of its node, but for that for its table if it has a newer one.
+struct Echo(NodeId, Arc<Notes>);
 
 impl Admin for Echo {
-    fn submit(&self, _: Box<[u8]>, asker: Asker) {
+    fn submit(&self, question: Box<[u8]>, asker: Asker) {
+        let question: Value = serde_json::from_slice(&question).unwrap();
+        if question["verb"] == "table"
+            && let Some(table) = &*self.1.present.lock()
+        {
+            // In parts.
+            let (all, from) = (hex(table), 2 * question["from"].as_u64().unwrap() as usize);
+            let part = &all[from..all.len().min(from + 4000)];
+            let answer = json!({ "version": table.version, "bytes": all.len() / 2, "part": part });
+            return asker.answer(Ok(answer.to_string().into_bytes().into()));
+        }
         assert!(asker.event(b"\"working\""));
         asker.answer(Ok(self.0.to_string().into_bytes().into()));
     }
@@ -285,8 +319,22 @@ impl Visitor {
                 *self.notes.oldest.lock() = Some(*oldest_open_object);
             }
             ToServer::Call(call) => match &call.body {
-                Body::Op(request) => return self.note_op(call.id, &request.op),
+                Body::Op(request) => {
+                    let leader = |table: &Placement| table.leader(&request.op).map(|member| member.id);
+                    if let Some(version) = self.leads_not(leader) {
+                        let reply = Err(Outcome::Misdirected { table: version });
+                        self.answer(call.id, version, Answered::Op(reply));
+                        return true;
+                    }
+                    return self.note_op(call.id, &request.op);
+                }
                 Body::Lock(request) => {
+                    let home = |table: &Placement| Some(table.home_of(request.ino()).id);
+                    if let Some(version) = self.leads_not(home) {
+                        let why = FsError::new(LOCK_MISDIRECTED, "another node keeps this");
+                        self.answer(call.id, version, Answered::Lock(Err(why)));
+                        return true;
+                    }
                     self.expect(self.table.as_ref().map(|table| table.home_of(request.ino()).id), request);
                     self.notes.locks.lock().push(request.ino());
                 }
@@ -308,19 +356,33 @@ impl Visitor {
             && home(inode.ino) != Some(self.node)
         {
             let answered = Answered::Op(Err(FsError::new(libc::ESTALE, "not known here").into()));
-            let mut frame = Vec::new();
-            let reply = ToClient::Reply(ReplyTo { id: call, table: 1, answered });
-            encode_to_client(&reply, Checksum::Off, &mut frame).unwrap();
-            self.outbox.send(&frame);
+            self.answer(call, 1, answered);
             return true;
         }
         self.expect(leader, op);
         false
     }
 
+    fn answer(&self, id: u64, table: u64, answered: Answered) {
+        let mut frame = Vec::new();
+        let reply = ToClient::Reply(ReplyTo { id, table, answered });
+        encode_to_client(&reply, Checksum::Off, &mut frame).unwrap();
+        self.outbox.send(&frame);
+    }
+
+    /// The version of the node's newer table, if by that another one leads something.
+    fn leads_not(&self, leader: impl FnOnce(&Placement) -> Option<NodeId>) -> Option<u64> {
+        let present = self.notes.present.lock();
+        let table = present.as_ref()?;
+        let elsewhere = leader(table).is_some_and(|leader| leader != self.node);
+        *self.notes.misdirected.lock() += u64::from(elsewhere);
+        elsewhere.then_some(table.version)
+    }
+
     fn expect(&self, leader: Option<NodeId>, what: &impl std::fmt::Debug) {
         if let Some(leader) = leader
             && leader != self.node
+            && self.notes.present.lock().is_none()
         {
             self.notes.astray.lock().push(format!("node {leader} leads {what:?}"));
         }

@@ -6,3 +6,4 @@ mod cluster;
 mod mounting;
 mod outages;
 mod routes;
+mod tables;

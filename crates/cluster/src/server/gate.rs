@@ -8,7 +8,7 @@
 //!
 //! A node has one connection at a time; a newer one replaces it, as a node that was started again replaces what it was.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kestrel_meta::member::Envelope;
@@ -42,6 +42,8 @@ pub(crate) struct Gate {
     identity: Identity,
     /// What is on record of other nodes, as far as it was asked for. Held while a node is let in, and taken before the seats.
     known: Mutex<BTreeMap<NodeId, Known>>,
+    /// Nodes that are to join, or are in a table that is to come.
+    expected: Mutex<BTreeSet<NodeId>>,
     seats: Mutex<Seats>,
 }
 
@@ -60,8 +62,21 @@ impl Gate {
             host: host.clone(),
             identity: identity.clone(),
             known: Mutex::default(),
+            expected: Mutex::default(),
             seats: Mutex::default(),
         })
+    }
+
+    /// Lets these in, too.
+    pub fn expect(&self, nodes: impl IntoIterator<Item = NodeId>) {
+        self.expected.lock().extend(nodes);
+    }
+
+    fn belongs(&self, node: NodeId) -> bool {
+        let table = self.host.node().cluster().map(|cluster| cluster.table());
+        table.is_some_and(|table| table.placement.map.member(node).is_some())
+            || self.expected.lock().contains(&node)
+            || self.host.expected().iter().any(|(expected, _)| *expected == node)
     }
 
     fn check(&self, hello: &PeerHello) -> FsResult<()> {
@@ -89,19 +104,13 @@ impl Gate {
             let why = format!("this is node {me}, not node {}: check the addresses of the cluster", hello.to);
             return refused(libc::EINVAL, why);
         }
-        let placement = Some(self.host.placement());
-        let Some(placement) = placement.filter(|placement| placement.map.member(hello.from).is_some()) else {
-            return refused(
-                libc::EINVAL,
-                format!("node {} is not in the table of placement of node {me}", hello.from),
-            );
-        };
-        if hello.table != placement.version {
+        if !self.belongs(hello.from) {
             let why = format!(
-                "node {} has version {} of the table of placement, node {me} has version {}: all nodes need the same one",
-                hello.from, hello.table, placement.version
+                "node {} is not one of the cluster's, as far as node {me} knows: one that joins is let in when `kestrel cluster \
+                 add-node` has announced it, by all nodes when its turn comes",
+                hello.from
             );
-            return refused(libc::ESTALE, why);
+            return refused(libc::EAGAIN, why);
         }
         Ok(())
     }

@@ -146,10 +146,10 @@ impl Server {
             version,
             node: config.node,
             epoch: config.epoch,
-            descriptor: config.descriptor.clone(),
+            descriptor: self.description(),
             session,
             lease_ms: u32::try_from(config.lease / MS).unwrap_or(u32::MAX),
-            table: self.shared.table,
+            table: self.backend.table(),
         }
     }
 }

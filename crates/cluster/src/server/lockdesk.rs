@@ -1,5 +1,8 @@
 //! Locks of files, and the calls that wait for them.
 //!
+//! Of several nodes each keeps the locks of the files whose home it is. Who asks another one, or while a file is about to get another home,
+//! is told to ask again: locks do not move, so a file that has some does not get another home ([`LockDesk::files_kept`]).
+//!
 //! The desk's lock is taken with that of the session whose call it is, so a lock is taken or given back before a newer
 //! connection of the same client is welcomed. The desk knows where each session is connected: calls that somebody else's unlock
 //! wakes are answered with the desk's lock held, so never on a connection on which they have not been asked.
@@ -9,13 +12,21 @@ use std::sync::Arc;
 
 use kestrel_net::handler::Outbox;
 use kestrel_types::error::FsError;
+use kestrel_types::ids::InodeId;
+use kestrel_types::placement::SLOTS;
 use kestrel_types::wire::{
-    Answered, Checksum, LockAnswer, LockReply, LockRequest, LockSpan, ReplyTo, ToClient, encode_to_client,
+    Answered, Checksum, LOCK_MISDIRECTED, LockAnswer, LockReply, LockRequest, LockSpan, ReplyTo, ToClient,
+    encode_to_client,
 };
 
+use crate::backend::Tables;
 use crate::locks::{LockLimits, Locks, Owner, Set, Ticket};
 
 const INTERRUPTED: FsError = FsError::new(libc::EINTR, "waiting for the lock was given up");
+/// Nothing has been done, and the client asks again, perhaps somebody else.
+const MISDIRECTED: FsError =
+    FsError::new(LOCK_MISDIRECTED, "another node keeps the locks of this file, or will in a moment");
+
 const TOO_MANY: FsError = FsError::new(libc::ENOLCK, "too many calls wait for the grace period to end");
 
 /// Most calls that wait for the grace period to end.
@@ -31,8 +42,8 @@ struct Parked {
 
 /// See the module's header.
 pub(crate) struct LockDesk {
-    /// Version of the table of placement, for answers.
-    table: u64,
+    /// Says which files' locks are kept here.
+    tables: Tables,
     pub locks: Locks,
     /// The grace period lasts: nobody gets a lock that was not held before.
     grace: bool,
@@ -42,8 +53,8 @@ pub(crate) struct LockDesk {
 }
 
 impl LockDesk {
-    pub fn new(limits: LockLimits, table: u64) -> Self {
-        Self { table, locks: Locks::new(limits), grace: false, parked: Vec::new(), lines: BTreeMap::new() }
+    pub fn new(limits: LockLimits, tables: Tables) -> Self {
+        Self { tables, locks: Locks::new(limits), grace: false, parked: Vec::new(), lines: BTreeMap::new() }
     }
 
     /// The grace period begins.
@@ -56,7 +67,12 @@ impl LockDesk {
         self.grace = false;
         for Parked { holder, call, lock, wait } in std::mem::take(&mut self.parked) {
             let mut woken = Vec::new();
-            if let Some(reply) = self.set(holder, call, &lock, wait, &mut woken) {
+            let kept = self.tables.keeps_locks_of(lock.ino);
+            let reply = match kept {
+                true => self.set(holder, call, &lock, wait, &mut woken),
+                false => Some(Err(MISDIRECTED)),
+            };
+            if let Some(reply) = reply {
                 self.answer(Ticket { session: holder, call }, reply);
             }
             self.answer_woken(woken);
@@ -82,6 +98,9 @@ impl LockDesk {
         if let Err(why) = request.check() {
             return Some(Err(why));
         }
+        if !self.tables.keeps_locks_of(request.ino()) {
+            return Some(Err(MISDIRECTED));
+        }
         let mut woken = Vec::new();
         let reply = match *request {
             LockRequest::Set { lock, wait } if self.grace => {
@@ -103,6 +122,21 @@ impl LockDesk {
         };
         self.answer_woken(woken);
         reply
+    }
+
+    /// A session had this lock before the node was restarted. Whether it has it again.
+    pub fn reclaim(&mut self, holder: u64, lock: &LockSpan) -> bool {
+        self.tables.keeps_locks_of(lock.ino) && self.locks.reclaim(holder, lock).is_ok()
+    }
+
+    /// Of how many files that leave this node there are locks, or calls that wait for one: those must not leave. From when a file is about to
+    /// leave none comes to be ([`Tables::keeps_locks_of`]), so none means that there will be none. While it is not known which locks there
+    /// were before a restart there is at least one.
+    pub fn files_kept(&self, leaves: &dyn Fn(InodeId) -> bool) -> usize {
+        let parked = self.parked.iter().filter(|parked| leaves(parked.lock.ino)).count();
+        // A number carries its slot, so that one file stands for all of a slot.
+        let unknown = self.grace && (0..SLOTS as InodeId).any(leaves);
+        self.locks.files().filter(|ino| leaves(*ino)).count() + parked + usize::from(unknown)
     }
 
     fn set(
@@ -156,7 +190,8 @@ impl LockDesk {
     /// Answers a call that waited. (If its client is not connected, it asks again.)
     fn answer(&self, ticket: Ticket, reply: LockReply) {
         let Some((outbox, checksum)) = self.lines.get(&ticket.session) else { return };
-        let reply = ReplyTo { id: ticket.call, table: self.table, answered: Answered::Lock(reply) };
+        let reply =
+            ReplyTo { id: ticket.call, table: self.tables.version(), answered: Answered::Lock(reply) };
         let mut frame = Vec::new();
         // An answer about a lock is short.
         if encode_to_client(&ToClient::Reply(reply), *checksum, &mut frame).is_ok() {

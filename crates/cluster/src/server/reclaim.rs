@@ -70,7 +70,7 @@ impl Server {
             for (index, lock) in (0..).zip(reclaim.locks) {
                 let had = match state.claims.locks.get(&lock) {
                     Some(had) => *had,
-                    None => state.may_claim_locks && desk.locks.reclaim(state.holder, &lock).is_ok(),
+                    None => state.may_claim_locks && desk.reclaim(state.holder, &lock),
                 };
                 if state.claims.locks.insert(lock, had).is_none() {
                     let count = if had {
@@ -152,7 +152,7 @@ impl Shared {
         let asked = !part.superseded;
         asked.then_some(ReplyTo {
             id: part.call,
-            table: self.table,
+            table: self.tables.version(),
             answered: Answered::Reclaim(Ok(part.lost)),
         })
     }

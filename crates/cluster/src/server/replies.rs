@@ -15,7 +15,7 @@ use kestrel_types::request::{Answer, Reply};
 use kestrel_types::wire::{Answered, Checksum, ReplyTo, ToClient, encode_to_client};
 use parking_lot::Mutex;
 
-use super::Shared;
+use super::{Server, Shared};
 use crate::admit::Effect;
 use crate::session::{Session, State};
 
@@ -37,6 +37,8 @@ pub(crate) struct Batch {
     incarnation: u64,
     outbox: Arc<dyn Outbox>,
     checksum: Checksum,
+    /// Version of the table of placement when the batch came.
+    table: u64,
     gathered: Mutex<Gathered>,
     /// The calls, in the order of the requests they became.
     calls: OnceLock<Vec<Submitted>>,
@@ -54,14 +56,15 @@ pub(crate) struct Submitted {
 
 impl Batch {
     pub fn new(
-        shared: Arc<Shared>,
+        server: &Server,
         session: Arc<Session>,
         incarnation: u64,
         outbox: Arc<dyn Outbox>,
         checksum: Checksum,
     ) -> Arc<Self> {
+        let (shared, table) = (server.shared.clone(), server.backend.table());
         let (gathered, calls) = (Mutex::default(), OnceLock::new());
-        Arc::new(Self { shared, session, incarnation, outbox, checksum, gathered, calls })
+        Arc::new(Self { shared, session, incarnation, outbox, checksum, table, gathered, calls })
     }
 
     /// Says which calls the replies to the requests that are now submitted belong to. Once.
@@ -86,7 +89,7 @@ impl Batch {
 
     /// Answers a call.
     pub fn answer(&self, id: u64, answered: Answered) {
-        self.send(&ToClient::Reply(ReplyTo { id, table: self.shared.table, answered }));
+        self.send(&ToClient::Reply(ReplyTo { id, table: self.table, answered }));
     }
 
     /// The batch has been submitted.
@@ -117,11 +120,8 @@ impl Batch {
         // On a newer connection the call has not been asked yet: when it is, the answer is there.
         let asked = waiting.filter(|waiter| state.is_current(waiter.incarnation));
         let Some(waiter) = asked else { return state.window.finish(call.seq, reply, keep) };
-        let message = ToClient::Reply(ReplyTo {
-            id: waiter.id,
-            table: self.shared.table,
-            answered: Answered::Op(reply),
-        });
+        let message =
+            ToClient::Reply(ReplyTo { id: waiter.id, table: self.table, answered: Answered::Op(reply) });
         let mut elsewhere = None;
         if waiter.incarnation == self.incarnation {
             self.send(&message);

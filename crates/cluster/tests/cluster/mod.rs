@@ -104,7 +104,8 @@ impl Site {
             joining: false,
         };
         let host = MemberHost::open(self.engine(), Arc::new(SystemClock), config, peers.clone()).unwrap();
-        peers.connect(&identity, self.id, host.epoch(), &self.placement).unwrap();
+        peers.introduce(&identity, self.id, host.epoch());
+        peers.meet(&self.placement).unwrap();
         let config = ServerConfig {
             volume: VOLUME.into(),
             node: self.id,

@@ -111,16 +111,17 @@ impl<D> Link<D> {
             )));
         }
         self.lease = Nanos::from(welcome.lease_ms).saturating_mul(1_000_000).max(LEASE_MIN);
-        self.table = self.table.max(welcome.table);
-        self.stage = Stage::Welcomed { since: self.heard, greeted, session: welcome.session };
+        let (session, table) = (welcome.session, welcome.table);
+        self.stage = Stage::Welcomed { since: self.heard, greeted, session, table };
         self.events.push_back(Event::Welcomed(welcome));
         Ok(())
     }
 
     /// The node that answered the Hello is the one that is meant: what is owed to it is sent. Ignored at other times.
     pub fn accept(&mut self) {
-        let Stage::Welcomed { session, greeted, .. } = self.stage else { return };
+        let Stage::Welcomed { session, greeted, table, .. } = self.stage else { return };
         self.proven = greeted;
+        self.mention(table);
         self.figures.welcomes += 1;
         let lost = match session {
             SessionState::New => self.established.then_some(session),
@@ -211,7 +212,7 @@ impl<D> Link<D> {
     }
 
     fn answered(&mut self, reply: ReplyTo) -> Result<(), Broken> {
-        self.table = self.table.max(reply.table);
+        self.mention(reply.table);
         let id = CallId(reply.id);
         // Answers to calls given up meanwhile are of no interest.
         let Some(pending) = self.calls.get_mut(id) else { return Ok(()) };

@@ -5,6 +5,14 @@ use std::ptr;
 
 use super::Shared;
 
+/// Stands for a connection that is nobody's.
+static NOBODY: u8 = 0;
+
+/// Has the present thread, for as long as it lives, never wait until there is room to write: what it asks, it asks for others.
+pub fn ask_for_others() {
+    ON.set(ptr::from_ref(&NOBODY).cast());
+}
+
 thread_local! {
     /// The connection whose completions this thread runs.
     static ON: Cell<*const Shared> = const { Cell::new(ptr::null()) };

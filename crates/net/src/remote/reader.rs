@@ -35,7 +35,9 @@ pub(super) fn run(shared: &Shared) {
 fn connect(shared: &Shared) {
     let [s0, s1, s2, s3, s4, s5, s6, s7, ..] = dial::random();
     let mut backoff = Backoff::new(u64::from_be_bytes([s0, s1, s2, s3, s4, s5, s6, s7]));
-    let mut reader = Reader { shared, outage: Outage::default(), served: false };
+    // Calls may wait for the first connection as for any other.
+    let since = matches!(*shared.start.lock(), Start::NotAwaited).then(Instant::now);
+    let mut reader = Reader { shared, outage: Outage { since, told: false }, served: false };
     while !shared.is_closing() {
         reader.served = false;
         let begun = Instant::now();
@@ -188,6 +190,7 @@ impl Reader<'_> {
                 None => return Ok(()),
                 Some(Event::Welcomed(welcome)) => self.welcomed(welcome)?,
                 Some(Event::Serving) => self.serving(),
+                Some(Event::Table { version }) => shared.holder.newer_table(version),
                 Some(Event::ReclaimWanted { lost }) => {
                     let held = shared.holder.reclaim(lost);
                     shared.link.lock().reclaim(held);

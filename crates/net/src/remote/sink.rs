@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::request::{Outcome, Reply};
+use kestrel_types::request::{Outcome, Reply, Request};
 use kestrel_types::wire::{Answered, LockReply};
 use parking_lot::{Condvar, Mutex};
 
 /// Takes a reply, on a thread of the connection; must not wait.
 pub type Done = Box<dyn FnOnce(Reply) + Send>;
+
+/// As [`Done`], and takes back a request that another node leads ([`Outcome::Misdirected`]).
+pub type DoneOrBack = Box<dyn FnOnce(Reply, Option<Request>) + Send>;
 
 /// Takes the answer about a lock, on a thread of the connection; must not wait.
 pub type LockDone = Box<dyn FnOnce(LockReply) + Send>;
@@ -16,23 +19,31 @@ pub type LockDone = Box<dyn FnOnce(LockReply) + Send>;
 /// Who gets an answer.
 pub(super) enum Sink {
     Op(Done),
+    OpOrBack(DoneOrBack),
     Lock(LockDone),
     /// Whoever waits for it in [`super::admin::Conversations`].
     Admin,
 }
 
 impl Sink {
-    /// Gives it.
-    pub fn give(self, result: FsResult<Answered>) {
+    /// Gives it; `astray` is the request if another node leads it.
+    pub fn give(self, result: FsResult<Answered>, astray: Option<Request>) {
         match (self, result) {
-            (Sink::Op(done), Ok(Answered::Op(reply))) => done(reply),
-            (Sink::Op(done), Err(error)) => done(Err(Outcome::Failed(error))),
-            (Sink::Op(done), Ok(_)) => done(Err(Outcome::Failed(misfit()))),
+            (Sink::Op(done), result) => done(reply(result)),
+            (Sink::OpOrBack(done), result) => done(reply(result), astray),
             (Sink::Lock(done), Ok(Answered::Lock(reply))) => done(reply),
             (Sink::Lock(done), Err(error)) => done(Err(error)),
             (Sink::Lock(done), Ok(_)) => done(Err(misfit())),
             (Sink::Admin, _) => {}
         }
+    }
+}
+
+fn reply(result: FsResult<Answered>) -> Reply {
+    match result {
+        Ok(Answered::Op(reply)) => reply,
+        Ok(_) => Err(Outcome::Failed(misfit())),
+        Err(error) => Err(Outcome::Failed(error)),
     }
 }
 

@@ -20,7 +20,7 @@ use crate::verbs::print_json;
 The nodes are numbered from 1 in the order of their addresses, the first is the one in this directory. Prints the token with
 which `kestrel cluster join` makes the directories of the others; whoever has it can speak as a node, so keep it as a
 password is kept. When all have joined, serve each with `kestrel serve DIR`. Addresses are those under which clients and
-the other nodes reach a node; neither they nor the number of nodes can be changed later. Without --storage file data goes
+the other nodes reach a node, and cannot be changed later; `kestrel cluster add-node` adds nodes. Without --storage file data goes
 to objects/ in this directory, which all nodes and all clients must then reach under the same path.")]
 pub struct InitArgs {
     /// Where: a path or file:///path; missing or empty

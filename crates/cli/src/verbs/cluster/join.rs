@@ -29,15 +29,16 @@ const ANSWER_TIME: Duration = Duration::from_secs(2);
 #[command(after_help = "Examples:
   kestrel cluster join /root/token /data/node2 --node 2
   kestrel cluster token /data/node1 | ssh node2 kestrel cluster join - /data/node2 --node 2
+  kestrel cluster add-node /data/node1 --node 10.0.0.4 | ssh node4 kestrel cluster join - /data/node4
 
 Needs no node that runs: all it takes is in the token. Each node joins once. A directory that was lost cannot be made anew:
 what it held is lost, and the other nodes refuse one that is not the one they know. Restore all nodes from backups of one moment.")]
 pub struct JoinArgs {
-    /// The token that `kestrel cluster init` printed, a file with it, or - for standard input
+    /// The token that `kestrel cluster init`, `token` or `add-node` printed, a file with it, or - for standard input
     pub token: String,
     /// Where: a path or file:///path; missing or empty
     pub directory: String,
-    /// Number of the node; by default the one whose address is this machine's, if there is just one
+    /// Number of the node; by default the one that was added, or whose address is this machine's, if there is just one
     #[arg(long, value_name = "N")]
     pub node: Option<NodeId>,
     /// Print JSON
@@ -76,9 +77,16 @@ fn is_answered(address: &str) -> bool {
 }
 
 /// The node that joins: the one named, or the only one that it can be.
-fn choose(args: &JoinArgs, members: &[Member]) -> Result<NodeId, Failure> {
+fn choose(args: &JoinArgs, joins_as: Option<NodeId>, members: &[Member]) -> Result<NodeId, Failure> {
     let named = |node: NodeId| members.iter().find(|member| member.id == node);
-    let member = match args.node {
+    let wanted = match (joins_as, args.node) {
+        (Some(joins), Some(node)) if joins != node => {
+            let why = format!("the token is that of node {joins}, which is to join; leave --node away");
+            return Err(Failure::usage(format!("cluster: --node {node}: {why}")));
+        }
+        (joins, node) => joins.or(node),
+    };
+    let member = match wanted {
         Some(node) => named(node).ok_or_else(|| {
             Failure::usage(format!("cluster: --node {node}: the cluster's nodes are 1 to {}", members.len()))
         })?,
@@ -109,7 +117,7 @@ fn only_here(members: &[Member]) -> Result<&Member, Failure> {
 pub fn run(args: &JoinArgs) -> Result<Verdict, Failure> {
     let token = token(&args.token)?;
     let placement = token.placement().map_err(failed)?;
-    let node = choose(args, placement.map.members())?;
+    let node = choose(args, token.joins_as(), placement.map.members())?;
     let options = args.store.options("cluster")?;
     let made = volume::join(&args.directory, &token, node, &options).map_err(failed)?;
     let dir = crate::verbs::locate("cluster", &args.directory)?;

@@ -40,8 +40,36 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
         print_json(&out);
     } else {
         table(nodes);
+        changes(&status, nodes);
     }
     Ok(if is_well { Verdict::Good } else { Verdict::Bad })
+}
+
+/// Tells of the table of placement, and of what is about to become of it.
+fn changes(status: &Value, nodes: &[Value]) {
+    let versions = nodes.iter().filter_map(|node| node["table"].as_u64());
+    let (least, most) = (versions.clone().min().unwrap_or(0), versions.max().unwrap_or(0));
+    let exceptions = status["exceptions"].as_u64().unwrap_or(0);
+    let version = if least == most { most.to_string() } else { format!("{least} to {most}") };
+    println!("table {version}, {} exceptions", count(exceptions));
+    for node in status["expected"].as_array().into_iter().flatten() {
+        println!("node {} is expected at {}", node["node"], node["address"].as_str().unwrap_or("?"));
+    }
+    for node in nodes {
+        let change = &node["change"];
+        let phase = change["phase"].as_str().unwrap_or("none");
+        if phase != "none" {
+            let rows = change["rows_sent"].as_u64().unwrap_or(0);
+            println!(
+                "node {}: a change of the table: {phase}, {} rows sent so far",
+                node["node"],
+                count(rows)
+            );
+        }
+        if node["joining"] == true {
+            println!("node {} has not joined yet", node["node"]);
+        }
+    }
 }
 
 fn peers(node: &Value) -> &[Value] {

@@ -34,15 +34,6 @@ pub fn describe_part(
     out["directories"] = sums.dirs.into();
     out["bytes"] = sums.bytes.into();
     out["object_bytes"] = sums.referenced_bytes.into();
-    if let Ok(placement) = section.placement() {
-        out["table"] = placement.version.into();
-        let slots = placement.map.slots_of_members();
-        let nodes =
-            placement.map.members().iter().zip(slots).map(
-                |(member, slots)| json!({ "node": member.id, "address": member.address, "slots": slots }),
-            );
-        out["nodes"] = nodes.collect();
-    }
     Ok(out)
 }
 
@@ -110,6 +101,8 @@ fn of_node(node: u32, address: &str, status: &Value) -> Value {
         "address": address,
         "up": true,
         "table": status["table"],
+        "change": status["change"],
+        "joining": status["joining"],
         "uptime_seconds": status["uptime_seconds"],
         "process": status["pid"],
         "sessions": served["sessions_total"],

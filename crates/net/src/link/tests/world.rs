@@ -85,6 +85,7 @@ impl World {
         while let Some(event) = self.link.next_event() {
             match event {
                 Event::Welcomed(_) => self.link.accept(),
+                Event::Table { version } => assert_eq!(version, self.link.table()),
                 Event::ReclaimWanted { .. } => {
                     let opens = self.held.iter().filter(|(_, count)| **count > 0).map(|(ino, count)| {
                         ReclaimOpen { file: InodeRef::by_id(*ino), count: *count as u32, linkable: false }

@@ -1,0 +1,174 @@
+//! `kestrel cluster balance`: the same number of slots for every node, and exceptions for names that would overflow one.
+
+use clap::Args;
+use kestrel_placement::balance::{Change, Goal, balance};
+use kestrel_placement::slots::resize;
+use kestrel_types::placement::{NodeId, Placement, Rule};
+use serde_json::{Value, json};
+
+use super::change::{Target, slots};
+use crate::failure::{Failure, Verdict};
+use crate::progress::Progress;
+use crate::units::count;
+use crate::verbs::print_json;
+
+/// Most changes of names in one go: names that are spread do not land quite evenly.
+const ROUNDS_MAX: usize = 4;
+
+/// Fewer entries than this on each node are not evened out by names, unless a goal is given: chance alone makes nodes differ by some.
+const ENTRIES_MIN: u64 = 2000;
+
+/// Even out what the nodes of a cluster have.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel cluster balance kestrel://10.0.0.1/photos --dry-run
+  kestrel cluster balance kestrel://10.0.0.1/photos
+  kestrel cluster balance kestrel://10.0.0.1/photos --without 4
+
+First every node gets the same number of slots, by as few moves as possible; a node that was added gets its own by this. Then names of
+which so many directories have one that a node holds more than its part become exceptions, as `kestrel cluster plan` tells of a list of
+paths, and exceptions that are not needed any more go. Clients work meanwhile; what moves waits for a moment. Slots in which files are
+locked do not move: the verb says so, and can be run again. Returns when all nodes have the new table. All nodes have to be up.")]
+pub struct BalanceArgs {
+    /// The volume: kestrel://host[:port][,host2[:port]…]/NAME
+    pub url: String,
+    /// What a node may hold above its n-th part, as a part of all entries; by default a quarter of the n-th part, at most 0.01
+    #[arg(long, value_name = "E", allow_negative_numbers = true)]
+    pub epsilon: Option<f64>,
+    /// A node that is to own no slots, as one that was drained; may be given several times
+    #[arg(long, value_name = "N")]
+    pub without: Vec<NodeId>,
+    /// Tell what would change, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn fail(why: impl std::fmt::Display) -> Failure {
+    Failure::new("cluster", why)
+}
+
+/// What was done.
+#[derive(Default)]
+struct Done {
+    slots_moved: usize,
+    names: Vec<Value>,
+    /// Entries of the nodes that own slots, as last counted, and the most that one should have.
+    loads: Vec<u64>,
+    limit: u64,
+}
+
+/// Balances it.
+pub fn run(args: &BalanceArgs) -> Result<Verdict, Failure> {
+    if args.epsilon.is_some_and(|epsilon| !(0.0..=1.0).contains(&epsilon)) {
+        return Err(Failure::usage("cluster: --epsilon: from 0 to 1, as in 0.01"));
+    }
+    let target = Target::connect(&args.url, "kestrel cluster balance")?;
+    let mut progress = Progress::new();
+    let mut present = target.table()?;
+    for node in &args.without {
+        if present.map.member(*node).is_none() {
+            return Err(Failure::usage(format!("cluster: --without {node}: there is no such node")));
+        }
+    }
+    let mut done = Done::default();
+    let resized = resize(&present.map, present.map.members(), &args.without);
+    let (map, moves) = resized.map_err(fail)?;
+    done.slots_moved = moves.len();
+    if !moves.is_empty() {
+        let next = Placement { version: present.version + 1, map, exceptions: present.exceptions.clone() };
+        if !args.dry_run {
+            target.change(&next, &mut progress)?;
+        }
+        if !args.json {
+            let moved = if args.dry_run { "slots would move" } else { "slots moved" };
+            println!("{} {moved}; each node has about {}", count(moves.len() as u64), fair_part(&next));
+        }
+        present = next;
+    }
+    if args.dry_run && !moves.is_empty() {
+        // Nobody knows what each would have then.
+        if !args.json {
+            println!("which names become exceptions is found when the slots have moved");
+        }
+    } else {
+        even_names(args, &target, &mut present, &mut done, &mut progress)?;
+    }
+    if args.json {
+        print_json(&json!({
+            "table": present.version, "dry_run": args.dry_run, "slots_moved": done.slots_moved, "nodes": slots(&present),
+            "exceptions": present.exceptions.len(), "names_changed": done.names, "entries": done.loads, "limit": done.limit,
+        }));
+    } else if done.slots_moved == 0 && done.names.is_empty() {
+        println!("nothing to do: table {}", present.version);
+    } else if !args.dry_run {
+        println!("table {} is in force, with {} exceptions", present.version, present.exceptions.len());
+    }
+    Ok(Verdict::Good)
+}
+
+fn fair_part(placement: &Placement) -> String {
+    let owners = placement.map.slots_of_members().into_iter().filter(|slots| *slots > 0);
+    count(owners.max().unwrap_or(0) as u64)
+}
+
+/// Makes and takes back exceptions until the nodes are even enough, or nothing helps.
+fn even_names(
+    args: &BalanceArgs,
+    target: &Target,
+    present: &mut Placement,
+    done: &mut Done,
+    progress: &mut Progress,
+) -> Result<(), Failure> {
+    for _ in 0..ROUNDS_MAX {
+        let reports = target.reports(progress)?;
+        let owners = present.map.slots_of_members().into_iter().filter(|slots| *slots > 0).count();
+        let total: u64 = reports.iter().map(|report| report.entries).sum();
+        let goal = args.epsilon.map_or_else(|| Goal::usual(owners), |epsilon| Goal { epsilon });
+        let plan = balance(present, &reports, &goal).map_err(fail)?;
+        (done.loads, done.limit) = (plan.before.clone(), plan.limit);
+        let too_few = args.epsilon.is_none() && total < ENTRIES_MIN * owners as u64;
+        if plan.changes.is_empty() || too_few {
+            return Ok(());
+        }
+        let next =
+            Placement { version: present.version + 1, map: present.map.clone(), exceptions: plan.exceptions };
+        if !args.dry_run {
+            target.change(&next, progress)?;
+        }
+        for change in &plan.changes {
+            if !args.json {
+                println!("{}", tell(change, &next));
+            }
+            done.names.push(document(change, &next));
+        }
+        *present = next;
+        if args.dry_run {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn rule(change: &Change, next: &Placement) -> String {
+    match change.to {
+        None => "placed by its hash again".into(),
+        Some(Rule::PathWalk) => "spread by directory".into(),
+        Some(Rule::Override(slot)) => format!("moved to node {}", next.map.owner(slot).id),
+    }
+}
+
+fn tell(change: &Change, next: &Placement) -> String {
+    let name = String::from_utf8_lossy(change.name.as_bytes()).into_owned();
+    format!("{name:?} with {} entries: {}", count(change.entries), rule(change, next))
+}
+
+fn document(change: &Change, next: &Placement) -> Value {
+    json!({
+        "name": String::from_utf8_lossy(change.name.as_bytes()),
+        "entries": change.entries,
+        "rule": rule(change, next),
+    })
+}

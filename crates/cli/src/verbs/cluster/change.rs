@@ -1,0 +1,119 @@
+//! What the verbs that change the table of a cluster have in common.
+
+use kestrel_client::hex::{from_hex, to_hex};
+use kestrel_client::remote::{Panel, RemoteUrl};
+use kestrel_placement::report::{NameCount, Report};
+use kestrel_types::name::Name;
+use kestrel_types::placement::{Member, NodeId, Placement};
+use serde_json::{Value, json};
+
+use super::failed;
+use crate::failure::Failure;
+use crate::progress::Progress;
+
+/// A cluster whose table is to change.
+pub struct Target {
+    panel: Panel,
+}
+
+fn fail(why: impl std::fmt::Display) -> Failure {
+    Failure::new("cluster", why)
+}
+
+impl Target {
+    /// Connects to all nodes: all of them take part in a change.
+    pub fn connect(url: &str, verb: &str) -> Result<Self, Failure> {
+        RemoteUrl::parse(url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
+        let panel = Panel::connect(url, &crate::serve::who(verb)).map_err(failed)?;
+        let panel =
+            panel.ok_or_else(|| fail(format!("{url}: one node serves it; there is no table to change")))?;
+        Ok(Self { panel })
+    }
+
+    /// The node that leads changes.
+    fn coordinator(&self) -> NodeId {
+        self.panel.placement.map.members().first().map_or(0, |first| first.id)
+    }
+
+    /// The present table.
+    pub fn table(&self) -> Result<Placement, Failure> {
+        self.panel.table_of(self.coordinator()).map_err(failed)
+    }
+
+    /// Has all nodes count what they have, at the same time.
+    pub fn reports(&self, progress: &mut Progress) -> Result<Vec<Report>, Failure> {
+        let question = json!({ "verb": "entries" });
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let counting: Vec<_> = self
+                .panel
+                .nodes()
+                .map(|node| {
+                    let (tell, question) = (tell.clone(), &question);
+                    scope.spawn(move || {
+                        let on_event = &mut |event: Value| drop(tell.send((node, event)));
+                        self.panel.ask_at_length(node, question, on_event)
+                    })
+                })
+                .collect();
+            drop(tell);
+            let mut counted = std::collections::BTreeMap::new();
+            for (node, event) in told {
+                counted.insert(node, event["entries"].as_u64().unwrap_or(0));
+                progress.tick("entries counted", counted.values().sum());
+            }
+            let reports = counting.into_iter().map(|thread| match thread.join() {
+                Ok(answer) => report(&answer.map_err(failed)?),
+                Err(_) => Err(fail("a thread that asks has failed")),
+            });
+            reports.collect()
+        })
+    }
+
+    /// Makes `next` the table, with the version after the present one; returns when all nodes have it.
+    pub fn change(&self, next: &Placement, progress: &mut Progress) -> Result<(), Failure> {
+        let question = json!({ "verb": "change", "table": to_hex(&next.encode()) });
+        let mut show = |event: Value| {
+            let phase = event["phase"].as_str().unwrap_or("working");
+            progress.tick(&format!("{phase}, rows sent"), event["rows_sent"].as_u64().unwrap_or(0));
+        };
+        let coordinator = self.coordinator();
+        let asked = self.panel.ask_at_length(coordinator, &question, &mut show);
+        let Err(why) = asked else { return Ok(()) };
+        // The answer may be lost, and the change done.
+        match self.panel.table_of(coordinator) {
+            Ok(table) if table == *next => Ok(()),
+            _ => Err(fail(format!("the table did not change: {why}"))),
+        }
+    }
+}
+
+/// What a node tells of its entries.
+fn report(answer: &Value) -> Result<Report, Failure> {
+    let name = |pair: &Value| {
+        let name = Name::new(&from_hex(pair[0].as_str()?)?).ok()?;
+        Some(NameCount { name, entries: pair[1].as_u64()? })
+    };
+    let read = || {
+        Some(Report {
+            node: NodeId::try_from(answer["node"].as_u64()?).ok()?,
+            entries: answer["entries"].as_u64()?,
+            names: answer["names"].as_array()?.iter().map(name).collect::<Option<_>>()?,
+        })
+    };
+    read()
+        .ok_or_else(|| fail("a node's count of its entries cannot be read; use the same version of kestrel"))
+}
+
+/// The numbers of the members of a table that own no slots.
+pub fn without_slots(placement: &Placement) -> Vec<NodeId> {
+    let slots = placement.map.slots_of_members();
+    let members = placement.map.members().iter().zip(slots);
+    members.filter(|(_, slots)| *slots == 0).map(|(member, _)| member.id).collect()
+}
+
+/// Members and their slots, as JSON.
+pub fn slots(placement: &Placement) -> Value {
+    let of = |(member, slots): (&Member, usize)| json!({ "node": member.id, "slots": slots });
+    placement.map.members().iter().zip(placement.map.slots_of_members()).map(of).collect()
+}

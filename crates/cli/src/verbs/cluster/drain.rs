@@ -1,0 +1,74 @@
+//! `kestrel cluster drain`: takes everything from a node that can be taken.
+
+use clap::Args;
+use kestrel_placement::slots::resize;
+use kestrel_types::placement::{NodeId, Placement};
+use serde_json::json;
+
+use super::change::{Target, slots, without_slots};
+use crate::failure::{Failure, Verdict};
+use crate::progress::Progress;
+use crate::units::count;
+use crate::verbs::print_json;
+
+/// Move everything away from a node that other nodes can have.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  kestrel cluster drain kestrel://10.0.0.1/photos --node 4
+
+All entries, and what is found by number, go to the other nodes that own slots, while clients work. The node stays a member and has to
+go on running: it keeps its part of the figures of directories and objects, hands out the numbers of objects, and files that were opened
+there are open there. A later `kestrel cluster balance` gives it slots again, unless it is told `--without` the node.")]
+pub struct DrainArgs {
+    /// The volume: kestrel://host[:port][,host2[:port]…]/NAME
+    pub url: String,
+    /// The node
+    #[arg(long, value_name = "N")]
+    pub node: NodeId,
+    /// Tell what would move, and move nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Drains it.
+pub fn run(args: &DrainArgs) -> Result<Verdict, Failure> {
+    let target = Target::connect(&args.url, "kestrel cluster drain")?;
+    let present = target.table()?;
+    if present.map.member(args.node).is_none() {
+        return Err(Failure::usage(format!("cluster: --node {}: there is no such node", args.node)));
+    }
+    // Who owns nothing now is not to get anything by this, unless nobody else is there.
+    let mut leaving = without_slots(&present);
+    if !leaving.contains(&args.node) {
+        leaving.push(args.node);
+    }
+    if leaving.len() == present.map.members().len() {
+        leaving = vec![args.node];
+    }
+    let resized = resize(&present.map, present.map.members(), &leaving);
+    let (map, moves) = resized.map_err(|why| Failure::new("cluster", why))?;
+    let next = Placement { version: present.version + 1, map, exceptions: present.exceptions.clone() };
+    if !args.dry_run && !moves.is_empty() {
+        target.change(&next, &mut Progress::new())?;
+    }
+    let changes = !moves.is_empty() && !args.dry_run;
+    let version = if changes { next.version } else { present.version };
+    if args.json {
+        print_json(
+            &json!({ "node": args.node, "slots_moved": moves.len(), "table": version, "nodes": slots(&next) }),
+        );
+    } else if moves.is_empty() {
+        println!("node {} has no slots", args.node);
+    } else {
+        let done = if args.dry_run { "would go" } else { "went" };
+        println!(
+            "{} slots {done} from node {} to others; table {version}",
+            count(moves.len() as u64),
+            args.node
+        );
+    }
+    Ok(Verdict::Good)
+}

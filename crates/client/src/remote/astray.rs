@@ -1,0 +1,351 @@
+//! What was asked of a node that does not lead it: the placement table has changed, or is about to.
+//!
+//! A node that says so has done nothing, and its answer is the last one to that call: it is asked anew, with a new number, of whoever leads
+//! it by a newer table. One thread per volume, the [`Guide`], fetches that table once a node has mentioned it, by Misdirected or with any
+//! answer; what went astray waits meanwhile. If no node has a newer one (the nodes are about to change theirs, or one has it
+//! before the others), the same is asked again after a pause. All that counts against the time that a call may take.
+//!
+//! A lock is not moved while somebody holds it or waits for it; who asks its home while it goes elsewhere, or after that, is told so in the
+//! same way. Whoever cancels a lock meanwhile cancels the call that is under way ([`LockPlace`]).
+
+use std::cmp;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kestrel_net::link::CallId;
+use kestrel_net::remote::{Remote, ask_for_others};
+use kestrel_types::error::FsError;
+use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::request::Request;
+use kestrel_types::wire::{LockReply, LockRequest};
+use parking_lot::{Condvar, Mutex};
+use serde_json::json;
+
+use super::metadata::{Asked, Shared, answering};
+use super::nodes::{Known, NodeLink};
+use crate::error::VolumeError;
+use crate::hex::from_hex;
+
+/// Pause before the same node is asked the same again: the first, which doubles, and the longest.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+
+/// Pause after no node had the table that one of them mentioned.
+const PAUSE_FETCH: Duration = Duration::from_millis(250);
+
+/// How long a node has to tell its table.
+const TELL_TIME: Duration = Duration::from_secs(5);
+
+/// Most parts that a table is fetched in.
+const PARTS_MAX: usize = 64;
+
+pub(super) const INTERRUPTED: FsError = FsError::new(libc::EINTR, "waiting for the lock was given up");
+
+const TOO_LATE: FsError = FsError::new(
+    libc::EIO,
+    "the metadata nodes could not agree on who keeps this in the time that a call may take; see `kestrel cluster status`",
+);
+
+const CLOSED: FsError = FsError::new(libc::ESHUTDOWN, "the volume is being closed");
+
+/// Something that the wrong node was asked.
+pub(super) enum Stray {
+    /// A request.
+    Op(Request, Asked),
+    /// A request for a lock.
+    Lock(LockAsked),
+}
+
+impl Stray {
+    /// Asks whoever leads it by the present table.
+    pub fn go_on(self, shared: &Arc<Shared>) {
+        match self {
+            Self::Op(request, asked) => shared.send(request, asked),
+            Self::Lock(asked) => shared.ask_lock(asked),
+        }
+    }
+
+    fn end(self, shared: &Shared, why: FsError) {
+        match self {
+            Self::Op(_, asked) => shared.answer(asked, Err(why.into())),
+            Self::Lock(asked) => asked.end(Err(why)),
+        }
+    }
+
+    fn since(&self) -> Instant {
+        match self {
+            Self::Op(_, asked) => asked.since(),
+            Self::Lock(asked) => asked.since,
+        }
+    }
+
+    fn strayed(&self) -> u32 {
+        match self {
+            Self::Op(_, asked) => asked.strayed(),
+            Self::Lock(asked) => asked.strayed,
+        }
+    }
+}
+
+/// Who wants a lock.
+pub(super) struct LockAsked {
+    pub request: LockRequest,
+    /// When it went astray first; before that, when it was asked.
+    pub since: Instant,
+    /// How often the wrong node was asked so far.
+    pub strayed: u32,
+    pub place: Arc<Mutex<LockPlace>>,
+    done: Box<dyn FnOnce(LockReply) + Send>,
+}
+
+impl LockAsked {
+    pub fn new(
+        request: LockRequest,
+        done: Box<dyn FnOnce(LockReply) + Send>,
+    ) -> (Self, Arc<Mutex<LockPlace>>) {
+        let place = Arc::<Mutex<LockPlace>>::default();
+        (Self { request, since: Instant::now(), strayed: 0, place: place.clone(), done }, place)
+    }
+
+    /// One more node did not lead it. A lock may be waited for as long as somebody holds it, which is not waiting for nodes.
+    pub fn astray(self) -> Self {
+        let since = if self.strayed == 0 { Instant::now() } else { self.since };
+        Self { since, strayed: self.strayed + 1, ..self }
+    }
+
+    pub fn end(self, reply: LockReply) {
+        answering(|| (self.done)(reply));
+    }
+}
+
+/// Where a lock is asked for at present.
+#[derive(Default)]
+pub(super) struct LockPlace {
+    /// Which attempt `call` is.
+    attempt: u32,
+    call: Option<(Arc<NodeLink>, CallId)>,
+    cancelled: bool,
+}
+
+impl LockPlace {
+    pub fn is_wanted(&self) -> bool {
+        !self.cancelled
+    }
+
+    /// An attempt was sent; a later one may have been meanwhile. The call to cancel, if it was cancelled before.
+    pub fn asked(
+        &mut self,
+        attempt: u32,
+        link: Arc<NodeLink>,
+        call: CallId,
+    ) -> Option<(Arc<NodeLink>, CallId)> {
+        if self.cancelled {
+            return Some((link, call));
+        }
+        if self.call.is_none() || attempt > self.attempt {
+            (self.attempt, self.call) = (attempt, Some((link, call)));
+        }
+        None
+    }
+
+    /// Nobody wants it any more. The call to cancel.
+    pub fn cancel(&mut self) -> Option<(Arc<NodeLink>, CallId)> {
+        self.cancelled = true;
+        self.call.take()
+    }
+}
+
+/// What waits, and what is known of newer tables.
+#[derive(Default)]
+pub(super) struct Strays {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The newest version mentioned, and by whom.
+    newest: u64,
+    from: NodeId,
+    waiting: Vec<Waiting>,
+    closed: bool,
+}
+
+struct Waiting {
+    stray: Stray,
+    /// Version of the table it was asked by.
+    version: u64,
+    /// When to ask again by the same table.
+    again: Instant,
+}
+
+impl Strays {
+    /// A node has a table of this version. Does not wait.
+    pub fn heard_of(&self, node: NodeId, version: u64) {
+        let mut state = self.state.lock();
+        if version > state.newest {
+            (state.newest, state.from) = (version, node);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Keeps what was asked by a table of this version until it can be asked again. Does not wait.
+    pub fn park(&self, stray: Stray, version: u64) {
+        let again = Instant::now() + pause(stray.strayed());
+        self.state.lock().waiting.push(Waiting { stray, version, again });
+        self.changed.notify_all();
+    }
+}
+
+fn pause(strayed: u32) -> Duration {
+    PAUSE.0.saturating_mul(1 << strayed.saturating_sub(1).min(8)).min(PAUSE.1)
+}
+
+/// The thread that fetches tables and asks again.
+pub(super) struct Guide(Mutex<Option<JoinHandle<()>>>);
+
+impl Guide {
+    /// Starts it, unless there is only one node.
+    pub fn start(shared: &Arc<Shared>) -> Result<Self, VolumeError> {
+        if shared.nodes.known().placement.is_none() {
+            return Ok(Self(Mutex::default()));
+        }
+        let weak = Arc::downgrade(shared);
+        let thread = std::thread::Builder::new()
+            .name("kestrel-table".into())
+            .spawn(move || run(&weak))
+            .map_err(|why| VolumeError::Io(format!("cannot start the thread kestrel-table: {why}")))?;
+        Ok(Self(Mutex::new(Some(thread))))
+    }
+
+    /// Ends it; what waits fails.
+    pub fn end(&self, shared: &Shared) {
+        shared.astray.state.lock().closed = true;
+        shared.astray.changed.notify_all();
+        let thread = self.0.lock().take();
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            // If it panicked, that has been reported by the panic itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What to do next.
+enum Step {
+    Fetch(NodeId, u64),
+    Ask(Vec<Waiting>),
+    End(Vec<Waiting>),
+}
+
+fn run(weak: &Weak<Shared>) {
+    ask_for_others();
+    let mut fetched = None;
+    while let Some(shared) = weak.upgrade() {
+        match shared.next_step(fetched) {
+            None => {}
+            Some(Step::Fetch(node, version)) => {
+                let got = shared.fetch(node, version);
+                fetched = (!got).then(Instant::now);
+            }
+            Some(Step::Ask(waiting)) => {
+                for Waiting { stray, .. } in waiting {
+                    match shared.time_left(stray.since()).is_zero() {
+                        true => stray.end(&shared, TOO_LATE),
+                        false => stray.go_on(&shared),
+                    }
+                }
+            }
+            Some(Step::End(waiting)) => {
+                return waiting.into_iter().for_each(|waiting| waiting.stray.end(&shared, CLOSED));
+            }
+        }
+    }
+}
+
+/// How long the thread sleeps at a time: it looks then whether the volume is still open.
+const LOOK: Duration = Duration::from_secs(1);
+
+impl Shared {
+    /// Waits for something to do, not for ever. `failed`: when the newest table was last looked for in vain.
+    fn next_step(&self, failed: Option<Instant>) -> Option<Step> {
+        let mut state = self.astray.state.lock();
+        let version = self.nodes.known().version();
+        if state.closed {
+            return Some(Step::End(std::mem::take(&mut state.waiting)));
+        }
+        let now = Instant::now();
+        let fetch_at = failed.map_or(now, |failed| failed + PAUSE_FETCH);
+        let wants_table = state.newest > version;
+        if wants_table && fetch_at <= now {
+            return Some(Step::Fetch(state.from, state.newest));
+        }
+        // Later ones by the newer table, when it is there.
+        let due = |waiting: &mut Waiting| waiting.version < version || waiting.again <= now;
+        let ready: Vec<Waiting> = state.waiting.extract_if(.., due).collect();
+        if !ready.is_empty() {
+            return Some(Step::Ask(ready));
+        }
+        let agains = state.waiting.iter().map(|waiting| waiting.again);
+        let until = agains.chain(wants_table.then_some(fetch_at)).fold(now + LOOK, cmp::min);
+        self.astray.changed.wait_until(&mut state, until);
+        None
+    }
+
+    /// Gets a table of this version or a newer one, from the node that mentioned it or any other. Whether there is a newer one now.
+    fn fetch(&self, from: NodeId, version: u64) -> bool {
+        let known = self.nodes.known();
+        let mut links: Vec<_> = known.links.iter().filter(|link| link.remote.is_up()).collect();
+        links.sort_by_key(|link| link.node != from);
+        let mut best: Option<Placement> = None;
+        for link in links {
+            match table_of(&link.remote) {
+                Ok(table) if best.as_ref().is_none_or(|best| best.version < table.version) => {
+                    best = Some(table);
+                }
+                Ok(_) => {}
+                Err(why) => {
+                    log::debug!("node {} at {}: its table: {why}", link.node, link.address);
+                }
+            }
+            if best.as_ref().is_some_and(|best| best.version >= version) {
+                break;
+            }
+        }
+        let Some(table) = best.filter(|table| table.version > known.version()) else { return false };
+        if !keeps_members(&known, &table) {
+            log::error!("a newer table of the metadata nodes lacks nodes of the present one: not used");
+            return false;
+        }
+        match self.nodes.adopt(table) {
+            Ok(()) => true,
+            Err(why) => {
+                log::error!("a newer table of the metadata nodes cannot be used: {why}");
+                false
+            }
+        }
+    }
+}
+
+/// Nodes are never dropped from a table; what this client has open at them would be lost.
+fn keeps_members(known: &Known, table: &Placement) -> bool {
+    known.links.iter().all(|link| table.map.member(link.node).is_some())
+}
+
+/// The table of a node: in parts, since an answer has a bound.
+pub(super) fn table_of(remote: &Remote) -> Result<Placement, String> {
+    let mut bytes: Vec<u8> = Vec::new();
+    let mut version = None;
+    for _ in 0..PARTS_MAX {
+        let question = json!({ "verb": "table", "from": bytes.len() });
+        let answer = remote.admin(&question, Some(TELL_TIME), &mut |_| ()).map_err(|why| why.to_string())?;
+        let part = answer["part"].as_str().and_then(from_hex).ok_or("an answer without a table")?;
+        if *version.get_or_insert(answer["version"].clone()) != answer["version"] || part.is_empty() {
+            return Err("it has changed meanwhile".into());
+        }
+        bytes.extend_from_slice(&part);
+        if answer["bytes"].as_u64() == Some(bytes.len() as u64) {
+            return Placement::decode(&bytes).map_err(|why| why.to_string());
+        }
+    }
+    Err("it is too long".into())
+}

@@ -1,0 +1,174 @@
+//! Tables that change while a volume is mounted.
+
+use std::time::{Duration, Instant};
+
+use kestrel_client::fs::{LockWait, LockedRange, wait};
+use kestrel_types::placement::{ClusterMap, Member, NodeId, Placement, Rule};
+use kestrel_types::request::{Op, Outcome};
+use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
+
+use crate::client::{Client, at, name};
+use crate::cluster::{Cluster, until};
+
+/// The table after `table`, in which the node `from` owns nothing and `to` what that had.
+fn moved(table: &Placement, from: NodeId, to: NodeId) -> Placement {
+    let owner = |slot| table.map.owner(slot).id;
+    let map = ClusterMap::new(table.map.members().to_vec(), |slot| match owner(slot) {
+        owner if owner == from => to,
+        owner => owner,
+    });
+    Placement { version: table.version + 1, map: map.unwrap(), ..table.clone() }
+}
+
+fn with(table: &Placement, member: Member) -> Placement {
+    let members = table.map.members().iter().cloned().chain([member]).collect();
+    let map = ClusterMap::new(members, |slot| table.map.owner(slot).id).unwrap();
+    Placement { version: table.version + 1, map, ..table.clone() }
+}
+
+#[test]
+fn what_moved_is_asked_of_the_new_owner_once_the_table_is_fetched() {
+    let cluster = Cluster::start();
+    let client = Client::mount(&cluster.url(0));
+    let file = client.create(&cluster.name_at(1, 0));
+    client.write(&file, &[1; 100_000]);
+    let next = moved(&cluster.table, 2, 3);
+    cluster.place(&next, 0..3);
+    cluster.forget();
+    // Many at once: the table is fetched once, and all go on.
+    let names: Vec<String> = (1..40).map(|number| cluster.name_at(1, number)).collect();
+    let asked: Vec<_> = names.iter().map(|name| client.start(Op::MkDir(at(name), 0o755))).collect();
+    asked.into_iter().for_each(|reply| assert!(reply.recv().unwrap().is_ok()));
+    assert_eq!(client.metadata().placement().as_deref(), Some(&next));
+    assert!(cluster.notes(1).take().is_empty(), "it leads nothing any more");
+    assert_eq!(cluster.notes(2).take().iter().filter(|op| matches!(op, Op::MkDir(..))).count(), names.len());
+    let before = cluster.misdirected();
+    assert!((1..=names.len() as u64).contains(&before));
+    // What is open there stays there.
+    client.write(&file, &[2; 100_000]);
+    assert_eq!(client.read(&file), [2; 100_000]);
+    client.close(file);
+    let ops = cluster.notes(1).take();
+    assert!(
+        ops.iter().any(|op| matches!(op, Op::Commit(_))) && ops.iter().any(|op| matches!(op, Op::Release(_)))
+    );
+    assert_eq!(cluster.misdirected(), before);
+}
+
+#[test]
+fn any_answer_tells_of_a_newer_table_and_new_nodes_are_connected_to_and_waited_for() {
+    let mut cluster = Cluster::start();
+    let client = Client::mount(&cluster.url(0));
+    let member = cluster.add();
+    let joined = with(&cluster.table, member);
+    let next = moved(&joined, 2, 4);
+    cluster.place(&next, 0..4);
+    // The new one does not serve yet.
+    let reply = client.start(Op::MkDir(at(&cluster.name_at(1, 0)), 0o755));
+    until("the table is there", || client.metadata().nodes().len() == 4);
+    assert!(reply.recv_timeout(Duration::from_millis(300)).is_err());
+    let begun = Instant::now();
+    assert!(client.call(Op::MkDir(at(&cluster.name_at(2, 0)), 0o755)).is_ok());
+    assert!(begun.elapsed() < Duration::from_secs(1), "others go on");
+    cluster.serve(3);
+    assert!(reply.recv().unwrap().is_ok());
+    assert_eq!(cluster.notes(3).take().len(), 1);
+}
+
+#[test]
+fn a_node_that_has_the_table_before_the_others_is_asked_again() {
+    let cluster = Cluster::start();
+    let client = Client::mount(&cluster.url(0));
+    // The old owner gives it up, and no table says yet who has it.
+    let next = moved(&cluster.table, 2, 3);
+    let mut frozen = next.clone();
+    frozen.version = 1;
+    cluster.place(&frozen, [1]);
+    let reply = client.start(Op::MkDir(at(&cluster.name_at(1, 0)), 0o755));
+    until("it is asked again and again", || cluster.misdirected() > 3);
+    assert!(reply.try_recv().is_err());
+    cluster.place(&next, 0..3);
+    assert!(reply.recv().unwrap().is_ok());
+}
+
+#[test]
+fn nobody_waits_longer_than_a_call_may_take_and_a_farewell_not_at_all() {
+    let cluster = Cluster::start();
+    let client = Client::try_mount(&cluster.url(0), Duration::from_secs(1)).unwrap();
+    let mut never = moved(&cluster.table, 2, 3);
+    never.version = 1;
+    cluster.place(&never, [1]);
+    let mkdir = || Op::MkDir(at(&cluster.name_at(1, 0)), 0o755);
+    let begun = Instant::now();
+    let Err(Outcome::Failed(why)) = client.call(mkdir()) else { panic!("it cannot succeed") };
+    assert!(why.errno == libc::EIO && why.reason.contains("agree"), "{why}");
+    assert!((Duration::from_millis(900)..Duration::from_secs(5)).contains(&begun.elapsed()));
+    let reply = client.start(mkdir());
+    client.fs.shutdown().unwrap();
+    assert!(reply.recv_timeout(Duration::from_secs(5)).unwrap().is_err());
+}
+
+#[test]
+fn a_lock_is_asked_of_the_new_home_and_can_be_given_up_on_the_way() {
+    let cluster = Cluster::start();
+    let (client, other) = (Client::mount(&cluster.url(0)), Client::mount(&cluster.url(1)));
+    let file = client.create(&cluster.name_at(1, 0));
+    let its = other.create(&cluster.name_at(1, 0));
+    let next = moved(&cluster.table, 2, 3);
+    let mut frozen = next.clone();
+    frozen.version = 1;
+    cluster.place(&frozen, [1]);
+    let span = |owner| LockSpan {
+        ino: file.ino(),
+        owner,
+        pid: 5,
+        kind: LockKind::Posix,
+        mode: LockMode::Write,
+        start: 0,
+        end: LOCK_END,
+    };
+    // Cancelled while no node keeps it.
+    let (waiting, (send, cancelled)) = (LockWait::default(), std::sync::mpsc::channel());
+    client.fs.set_lock(
+        &file,
+        span(7),
+        Some(waiting.clone()),
+        Box::new(move |result| send.send(result).unwrap()),
+    );
+    until("it is asked", || cluster.misdirected() > 1);
+    client.fs.cancel_lock(&waiting);
+    assert_eq!(cancelled.recv_timeout(Duration::from_secs(5)).unwrap().unwrap_err().errno, libc::EINTR);
+    cluster.place(&next, 0..3);
+    wait(|done| client.fs.set_lock(&file, span(7), None, done)).unwrap();
+    // Who waits for it at its new home is cancelled there.
+    let (waiting, (send, cancelled)) = (LockWait::default(), std::sync::mpsc::channel());
+    other.fs.set_lock(
+        &its,
+        span(8),
+        Some(waiting.clone()),
+        Box::new(move |result| send.send(result).unwrap()),
+    );
+    assert!(cancelled.recv_timeout(Duration::from_millis(300)).is_err());
+    other.fs.cancel_lock(&waiting);
+    assert_eq!(cancelled.recv_timeout(Duration::from_secs(5)).unwrap().unwrap_err().errno, libc::EINTR);
+    let range = LockedRange { owner: 7, kind: LockKind::Posix, start: 0, end: LOCK_END };
+    wait(|done| client.fs.unlock(&file, range, done)).unwrap();
+    wait(|done| other.fs.set_lock(&its, span(8), None, done)).unwrap();
+    let asked =
+        |place: usize| cluster.notes(place).locks.lock().iter().filter(|ino| **ino == file.ino()).count();
+    assert!(asked(1) == 0 && asked(2) > 0);
+}
+
+#[test]
+fn names_with_exceptions_are_followed() {
+    let cluster = Cluster::start();
+    let client = Client::mount(&cluster.url(0));
+    let hot = cluster.name_at(0, 0);
+    let mut next = Placement { version: 2, ..cluster.table.clone() };
+    let slot = (0..).find(|slot| next.map.owner(*slot).id == 3).unwrap();
+    next.exceptions.set(name(&hot), Some(Rule::Override(slot))).unwrap();
+    cluster.place(&next, 0..3);
+    client.close(client.create(&hot));
+    assert!(cluster.notes(2).take().iter().any(|op| matches!(op, Op::Create { .. })));
+    assert!(cluster.notes(0).take().iter().all(|op| !matches!(op, Op::Create { .. })));
+}
