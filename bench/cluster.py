@@ -2,7 +2,7 @@
 """One metadata server and its clients on this machine, measured.
 
     bench/cluster.py [--out target/bench] [--scratch DIR] [--seconds 3] [--rounds 3] [--depths 1,16,256,1024] [--quick]
-                     [--only echo,native,shared,bursts,mount,nodes] [--nodes 2,4]
+                     [--only echo,native,shared,bursts,mount,nodes] [--nodes 1,2,4]
 
 - echo: the physical limit: the same frames between the same sockets, answered by a server that does nothing
   (crates/net/examples/echo); `raw` is written by hand, `link` has everything but a node.
@@ -11,7 +11,7 @@
 - bursts: directories of 1 to 1,000 files each.
 - mount: `kestrel bench` on a mount of the server, beside a mount of an embedded volume.
 - nodes: the same load, 256 in flight, on volumes that several metadata nodes share (on this machine, so they share its
-  processors and its disk), natively and by a mount.
+  processors and its disk), natively and by a mount; of one node for comparison.
 
 The server commits as a cluster does (`--durability commit`: every acknowledged change is on disk) and, for comparison, as an
 embedded volume does. Rounds are run in turn and the median is taken. Prints figures and the bars of issue 4, writes
@@ -128,7 +128,7 @@ class Bench:
 
     def nodes(self):
         for count in (int(text) for text in self.options.nodes.split(",")):
-            cluster = common.Cluster(self.options.scratch, count)
+            cluster = common.cluster(self.options.scratch, count)
             self.load(f"native, {count} nodes", cluster, cluster.volumes, 64, "256")
             point = tempfile.mkdtemp(dir=cluster.dir)
             run(KESTREL, "mount", cluster.url, point, "--log", f"{cluster.dir}/mount.log")
@@ -211,7 +211,7 @@ def main():
     parser.add_argument("--depths", default="1,16,256,1024")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="echo,native,shared,bursts,mount,nodes")
-    parser.add_argument("--nodes", default="2,4")
+    parser.add_argument("--nodes", default="1,2,4")
     options = parser.parse_args()
     if options.quick:
         options.seconds, options.rounds = min(options.seconds, 1), 1
