@@ -9,6 +9,7 @@
 set -euo pipefail
 KESTREL_NODES=3
 . "$(dirname "$0")/../lib.sh"
+# shellcheck source=tests/cluster/network.sh
 . "$(dirname "$0")/network.sh"
 needs_kestrel
 

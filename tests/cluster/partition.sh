@@ -8,6 +8,7 @@
 set -euo pipefail
 KESTREL_SERVE=1
 . "$(dirname "$0")/../lib.sh"
+# shellcheck source=tests/cluster/network.sh
 . "$(dirname "$0")/network.sh"
 needs_kestrel
 
