@@ -4,7 +4,7 @@
 # and a history that is judged. Then longer cuts: what needs nobody who is cut off goes on, what does waits, and ends with EIO at its
 # deadline (cut.py).
 #
-# SEED (default: random, printed), ROUNDS of cuts under load (default 9), LONGEST of them in milliseconds (default 2600)
+# SEED (default: random, printed), ROUNDS of cuts under load (default 9), LONGEST of them in milliseconds (default 1800)
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_NODES=3
@@ -17,7 +17,7 @@ seed=${SEED:-$(date +%s)} rounds=${ROUNDS:-9}
 RANDOM=$((seed % 32768))
 echo "seed $seed"
 volume=$WORK/volume a=$WORK/a b=$WORK/b
-lease=6 deadline=4
+lease=4 deadline=3
 make_network 1 2 3 a b
 
 SERVE_HOST="10.99.0.{}"
@@ -65,12 +65,12 @@ judged() {
     check "$2: fsck" fsck_volume "$volume"
 }
 
-loads cuts "$seed" $((rounds * (600 + ${LONGEST:-2600} / 2)))
+loads cuts "$seed" $((rounds * (600 + ${LONGEST:-1800} / 2)))
 for ((round = 0; round < rounds; round++)); do
     sleep "$(ms "$(random 100 600)")"
     ${cuts[$((round % ${#cuts[@]}))]}
     # Longer than a lender waits for a silent leader, now and then; shorter than the deadline of the second client.
-    sleep "$(ms "$(random 100 "${LONGEST:-2600}")")"
+    sleep "$(ms "$(random 100 "${LONGEST:-1800}")")"
     heal_all
 done
 judged cuts "$rounds cuts"
