@@ -11,7 +11,8 @@
 - bursts: directories of 1 to 1,000 files each.
 - mount: `kestrel bench` on a mount of the server, beside a mount of an embedded volume.
 - nodes: the same load, 256 in flight, on volumes that several metadata nodes share (on this machine, so they share its
-  processors and its disk), natively and by a mount; of one node for comparison.
+  processors and its disk), natively and by a mount; of one node for comparison. Then, 16 in flight, what concerns several of them, with
+  the messages between them counted, and listings of a directory of 10,000 files by the mount.
 
 The server commits as a cluster does (`--durability commit`: every acknowledged change is on disk) and, for comparison, as an
 embedded volume does. Rounds are run in turn and the median is taken. Prints figures and the bars of issue 4, writes
@@ -24,11 +25,14 @@ import json
 import os
 import statistics
 import tempfile
+import time
 
 import common
 from common import EXAMPLES, KESTREL, ROOT, run, take_away
 
 BURSTS = (1, 10, 100, 1000)
+# Files of a directory that is listed, and how often.
+LISTED, LISTINGS = 10_000, 20
 
 # (way, operation, calls in flight, operations a second at least)
 BARS = [
@@ -56,6 +60,12 @@ def cpu_seconds(volumes):
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def envelopes(cluster):
+    """What nodes have said to each other so far."""
+    status = [json.loads(run(KESTREL, "status", volume, "--json")) for volume in cluster.volumes]
+    return sum(peer["envelopes"] for node in status for peer in node.get("peers") or [])
+
+
 class Bench:
     def __init__(self, options):
         self.options = options
@@ -74,9 +84,9 @@ class Bench:
         self.load(way, server, [server.volume], directories, depths)
         server.stop()
 
-    def load(self, way, server, volumes, directories, depths):
+    def load(self, way, server, volumes, directories, depths, what="files"):
         before = cpu_seconds(volumes)
-        words = (server.address, server.name, self.options.seconds, directories, depths)
+        words = (server.address, server.name, self.options.seconds, directories, depths, what)
         for row in lines(run(f"{EXAMPLES}/netload", *words)):
             self.add(
                 way,
@@ -84,6 +94,7 @@ class Bench:
                 row["in_flight"],
                 per_s=row["per_s"],
                 requests=row["requests_per_operation"],
+                messages=row["messages_per_operation"],
                 failed=row["failed"],
                 p50_us=row["p50_us"],
                 p99_us=row["p99_us"],
@@ -130,11 +141,29 @@ class Bench:
         for count in (int(text) for text in self.options.nodes.split(",")):
             cluster = common.cluster(self.options.scratch, count)
             self.load(f"native, {count} nodes", cluster, cluster.volumes, 64, "256")
+            self.load(f"changes, {count} nodes", cluster, cluster.volumes, 64, "16", "changes")
             point = tempfile.mkdtemp(dir=cluster.dir)
             run(KESTREL, "mount", cluster.url, point, "--log", f"{cluster.dir}/mount.log")
             self.load_mount(f"mount of {count} nodes", point)
+            self.listing(f"mount of {count} nodes", cluster, point)
             run(KESTREL, "umount", point)
             cluster.stop()
+
+    def listing(self, way, cluster, point):
+        """What a listing of a directory costs, by `ls`, one after the other."""
+        os.mkdir(f"{point}/listed")
+        for number in range(LISTED):
+            os.close(os.open(f"{point}/listed/{number:06}.jpg", os.O_CREAT | os.O_WRONLY))
+        figures = json.loads(run(KESTREL, "stats", point, "--once", "--json"))
+        asked, said, begun = figures["metadata_requests_total"], envelopes(cluster), time.monotonic()
+        for _ in range(LISTINGS):
+            if len(os.listdir(f"{point}/listed")) != LISTED:
+                raise SystemExit(f"{way}: a listing lacks names")
+        took = time.monotonic() - begun
+        said = envelopes(cluster) - said
+        asked = json.loads(run(KESTREL, "stats", point, "--once", "--json"))["metadata_requests_total"] - asked
+        figures = {"per_s": LISTINGS / took, "requests": asked / LISTINGS, "messages": said / LISTINGS}
+        self.add(way, f"ls of {LISTED:,}", 1, **figures)
 
     def figure(self, way, operation, depth, what="per_s"):
         found = [

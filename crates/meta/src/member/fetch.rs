@@ -68,7 +68,7 @@ impl Member {
             Want::Id(ino) => Key::new(Table::DirId, *ino, b""),
         };
         let (mut found, mut wait) = (Ok(Fetched::None), 0);
-        if self.cluster().locks.bars(&key, Mode::Shared) {
+        if self.cluster().locks.bars(key.borrow(), Mode::Shared) {
             found = Ok(Fetched::Busy);
         } else {
             let read = self.node.engine().get_many(&[key.borrow()], &mut |_, row| {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kestrel_types::key::{Key, Table};
+use kestrel_types::key::{Key, KeyRef, Table};
 use rustc_hash::FxHashMap;
 
 use super::scan::Scanned;
@@ -66,8 +66,8 @@ pub struct Missing {
 impl Rows {
     /// Bars what is wanted and not to be had here.
     pub(super) fn bar(&mut self, cluster: &Cluster) {
-        let why = |key: &Key| {
-            if cluster.owner(key.table, key.id, &key.suffix) != cluster.me {
+        let why = |key: KeyRef<'_>| {
+            if cluster.owner(key.table, key.id, key.suffix) != cluster.me {
                 return Some(Bar::Away);
             }
             cluster.locks.bars(key, Mode::Shared).then_some(Bar::Locked)
@@ -76,7 +76,7 @@ impl Rows {
         self.wanted.retain(|number| {
             let cell = &mut cells[*number as usize];
             let suffix = &suffixes[cell.suffix as usize..][..usize::from(cell.suffix_len)];
-            let bar = why(&Key::new(cell.table, cell.id, suffix));
+            let bar = why(KeyRef::new(cell.table, cell.id, suffix));
             if let Some(bar) = bar {
                 cell.value = Value::Barred(bar);
             }
@@ -120,14 +120,13 @@ impl Rows {
     /// then.
     #[inline]
     pub fn trespass(&self, cluster: &Cluster) -> Option<Stop> {
-        let locks = cluster.locks.any();
         self.journal.iter().find_map(|undo| {
             let cell = &self.cells[undo.cell as usize];
             let suffix = self.suffix_of(cell);
             if cluster.owner(cell.table, cell.id, suffix) != cluster.me {
                 return Some(Stop::Away);
             }
-            let locked = locks && cluster.locks.bars(&Key::new(cell.table, cell.id, suffix), Mode::Exclusive);
+            let locked = cluster.locks.bars(KeyRef::new(cell.table, cell.id, suffix), Mode::Exclusive);
             locked.then_some(Stop::Locked)
         })
     }

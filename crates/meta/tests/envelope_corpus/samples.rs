@@ -29,7 +29,8 @@ fn span(after: Option<&[u8]>) -> Span {
 }
 
 fn rows() -> Vec<(&'static str, Message)> {
-    let missing = Missing { keys: vec![key(b"name"), key(b"")], spans: vec![span(None), span(Some(b"after"))] };
+    let missing =
+        Missing { keys: vec![key(b"name"), key(b"")], spans: vec![span(None), span(Some(b"after"))] };
     let nothing = Missing { keys: vec![], spans: vec![] };
     vec![
         ("borrow", Message::Borrow { txn: TXN, round: 4, mode: Mode::Exclusive, rows: missing }),
@@ -41,7 +42,10 @@ fn rows() -> Vec<(&'static str, Message)> {
                 round: 4,
                 loan: LOAN,
                 rows: vec![(key(b"name"), value(b"row")), (key(b"none"), None)],
-                spans: vec![(span(Some(b"x")), vec![(b"y"[..].into(), b"1"[..].into())]), (span(None), vec![])],
+                spans: vec![
+                    (span(Some(b"x")), vec![(b"y"[..].into(), b"1"[..].into())]),
+                    (span(None), vec![]),
+                ],
             },
         ),
         ("refused", Message::Refused(TXN, 4)),
