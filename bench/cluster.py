@@ -24,6 +24,7 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import tempfile
 import time
 
@@ -49,11 +50,10 @@ def lines(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def cpu_seconds(volumes):
-    """User and system time of those who serve them so far."""
+def cpu_seconds(pids):
+    """User and system time of these processes so far."""
     ticks = 0
-    for volume in volumes:
-        pid = json.loads(run(KESTREL, "status", volume, "--json"))["pid"]
+    for pid in pids:
         with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
             words = stat.read().rsplit(")", 1)[1].split()
         ticks += int(words[11]) + int(words[12])
@@ -85,21 +85,29 @@ class Bench:
         server.stop()
 
     def load(self, way, server, volumes, directories, depths, what="files"):
-        before = cpu_seconds(volumes)
+        pids = [json.loads(run(KESTREL, "status", volume, "--json"))["pid"] for volume in volumes]
+        before = cpu_seconds(pids)
         words = (server.address, server.name, self.options.seconds, directories, depths, what)
-        for row in lines(run(f"{EXAMPLES}/netload", *words)):
-            self.add(
-                way,
-                row["operation"],
-                row["in_flight"],
-                per_s=row["per_s"],
-                requests=row["requests_per_operation"],
-                messages=row["messages_per_operation"],
-                failed=row["failed"],
-                p50_us=row["p50_us"],
-                p99_us=row["p99_us"],
-            )
-        self.add(way, "server CPU", 0, seconds=round(cpu_seconds(volumes) - before, 2))
+        command = [f"{EXAMPLES}/netload", *map(str, words)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            # A line for each operation, when it has been measured.
+            for line in process.stdout:
+                row, now = json.loads(line), cpu_seconds(pids)
+                self.add(
+                    way,
+                    row["operation"],
+                    row["in_flight"],
+                    per_s=row["per_s"],
+                    requests=row["requests_per_operation"],
+                    messages=row["messages_per_operation"],
+                    server_cpu_us=(now - before) * 1e6 / max(1, row["operations"]),
+                    failed=row["failed"],
+                    p50_us=row["p50_us"],
+                    p99_us=row["p99_us"],
+                )
+                before = now
+        if process.returncode != 0:
+            raise SystemExit(f"{' '.join(command)}: exit {process.returncode}")
 
     def native(self):
         for durability in ("commit", "fsync"):

@@ -308,6 +308,7 @@ fn run(nodes: &Arc<Nodes>, tree: &Arc<Tree>, what: Way, depth: u64, time: Durati
         "in_flight": depth,
         "nodes": nodes.remotes.len(),
         "directories": tree.dirs,
+        "operations": done + failed,
         "per_s": (done as f64 / seconds).round(),
         "requests_per_operation": each(sent),
         "messages_per_operation": each(said),
