@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::Path;
 
-use kestrel_meta::cluster::Cluster;
+use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::engine::embedded::EmbeddedEngine;
 use kestrel_meta::engine::{Engine, Mutation};
 use kestrel_meta::locks::TxnId;
@@ -34,7 +34,7 @@ const FINDINGS_MAX: usize = 100_000;
 
 /// What is known of one node.
 struct Node {
-    cluster: Cluster,
+    table: NodeTable,
     /// Volume-wide records, by name.
     records: BTreeMap<Box<[u8]>, Box<[u8]>>,
     /// Highest counter seen in an inode number that it made up, and in an object's.
@@ -79,9 +79,9 @@ impl Gathering {
         let copy = |why: &dyn Display| CutError::Copy(parent.into(), why.to_string());
         let mut nodes = BTreeMap::new();
         for member in placement.map.members() {
-            let cluster = Cluster::new(member.id, placement.clone()).map_err(|why| copy(&why))?;
+            let table = NodeTable::new(member.id, placement.clone()).map_err(|why| copy(&why))?;
             let node = Node {
-                cluster,
+                table,
                 records: BTreeMap::new(),
                 inodes: 0,
                 objects: 0,
@@ -194,7 +194,7 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
         Table::Txn => return judge_record(node, key, value, &place()),
         _ => {}
     }
-    let owner = node.cluster.owner(key.table, key.id, &key.suffix);
+    let owner = node.table.owner(key.table, key.id, &key.suffix);
     if owner != from {
         let detail = format!("it belongs to node {owner}");
         return Judged::wrong(FindingKind::RowMisplaced, place(), detail);

@@ -70,7 +70,7 @@ impl Engine for Watched<'_> {
         self.engine.sync()
     }
 
-    fn tap(&self, tap: Tap) -> TapGuard<'_> {
+    fn tap(&self, tap: Tap) -> TapGuard {
         self.engine.tap(tap)
     }
 

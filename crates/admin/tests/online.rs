@@ -165,7 +165,7 @@ impl Engine for Slow<'_> {
         self.engine.sync()
     }
 
-    fn tap(&self, tap: Tap) -> TapGuard<'_> {
+    fn tap(&self, tap: Tap) -> TapGuard {
         self.engine.tap(tap)
     }
 

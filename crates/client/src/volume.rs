@@ -171,6 +171,7 @@ impl Volume {
             placement: section.placement()?,
             node: NodeConfig { workers: section.workers as usize, ..self.node_config(resources, true) },
             seed: clock.now().cast_unsigned(),
+            joining: false,
         };
         let host = MemberHost::open(self.engine.clone(), clock.clone(), config, carrier)
             .map_err(|error| VolumeError::Engine(format!("{}: {error}", self.dir.display())))?;

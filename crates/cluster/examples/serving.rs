@@ -118,7 +118,7 @@ fn backend(
         return Ok(Node::open(engine, clock, node)?.into());
     }
     Member::format(&*engine, root, 0, me, placement.clone())?;
-    let config = MemberConfig { me, placement: placement.clone(), node, seed: 1 };
+    let config = MemberConfig { me, placement: placement.clone(), node, seed: 1, joining: false };
     let host = MemberHost::open(engine, clock, config, Arc::new(Nobody))?;
     host.node().end_grace()?;
     Ok(host.into())

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kestrel_meta::cluster::Cluster;
 use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::node::{Done, Ear, Node};
 use kestrel_meta::txn::Origin;
@@ -45,7 +46,7 @@ impl Backend {
 
     /// Version of the table of placement.
     pub fn table(&self) -> u64 {
-        self.node().cluster().map_or(TABLE_ALONE, |cluster| cluster.placement.version)
+        self.node().cluster().map_or(TABLE_ALONE, Cluster::version)
     }
 
     /// Executes requests of a session; `ear` hears each reply with the request's index.

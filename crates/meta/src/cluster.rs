@@ -12,14 +12,21 @@
 //! | `system` | its node, but for the record [`DIR_RENAMES`], which only exists as something to lock: where the root's entry is |
 //! | `txn` | its node |
 //!
-//! An inode number carries the slot of the name it was made for, so creating anything concerns one node. A volume that one process
+//! An inode number carries the slot of the name it was made for, so creating anything concerns one node.
+//!
+//! The table changes ([`crate::member`]) with every role of the node held, so a batch takes it once and sees the same one from beginning
+//! to end. A volume that one process
 //! opens alone has no such record, and pays nothing for it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::Table;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, Placement, maker_of_id};
 use kestrel_types::request::Op;
+use parking_lot::RwLock;
 
 use crate::locks::LockTable;
 use crate::node::WORKERS_MAX;
@@ -42,12 +49,11 @@ pub const DIR_RENAMES: &[u8] = b"dir renames";
 pub struct Cluster {
     /// This node.
     pub me: NodeId,
-    /// Who owns what.
-    pub placement: Placement,
     /// Own rows that are lent.
     pub locks: LockTable,
-    /// Requests come by sessions, each straight to its leader: no copy of one is executed late ([`crate::member::host`]).
-    pub by_sessions: bool,
+    table: RwLock<Arc<NodeTable>>,
+    /// Version of the table, for those who need no more of it.
+    version: AtomicU64,
 }
 
 impl Cluster {
@@ -56,13 +62,61 @@ impl Cluster {
     /// # Errors
     /// `EINVAL` if it is not in the table, or a node has a number that is too high.
     pub fn new(me: NodeId, placement: Placement) -> FsResult<Self> {
+        Ok(Self::with(NodeTable::new(me, placement)?))
+    }
+
+    /// As [`Cluster::new`], in the middle of what a table may be in the middle of.
+    pub(crate) fn with(table: NodeTable) -> Self {
+        let (me, version) = (table.me, AtomicU64::new(table.placement.version));
+        Self { me, locks: LockTable::default(), table: RwLock::new(Arc::new(table)), version }
+    }
+
+    /// Who owns what at present. Who holds a role sees the same table until he lets it go.
+    pub fn table(&self) -> Arc<NodeTable> {
+        self.table.read().clone()
+    }
+
+    /// Version of the present table.
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// From now on this is who owns what. With every role held.
+    pub(crate) fn set_table(&self, table: Arc<NodeTable>) {
+        self.version.store(table.placement.version, Ordering::Release);
+        *self.table.write() = table;
+    }
+}
+
+/// Who owns what, as a node knows it at one time.
+#[derive(Debug, Clone)]
+pub struct NodeTable {
+    /// The node.
+    pub me: NodeId,
+    /// Who owns what.
+    pub placement: Placement,
+    /// The next table, while those of the node's rows that it gives to others are kept from everybody.
+    pub leaving: Option<Arc<Placement>>,
+    /// The node may have rows that it does not own.
+    pub strangers: bool,
+    /// Files with numbers that the node made of lower counters may be open elsewhere, though they are where they were made; so may all that
+    /// others made.
+    pub only_here: u64,
+}
+
+impl NodeTable {
+    /// A table in which nothing is under way.
+    ///
+    /// # Errors
+    /// As [`Cluster::new`].
+    pub fn new(me: NodeId, placement: Placement) -> FsResult<Self> {
         if placement.map.member(me).is_none() {
             return Err(FsError::new(libc::EINVAL, "metadata: this node is not in the placement table"));
         }
         if placement.map.members().iter().any(|member| member.id >= NODES_MAX) {
             return Err(FsError::new(libc::EINVAL, "metadata: numbers of nodes are below 1024"));
         }
-        Ok(Self { me, placement, locks: LockTable::default(), by_sessions: false })
+        Ok(Self { me, placement, leaving: None, strangers: false, only_here: 0 })
     }
 
     /// All nodes, this one included, ascending.
@@ -76,34 +130,71 @@ impl Cluster {
     }
 
     /// The node that owns what is found by this id.
+    #[inline]
     pub fn home_of(&self, id: u64) -> NodeId {
         self.placement.home_of(id).id
     }
 
     /// The node that owns the entry of a name.
+    #[inline]
     pub fn owner_of_entry(&self, parent: InodeId, name: &[u8]) -> NodeId {
         self.placement.owner_of(parent, name).id
     }
 
     /// The node that owns a row.
+    #[inline]
     pub fn owner(&self, table: Table, id: u64, suffix: &[u8]) -> NodeId {
-        match table {
-            Table::Entry => self.owner_of_entry(id, suffix),
-            Table::DirStat | Table::ObjStat => match suffix.try_into() {
-                Ok(share) => u32::from(u16::from_be_bytes(share)) / WORKERS_MAX as u32,
-                Err(_) => self.me,
-            },
-            Table::Subdir => self.home_of(number_of(suffix)),
-            Table::DirId | Table::Link | Table::Chunk | Table::Xattr | Table::Moved | Table::Sweep => {
-                self.home_of(id)
-            }
-            Table::System if suffix == DIR_RENAMES => self.owner_of_entry(0, b""),
-            Table::System | Table::Txn | Table::Reap => self.me,
+        owner(&self.placement, self.me, table, id, suffix)
+    }
+
+    /// Whether a row is this node's.
+    #[inline]
+    pub fn owns(&self, table: Table, id: u64, suffix: &[u8]) -> bool {
+        self.owner(table, id, suffix) == self.me
+    }
+
+    /// Whether a row of this node's is kept from everybody because another node gets it.
+    #[inline]
+    pub fn is_leaving(&self, table: Table, id: u64, suffix: &[u8]) -> bool {
+        match &self.leaving {
+            None => false,
+            Some(next) => owner(next, self.me, table, id, suffix) != self.me,
         }
+    }
+
+    /// As [`NodeTable::is_leaving`], of everything that is found by an id.
+    #[inline]
+    pub fn is_leaving_home(&self, id: u64) -> bool {
+        self.leaving.as_ref().is_some_and(|next| next.home_of(id).id != self.me)
     }
 
     /// The node that leads an operation ([`Placement::leader`]); this one if any could.
     pub fn leader(&self, op: &Op) -> NodeId {
         self.placement.leader(op).map_or(self.me, |member| member.id)
+    }
+
+    /// Whether the number of a file says that nobody can have opened it elsewhere while it was where it was made.
+    pub fn made_here(&self, ino: InodeId) -> bool {
+        let (counter, maker) = maker_of_id(ino);
+        // Until it was given something this node has only what it always had, whoever made the numbers.
+        self.only_here == 0 || maker == self.me && counter >= self.only_here
+    }
+}
+
+/// The node that owns a row by this table, as the node `me` sees it.
+#[inline]
+pub fn owner(placement: &Placement, me: NodeId, table: Table, id: u64, suffix: &[u8]) -> NodeId {
+    match table {
+        Table::Entry => placement.owner_of(id, suffix).id,
+        Table::DirStat | Table::ObjStat => match suffix.try_into() {
+            Ok(share) => u32::from(u16::from_be_bytes(share)) / WORKERS_MAX as u32,
+            Err(_) => me,
+        },
+        Table::Subdir => placement.home_of(number_of(suffix)).id,
+        Table::DirId | Table::Link | Table::Chunk | Table::Xattr | Table::Moved | Table::Sweep => {
+            placement.home_of(id).id
+        }
+        Table::System if suffix == DIR_RENAMES => placement.owner_of(0, b"").id,
+        Table::System | Table::Txn | Table::Reap => me,
     }
 }

@@ -112,14 +112,14 @@ pub trait Engine: Send + Sync {
     /// Starts copying every batch committed from now on to `tap`, in commit order, until the guard is dropped; used
     /// with a full scan for consistent dumps of a volume in use (scan, then replay the tap's batches over it).
     /// `tap` runs inside commits and must not call the engine.
-    fn tap(&self, tap: Tap) -> TapGuard<'_>;
+    fn tap(&self, tap: Tap) -> TapGuard;
 
     /// Counters for `kestrel stats`.
     fn stats(&self) -> EngineStats;
 }
 
 /// Ends a [`Engine::tap`] when dropped.
-pub struct TapGuard<'a>(pub(crate) Box<dyn FnOnce() + Send + 'a>);
+pub struct TapGuard(pub(crate) Box<dyn FnOnce() + Send>);
 
 /// What an engine has done and holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -176,7 +176,7 @@ impl fmt::Display for EngineError {
 
 impl std::error::Error for EngineError {}
 
-impl Drop for TapGuard<'_> {
+impl Drop for TapGuard {
     fn drop(&mut self) {
         let end = std::mem::replace(&mut self.0, Box::new(|| ()));
         end();

@@ -130,6 +130,12 @@ impl LockTable {
         self.any.store(state.rows.len() + state.ranges.len(), Ordering::Release);
     }
 
+    /// Whether some row is locked that `row` holds for, or some range that `range` does.
+    pub fn touches(&self, row: impl Fn(&Key) -> bool, range: impl Fn(Table, u64) -> bool) -> bool {
+        let state = self.state.lock();
+        state.rows.keys().any(row) || state.ranges.keys().any(|(table, id)| range(*table, *id))
+    }
+
     /// Whether a lock keeps requests of the node from a row.
     #[inline]
     pub fn bars(&self, key: KeyRef<'_>, mode: Mode) -> bool {

@@ -1,7 +1,7 @@
 //! A member: one of several metadata nodes that share a volume, as a state machine without threads, sockets or clock.
 //!
-//! A client may send a request to any member. It goes to the member that *leads* it, a function of the request alone
-//! ([`Cluster::leader`]), so a retry comes to the one that knows whether it was executed. There the node tries to serve it
+//! A client sends a request to the member that *leads* it, a function of the request alone ([`Cluster::leader`]), so a retry comes to
+//! the one that knows whether it was executed. Another one says that it is misdirected. The leader's node tries to serve it
 //! alone, in its batches. What it lacks for that decides how it goes on:
 //!
 //! - **a dentry of the path** ([`fetch`]): its owner is asked, the answer kept in the namespace replica, the request run again;
@@ -20,16 +20,17 @@
 //! **No deadlock.** Who meets a lock gives up everything and begins again after a random time. Requests of a member hold
 //! nothing while they wait.
 //!
-//! **Exactly once.** Every answer to a numbered request, an error too, is recorded in the batch that decides it: copies
-//! of a request may come by way of several members, late, when the client has long gone on. (Not so where requests come by sessions,
-//! each straight to the member that leads it: there only what has changed something is recorded, as on a single node.)
+//! **Exactly once.** The answer to a numbered request that has changed something is recorded in the batch that decides it. Requests come by
+//! sessions, which see to it that no two copies of one are under way and none comes late, as on a single node.
 //!
 //! **Crashes.** Loans are forgotten by a lender that restarts, what it agreed to is on record and locked again; it asks the
 //! leader. A leader that restarts knows its decisions; what it does not know was not decided and changes nothing.
 //!
 //! [`host`] puts threads around it, [`Envelope::encode`] says what it tells others in bytes.
 
+pub mod change;
 mod commit;
+mod coordinate;
 mod fetch;
 pub mod host;
 pub mod known;
@@ -57,14 +58,16 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::name::InodeRef;
 use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::{Creds, Op, OpenFlags, Reply, Request};
-use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
+use change::records::{ChangeRecords, Strangers};
+use change::{Changed, Changing, Expected, LockGuard, TableListener};
+use coordinate::Coordinator;
 pub use message::{Envelope, Fetched, LoanId, Message, Vote};
 pub use poll::{Answer, Question};
 pub use reap::{Forgot, Reap, Weight};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, NodeTable};
 use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{counter_row, decode_counter, system_key};
 use crate::locks::TxnId;
@@ -82,7 +85,9 @@ use poll::Poll;
 use reap::Reaping;
 pub use records::{Prepared, decode_prepared};
 use tree::Walk;
-use work::{Back, Forwarding, Work};
+use work::{Back, Work};
+
+const ONE_OF_SEVERAL: &str = "a member's node was opened as one of several";
 
 /// Pause after rows that were cut off a file could not be deleted.
 const SWEEP_PAUSE: Nanos = 5 * SECOND;
@@ -92,9 +97,6 @@ const RESEND: Nanos = 200 * MILLISECOND;
 
 /// How long a request may wait for other members before it fails with `ETIMEDOUT`, nothing having changed.
 pub const DEADLINE: Nanos = 20 * SECOND;
-
-/// How long a member remembers a request that it has sent on. Whoever asked has given up long before.
-const FORWARDED_MAX: Nanos = 60 * SECOND;
 
 /// Settings of a member.
 #[derive(Debug, Clone)]
@@ -107,6 +109,28 @@ pub struct MemberConfig {
     pub node: NodeConfig,
     /// Seed of the random times after which it tries again.
     pub seed: u64,
+    /// It waits to be taken into the cluster: the table is one in which it owns nothing, and it serves nobody until the others have one that
+    /// it is in. Of no consequence once that was so.
+    pub joining: bool,
+}
+
+/// Who asks a member for something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asker {
+    /// Its own process: the member leads what is asked, whoever owns what it is about.
+    Own,
+    /// A session. Where its request comes from, if it is numbered: no copy of it is under way.
+    Session(Option<Origin>),
+}
+
+impl Asker {
+    /// Where the request comes from, if it is numbered.
+    pub fn origin(self) -> Option<Origin> {
+        match self {
+            Self::Own => None,
+            Self::Session(origin) => origin,
+        }
+    }
 }
 
 /// Says of an object whether somebody may still come to refer to it.
@@ -116,8 +140,11 @@ pub type ObjectUsers = dyn Fn(ObjectId) -> bool + Send + Sync;
 enum Todo {
     Send(NodeId, Message),
     Finish(TxnId),
-    Answer(u64, Reply),
     Forget(u64),
+    /// The next table is decided.
+    Decided,
+    Expect(NodeId, Expected),
+    Changed(Option<Changed>),
 }
 
 /// What the node said.
@@ -161,6 +188,8 @@ impl Ear for Inbox {
 pub struct Member {
     node: Arc<Node>,
     me: NodeId,
+    /// Who owns what: its node's.
+    table: Arc<NodeTable>,
     /// Counts its starts.
     epoch: u64,
     now: Nanos,
@@ -174,12 +203,6 @@ pub struct Member {
     waiting: BTreeMap<(Position, u64), Todo>,
     /// Requests that it leads, by ticket. Bounded by those who send them: each waits for what it has asked, or throttles itself.
     works: BTreeMap<u64, Work>,
-    /// Numbered ones among them.
-    running: BTreeMap<(ClientId, u64), u64>,
-    /// Others that came from members, by their numbers there.
-    reading: BTreeMap<(NodeId, u64), u64>,
-    /// Requests that others lead.
-    forwards: BTreeMap<u64, Forwarding>,
     fetches: BTreeMap<u64, Fetching>,
     /// Transactions that it leads and has not decided: their tickets.
     leads: BTreeMap<TxnId, u64>,
@@ -216,6 +239,12 @@ pub struct Member {
     finished: Vec<(Done, Reply)>,
     /// That messages are too large was logged.
     told_unsent: bool,
+    /// Whether locks of files are in the way of a change.
+    lock_guard: Option<Box<LockGuard>>,
+    /// Who hears of new tables.
+    table_listener: Option<Box<TableListener>>,
+    changing: Changing,
+    coordinator: Coordinator,
 }
 
 impl Member {
@@ -259,12 +288,15 @@ impl Member {
         if config.node.durability != Durability::Commit {
             return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit"));
         }
-        let by_sessions = bell.is_some();
-        let cluster = Cluster { by_sessions, ..Cluster::new(config.me, config.placement)? };
+        let changes = ChangeRecords::read(&*engine)?;
+        let changing = Changing::new(&changes, config.joining, now);
+        let cluster = Cluster::with(present_table(config.me, config.placement, &changes)?);
         let epoch = next_epoch(&*engine)?;
         let records = records::read(&*engine)?;
+        let coordinator = Coordinator::new(changes, epoch, now);
         let node = Node::open_one_of(engine, clock, config.node, cluster)?;
         let mut member = Self {
+            table: node.cluster().map(Cluster::table).expect(ONE_OF_SEVERAL),
             node,
             me: config.me,
             epoch,
@@ -277,9 +309,6 @@ impl Member {
             own: VecDeque::new(),
             waiting: BTreeMap::new(),
             works: BTreeMap::new(),
-            running: BTreeMap::new(),
-            reading: BTreeMap::new(),
-            forwards: BTreeMap::new(),
             fetches: BTreeMap::new(),
             leads: BTreeMap::new(),
             decisions: BTreeMap::new(),
@@ -299,6 +328,10 @@ impl Member {
             unlocks: 0,
             finished: Vec::new(),
             told_unsent: false,
+            lock_guard: None,
+            table_listener: None,
+            changing,
+            coordinator,
         };
         member.restore(records);
         Ok(member)
@@ -309,8 +342,9 @@ impl Member {
         self.object_users = Some(used);
     }
 
-    /// Takes a request. `done` hears the reply, if there is one: a member that crashes, or loses others for good, gives none.
-    pub fn submit(&mut self, request: Request, origin: Option<Origin>, done: Done, now: Nanos) {
+    /// Takes a request. `done` hears the reply, if there is one: a member that crashes gives none. That of a session is misdirected if another
+    /// member leads it.
+    pub fn submit(&mut self, request: Request, asker: Asker, done: Done, now: Nanos) {
         self.now = now;
         if !self.is_sound()
             && let Some(why) = self.failure()
@@ -319,7 +353,7 @@ impl Member {
             self.finished.push((done, Err(why.into())));
             return self.tell_finished();
         }
-        self.admit(request, origin, Back::Here(done));
+        self.begin(request, asker, None, Back::Here(done));
         self.pump();
     }
 
@@ -333,7 +367,7 @@ impl Member {
             return self.tell_finished();
         }
         let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
-        self.begin(request, None, Some(Claim { count, linkable }), Back::Here(done));
+        self.begin(request, Asker::Own, Some(Claim { count, linkable }), Back::Here(done));
         self.pump();
     }
 
@@ -361,6 +395,7 @@ impl Member {
         self.tick_polls();
         self.sweep();
         self.tick_nameless();
+        self.tick_change();
         self.pump();
     }
 
@@ -388,7 +423,7 @@ impl Member {
                     );
                 }
             };
-            self.begin(request, None, None, Back::Here(Box::new(ended)))
+            self.begin(request, Asker::Own, None, Back::Here(Box::new(ended)))
         });
     }
 
@@ -420,7 +455,8 @@ impl Member {
         self.epoch
     }
 
-    /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know, no rows that were cut off.
+    /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know, no rows that were cut off, no change of the
+    /// table, no rows of other members.
     pub fn is_idle(&self) -> bool {
         let swept = self.node.core().sweeps.after(0).is_none();
         swept
@@ -428,22 +464,22 @@ impl Member {
             && self.loans.is_empty()
             && self.decisions.is_empty()
             && self.waiting.is_empty()
+            && self.changing.is_idle()
+            && !self.coordinator.leads()
     }
 
     /// Whether time alone may give it something to do.
     fn is_waiting(&self) -> bool {
-        !self.is_idle() || !self.forwards.is_empty() || !self.fetches.is_empty() || !self.polls.is_empty()
+        !self.is_idle() || !self.fetches.is_empty() || !self.polls.is_empty()
     }
 
     fn handle(&mut self, from: NodeId, message: Message) {
         match message {
-            Message::Forward { number, request, origin } => {
-                self.admit(request, origin, Back::To(from, number));
-            }
-            Message::Forwarded(number, reply) => self.forwarded(number, reply),
-            Message::Fetch(number, want) => self.look_up(from, number, &want),
+            Message::Fetch { number, table, want } => self.look_up(from, number, table, &want),
             Message::Fetched(number, found) => self.fetched(number, found),
-            Message::Borrow { txn, round, mode, rows } => self.lend(from, txn, round, mode, &rows),
+            Message::Borrow { txn, round, table, mode, rows } => {
+                self.lend(from, txn, (round, table), mode, &rows);
+            }
             Message::Lent { txn, round, loan, rows, spans } => {
                 self.lent(from, txn, round, loan, rows, spans);
             }
@@ -456,8 +492,13 @@ impl Member {
             Message::Decided(txn) => self.decided(from, txn),
             Message::Ask(txn) => self.asked(from, txn),
             Message::Alive(txn) => self.alive(txn),
-            Message::Poll { number, question } => self.polled(from, number, question),
+            Message::Poll { number, table, question } => {
+                if self.agrees(table) {
+                    self.polled(from, number, question);
+                }
+            }
             Message::Polled { number, answer } => self.told(from, number, answer),
+            Message::Change(message) => self.heard_of_change(from, message),
         }
     }
 
@@ -481,8 +522,14 @@ impl Member {
                 match first.remove() {
                     Todo::Send(to, message) => self.send(to, message),
                     Todo::Finish(txn) => self.finish(txn),
-                    Todo::Answer(ticket, reply) => self.answer(ticket, reply),
                     Todo::Forget(round) => self.have_forgotten(round),
+                    Todo::Decided => self.decided_change(),
+                    Todo::Expect(node, done) => done(Ok(node)),
+                    Todo::Changed(done) => {
+                        if let Some(done) = done {
+                            done(Ok(()));
+                        }
+                    }
                 }
                 continue;
             }
@@ -535,7 +582,7 @@ impl Member {
     }
 
     fn cluster(&self) -> &Cluster {
-        self.node.core().cluster.as_ref().expect("a member's node was opened as one of several")
+        self.node.core().cluster.as_ref().expect(ONE_OF_SEVERAL)
     }
 
     /// Commits rows beside the lanes; those of table `link` with every role held.
@@ -570,6 +617,14 @@ impl Member {
         let bits = self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 1;
         bits.cast_signed() % most.max(1)
     }
+}
+
+/// The table that a member starts with: the one on record, or else that with which it was formed.
+fn present_table(me: NodeId, formed: Placement, records: &ChangeRecords) -> FsResult<NodeTable> {
+    let table = NodeTable::new(me, records.table.clone().unwrap_or(formed))?;
+    let leaving = records.frozen.as_ref().map(|(_, next)| next.clone());
+    let strangers = records.strangers != Strangers::None;
+    Ok(NodeTable { leaving, strangers, only_here: records.only_here, ..table })
 }
 
 /// Counts a start, durably.

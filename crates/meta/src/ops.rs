@@ -85,12 +85,12 @@ pub enum Lane {
 
 /// The lane where a request starts; it may turn out to belong elsewhere.
 pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
-    let at = |home| Lane::Worker(Core::worker_of(home));
-    let by_place = |place: &Place| at(core.home_of_name(core.replica.guess(place), place.name.as_bytes()));
+    let at = Lane::Worker;
+    let by_place = |place: &Place| at(core.worker_of_name(core.replica.guess(place), place.name.as_bytes()));
     let by_inode = |inode: &InodeRef| match (route, &inode.seen) {
-        (Route::Name(parent, name), _) => at(core.home_of_name(*parent, name)),
-        (Route::AsAsked, Some((parent, name))) => at(core.home_of_name(*parent, name.as_bytes())),
-        _ => at(core.home_of_inode(inode.ino)),
+        (Route::Name(parent, name), _) => at(core.worker_of_name(*parent, name)),
+        (Route::AsAsked, Some((parent, name))) => at(core.worker_of_name(*parent, name.as_bytes())),
+        _ => at(core.worker_of_inode(inode.ino)),
     };
     match op {
         Op::RmDir(..) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => Lane::Exclusive,
@@ -98,7 +98,7 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
         _ => match op.subject() {
             Subject::Place(place) => by_place(place),
             Subject::Inode(inode) | Subject::Held(inode) => by_inode(inode),
-            Subject::Open(ino) | Subject::Number(ino) => at(core.home_of_inode(ino)),
+            Subject::Open(ino) | Subject::Number(ino) => at(core.worker_of_inode(ino)),
             Subject::Volume => Lane::Caller,
         },
     }

@@ -18,12 +18,12 @@ use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::key::Table;
 use kestrel_types::request::{Outcome, Reply};
 
-use crate::cluster::Cluster;
+use crate::cluster::NodeTable;
 use crate::effects::{Effects, Mark};
 use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{Allocator, Block, Timestamps};
 use crate::ops::{self, Lane};
-use crate::rows::Rows;
+use crate::rows::{Rows, Scope};
 use crate::txn::{self, Told};
 use crate::view::{Core, Route, Run, Stop, View};
 use crate::walks::Walks;
@@ -47,6 +47,8 @@ pub struct Means<'a> {
     pub engine: &'a dyn Engine,
     /// What workers share.
     pub core: &'a Core,
+    /// Who owns what, of several nodes.
+    pub table: Option<&'a NodeTable>,
     /// Inode numbers.
     pub inodes: &'a Allocator,
     /// Timestamps.
@@ -93,8 +95,6 @@ pub struct Step {
     session: bool,
     /// It saw what the batch changed.
     depends: bool,
-    /// Its answer is recorded though nothing changed.
-    records: bool,
 }
 
 /// What batches do to the volume's figures; files, directories, bytes.
@@ -146,20 +146,13 @@ fn is_worth_single_runs(error: &EngineError, jobs: &[Job]) -> bool {
 fn fail_all(count: usize, error: &EngineError, first: usize, steps: &mut Vec<Step>) {
     let failed = || Verdict::Reply(Err(Outcome::Failed(engine_error(error.clone()))));
     for step in &mut steps[first..] {
-        if step.changed || step.session || step.depends || step.records {
+        if step.changed || step.session || step.depends {
             step.verdict = failed();
             step.wait = 0;
         }
     }
     while steps.len() < first + count {
-        steps.push(Step {
-            verdict: failed(),
-            wait: 0,
-            changed: false,
-            session: false,
-            depends: false,
-            records: false,
-        });
+        steps.push(Step { verdict: failed(), wait: 0, changed: false, session: false, depends: false });
     }
 }
 
@@ -186,6 +179,7 @@ fn attempt(
     let mut view = View {
         rows: desk.rows,
         core: means.core,
+        table: means.table,
         effects: desk.effects,
         ids: desk.ids,
         walks: desk.walks,
@@ -221,15 +215,16 @@ fn execute(
         let _plan = attempt(means, desk, job, told(number), stamp, true);
     }
     let cluster = means.core.cluster.as_deref();
-    desk.rows.fetch(means.engine, cluster, means.core.scan_rows)?;
+    let scope = cluster.zip(means.table).map(|(cluster, table)| Scope { table, locks: &cluster.locks });
+    desk.rows.fetch(means.engine, scope, means.core.scan_rows)?;
     let mut stops = 0;
     for (number, job) in jobs.iter().enumerate() {
         loop {
             let mark = desk.effects.mark();
             let (result, wait, depends) = attempt(means, desk, job, told(number), stamp, false);
-            let result = match cluster {
+            let result = match scope {
                 None => result,
-                Some(cluster) => result.and_then(|answer| within(cluster, desk).map(|()| answer)),
+                Some(scope) => result.and_then(|answer| within(scope, desk).map(|()| answer)),
             };
             let (mut changed, mut session) = (false, false);
             let verdict = match result {
@@ -245,20 +240,14 @@ fn execute(
                 }
             };
             if let Some(verdict) = verdict {
-                // Of several nodes one may be asked again by way of another, late, unless sessions see to that: see
-                // `crate::member`.
-                let ended = matches!(verdict, Verdict::Reply(_));
-                let first = told(number).is_none() && job.origin.is_some();
-                let any_way = cluster.is_some_and(|cluster| !cluster.by_sessions);
-                let records = any_way && ended && first && !ops::counts_opens(&job.request.op);
-                steps.push(Step { verdict, wait, changed, session, depends, records });
+                steps.push(Step { verdict, wait, changed, session, depends });
                 break;
             }
             if !desk.rows.lacks() {
                 let error =
                     FsError::new(libc::EIO, "metadata: an operation stopped without asking for a row");
                 let verdict = Verdict::Reply(Err(Outcome::Failed(error)));
-                steps.push(Step { verdict, wait, changed, session, depends, records: false });
+                steps.push(Step { verdict, wait, changed, session, depends });
                 break;
             }
             stops += 1;
@@ -266,7 +255,7 @@ fn execute(
             for later in rest {
                 let _plan = attempt(means, desk, &jobs[later], told(later), stamp, true);
             }
-            desk.rows.fetch(means.engine, cluster, means.core.scan_rows)?;
+            desk.rows.fetch(means.engine, scope, means.core.scan_rows)?;
         }
     }
     Ok(())
@@ -274,13 +263,13 @@ fn execute(
 
 /// Stops an operation that changed what a batch of one of several nodes must not: rows of others, rows that are lent, and
 /// directories that others may know.
-fn within(cluster: &Cluster, desk: &mut Desk<'_>) -> Run<()> {
-    if !desk.effects.dirs_changed.is_empty() && !cluster.is_alone() {
+fn within(scope: Scope<'_>, desk: &mut Desk<'_>) -> Run<()> {
+    if !desk.effects.dirs_changed.is_empty() && !scope.table.is_alone() {
         // No operation before it in the batch got through with such a change.
         desk.effects.dirs_changed.clear();
         return Err(Stop::Away);
     }
-    desk.rows.trespass(cluster).map_or(Ok(()), Err)
+    desk.rows.trespass(scope).map_or(Ok(()), Err)
 }
 
 /// What a stop means for the request; `None` if it has to run again.
@@ -305,7 +294,7 @@ fn commit(
     steps: &mut [Step],
 ) -> Result<(), EngineError> {
     let mut position = 0;
-    if desk.rows.is_dirty() || steps.iter().any(|step| step.records) {
+    if desk.rows.is_dirty() {
         for (dir, _) in &desk.effects.dirs_made {
             for table in [Table::Entry, Table::DirStat, Table::Subdir] {
                 means.engine.hint_new(table, dir.ino);
@@ -325,7 +314,7 @@ fn commit(
         }
     }
     take_effect(means.core, desk.effects, position);
-    for step in steps.iter_mut().filter(|step| step.changed || step.depends || step.records) {
+    for step in steps.iter_mut().filter(|step| step.changed || step.depends) {
         step.wait = step.wait.max(position);
     }
     Ok(())
@@ -333,7 +322,7 @@ fn commit(
 
 /// Rows for the answers to numbered requests that changed something.
 fn answers(jobs: &[Job], steps: &[Step]) -> impl Iterator<Item = Mutation> {
-    let steps = jobs.iter().zip(steps).filter(|(_, step)| step.changed || step.records);
+    let steps = jobs.iter().zip(steps).filter(|(_, step)| step.changed);
     steps.filter_map(|(job, step)| match (job.origin, &step.verdict) {
         (Some(origin), Verdict::Reply(reply)) => Some(txn::answer_row(origin, reply)),
         _ => None,

@@ -19,11 +19,10 @@ use kestrel_types::placement::hash_entry;
 use kestrel_types::stat::{DirStat, ObjStat};
 use rustc_hash::FxHashMap;
 
-use crate::cluster::Cluster;
 use crate::engine::{Engine, EngineError, Mutation};
 use lent::Bar;
 
-pub use lent::{Lent, Missing, Span, SpanRows};
+pub use lent::{Lent, Missing, Scope, Span, SpanRows};
 pub use scan::is_full;
 
 /// Index of a cell within its batch.
@@ -259,11 +258,11 @@ impl Rows {
     pub fn fetch(
         &mut self,
         engine: &dyn Engine,
-        cluster: Option<&Cluster>,
+        scope: Option<Scope<'_>>,
         most: usize,
     ) -> Result<(), EngineError> {
-        if let Some(cluster) = cluster {
-            self.bar(cluster);
+        if let Some(scope) = scope {
+            self.bar(scope);
         }
         let wanted = std::mem::take(&mut self.wanted);
         let mut keys = Vec::with_capacity(wanted.len());

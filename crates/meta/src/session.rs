@@ -86,6 +86,13 @@ impl OpenTable {
         }
     }
 
+    /// The last release of a file does not delete it any more, should it have been so.
+    pub fn keep(&self, ino: InodeId) {
+        if let Some(state) = self.shard(ino).lock().get_mut(&ino) {
+            state.orphan = false;
+        }
+    }
+
     /// Files open.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()

@@ -223,6 +223,15 @@ pub fn recall(engine: &dyn Engine, jobs: &[Job]) -> Result<Vec<Option<Told>>, En
     Ok(told)
 }
 
+/// Whether the slot of a request says something about it, or cannot be read.
+pub fn is_answered(engine: &dyn Engine, origin: Origin) -> bool {
+    let (key, mut answered) = (answer_key(origin.client, origin.seq), false);
+    let read = engine.get_many(&[key.borrow()], &mut |_, row| {
+        answered = row.value.is_some_and(|bytes| told_by(origin, bytes, row.changed_at).is_some());
+    });
+    answered || read.is_err()
+}
+
 /// What a row in the slot of a request says about it.
 fn told_by(origin: Origin, bytes: &[u8], changed_at: Position) -> Option<Told> {
     let answer = match decode_answer(bytes) {

@@ -38,7 +38,7 @@ use std::collections::BTreeSet;
 
 use kestrel_types::placement::NodeId;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, NodeTable};
 use crate::effects::Effects;
 use crate::engine::Mutation;
 use crate::ids::Block;
@@ -85,31 +85,16 @@ pub struct Core {
 }
 
 impl Core {
-    /// Home of an entry: the worker that owns it. Of several nodes also which node's: `node << 6 | worker`. Of another node it may be
-    /// a worker that does not run there, whose share counts all the same.
+    /// The worker that owns an entry, if this node does.
     #[inline]
-    pub fn home_of_name(&self, parent: InodeId, name: &[u8]) -> usize {
-        self.home_of_hashed(parent, name, hash_entry(parent, name))
+    pub fn worker_of_name(&self, parent: InodeId, name: &[u8]) -> usize {
+        place_of(hash_entry(parent, name), self.workers)
     }
 
-    /// As [`Core::home_of_name`], with the name's [`hash_entry`].
+    /// The worker of what is found by number, if this node owns it.
     #[inline]
-    pub fn home_of_hashed(&self, parent: InodeId, name: &[u8], hash: u64) -> usize {
-        let worker = place_of(hash, self.workers);
-        match &self.cluster {
-            None => worker,
-            Some(cluster) => home_at(cluster.owner_of_entry(parent, name), worker),
-        }
-    }
-
-    /// Home of what is found by number.
-    #[inline]
-    pub fn home_of_inode(&self, ino: InodeId) -> usize {
-        let worker = place_of(hash_inode(ino), self.workers);
-        match &self.cluster {
-            None => worker,
-            Some(cluster) => home_at(cluster.home_of(ino), worker),
-        }
+    pub fn worker_of_inode(&self, ino: InodeId) -> usize {
+        place_of(hash_inode(ino), self.workers)
     }
 
     /// The worker of a home, on whichever node.
@@ -130,27 +115,6 @@ impl Core {
         match &self.cluster {
             None => home,
             Some(cluster) => home_at(cluster.me, Self::worker_of(home)),
-        }
-    }
-
-    /// How many shares a directory may have in all.
-    #[inline]
-    pub fn shares_in_all(&self) -> usize {
-        match &self.cluster {
-            None => self.shares,
-            Some(cluster) => self.shares * cluster.placement.map.members().len(),
-        }
-    }
-
-    /// The home that a share belongs to; `number` counts from 0 to [`Core::shares_in_all`].
-    #[inline]
-    pub fn share_home(&self, number: usize) -> usize {
-        match &self.cluster {
-            None => number,
-            Some(cluster) => {
-                let node = &cluster.placement.map.members()[number / self.shares];
-                home_at(node.id, number % self.shares)
-            }
         }
     }
 }
@@ -276,6 +240,8 @@ pub struct View<'a> {
     pub rows: &'a mut Rows,
     /// What all workers share.
     pub core: &'a Core,
+    /// Who owns what, of several nodes.
+    pub table: Option<&'a NodeTable>,
     /// What happens besides.
     pub effects: &'a mut Effects,
     /// Inode numbers to give out.
@@ -302,6 +268,52 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
+    /// Home of an entry: the worker that owns it. Of several nodes also which node's: `node << 6 | worker`. Of another node it may be
+    /// a worker that does not run there, whose share counts all the same.
+    #[inline]
+    pub fn home_of_name(&self, parent: InodeId, name: &[u8]) -> usize {
+        self.home_of_hashed(parent, name, hash_entry(parent, name))
+    }
+
+    /// As [`View::home_of_name`], with the name's [`hash_entry`].
+    #[inline]
+    pub fn home_of_hashed(&self, parent: InodeId, name: &[u8], hash: u64) -> usize {
+        let worker = place_of(hash, self.core.workers);
+        match self.table {
+            None => worker,
+            Some(table) => home_at(table.owner_of_entry(parent, name), worker),
+        }
+    }
+
+    /// Home of what is found by number.
+    #[inline]
+    pub fn home_of_inode(&self, ino: InodeId) -> usize {
+        let worker = self.core.worker_of_inode(ino);
+        match self.table {
+            None => worker,
+            Some(table) => home_at(table.home_of(ino), worker),
+        }
+    }
+
+    /// How many shares a directory may have in all.
+    #[inline]
+    pub fn shares_in_all(&self) -> usize {
+        match self.table {
+            None => self.core.shares,
+            Some(table) => self.core.shares * table.placement.map.members().len(),
+        }
+    }
+
+    /// The home that a share belongs to; `number` counts from 0 to [`View::shares_in_all`].
+    #[inline]
+    pub fn share_home(&self, number: usize) -> usize {
+        let shares = self.core.shares;
+        match self.table {
+            None => number,
+            Some(table) => home_at(table.placement.map.members()[number / shares].id, number % shares),
+        }
+    }
+
     /// Whether every role is held.
     #[inline]
     pub fn exclusive(&self) -> bool {

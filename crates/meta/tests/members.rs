@@ -10,17 +10,18 @@ use common::errno;
 use common::members::{Cluster, ROOT_ATTR, at, mknod, placement, settings};
 use kestrel_meta::engine::EngineError;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::member::{DEADLINE, Member, MemberConfig, Message, Vote};
+use kestrel_meta::member::{Asker, DEADLINE, Member, MemberConfig, Message, Vote};
 use kestrel_meta::node::{Durability, Node, NodeConfig};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, Placement};
-use kestrel_types::request::{Creds, Op, RenameFlags, Request, SetAttr};
+use kestrel_types::request::{Creds, Op, Outcome, RenameFlags, Reply, Request, SetAttr};
 use kestrel_types::wire::ClientId;
+use parking_lot::Mutex;
 
 #[test]
-fn any_member_serves_operations_over_all_of_them() {
+fn operations_over_all_members() {
     let mut cluster = Cluster::new(3);
     let dir = cluster.inode(2, Op::MkDir(at("a1"), 0o755));
     for (member, path) in [(1, "a1/b1"), (2, "a1/b2"), (3, "a1/b3"), (1, "a1/c3")] {
@@ -75,22 +76,35 @@ fn a_directory_that_is_closed_is_closed_at_every_member_at_once() {
 }
 
 #[test]
-fn copies_of_a_request_are_executed_once_whichever_way_they_come() {
+fn a_request_that_is_sent_again_after_restarts_is_executed_once() {
     let mut cluster = Cluster::new(3);
     let client = ClientId([9; 16]);
-    let origin = |seq| Some(Origin { client, seq, retry: false });
-    assert_eq!(errno(&cluster.ask_from(1, mknod("a2"), origin(1))), 0);
-    assert_eq!(errno(&cluster.ask_from(3, Op::MkDir(at("a2"), 0o755), origin(2))), libc::EEXIST);
+    let origin = |seq, retry| Some(Origin { client, seq, retry });
     let rename = Op::Rename(at("a2"), at("b3"), RenameFlags::default());
-    assert_eq!(errno(&cluster.ask_from(3, rename.clone(), origin(3))), 0);
+    assert_eq!(errno(&cluster.ask_from(1, mknod("a2"), origin(1, false))), 0);
+    assert_eq!(errno(&cluster.ask_from(3, rename.clone(), origin(2, false))), 0);
     for id in 1..=3 {
         cluster.restart(id);
     }
-    // Late copies: what failed fails though it would not any more.
-    assert_eq!(errno(&cluster.ask_from(2, mknod("a2"), origin(1))), 0);
-    assert_eq!(errno(&cluster.ask_from(2, Op::MkDir(at("a2"), 0o755), origin(2))), libc::EEXIST);
-    assert_eq!(errno(&cluster.ask_from(1, rename, origin(3))), 0);
+    assert_eq!(errno(&cluster.ask_from(1, rename, origin(2, true))), 0);
     assert_eq!(cluster.names(1, 1, 100), ["b3"]);
+}
+
+#[test]
+fn a_session_hears_that_another_member_leads_and_a_members_own_process_does_not() {
+    let mut cluster = Cluster::new(3);
+    let request = Request { creds: Creds::root(), op: mknod("a2") };
+    let mut ask = |asker| {
+        let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
+        let filled = slot.clone();
+        let done = Box::new(move |reply| *filled.lock() = Some(reply));
+        cluster.members.get_mut(&1).unwrap().submit(request.clone(), asker, done, 0);
+        cluster.carry(|_, _| false);
+        slot.lock().take().unwrap()
+    };
+    assert_eq!(ask(Asker::Session(None)), Err(Outcome::Misdirected { table: 1 }));
+    assert_eq!(errno(&ask(Asker::Own)), 0);
+    assert_eq!(cluster.names(1, 1, 100), ["a2"]);
 }
 
 #[test]
@@ -170,7 +184,7 @@ fn settings_that_make_no_sense_are_refused() {
     Member::format(&*engine, ROOT_ATTR, 0, 1, placement(2)).unwrap();
     let fsync = NodeConfig { durability: Durability::Fsync, ..settings() };
     for node in [fsync, NodeConfig { workers: 17, ..settings() }] {
-        let config = MemberConfig { me: 1, placement: placement(2), node, seed: 1 };
+        let config = MemberConfig { me: 1, placement: placement(2), node, seed: 1, joining: false };
         let opened = Member::open(engine.clone(), clock.clone(), config, 0);
         assert_eq!(opened.err().map(|why| why.errno), Some(libc::EINVAL));
     }

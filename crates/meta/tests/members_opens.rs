@@ -91,7 +91,8 @@ fn an_open_that_changes_nothing_leaves_no_answer_and_one_that_truncates_does() {
     // After a restart whoever repeats the creation has the file open again.
     cluster.restart(1);
     assert_eq!(counts(&cluster), [0, 0]);
-    let again = cluster.ask_from(1, create("a1"), origin(1));
+    let retry = origin(1).map(|origin| Origin { retry: true, ..origin });
+    let again = cluster.ask_from(1, create("a1"), retry);
     assert!(matches!(again, Ok(Answer::Opened { created: true, .. })), "{again:?}");
     assert_eq!(counts(&cluster), [1, 0]);
 }

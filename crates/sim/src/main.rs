@@ -88,6 +88,8 @@ fn main() -> ExitCode {
                 sum.crashes += tally.crashes;
                 sum.expired += tally.expired;
                 sum.retries += tally.retries;
+                sum.changes += tally.changes;
+                sum.misdirected += tally.misdirected;
                 sum.time += tally.time;
                 undecided += u64::from(tally.undecided);
             }
@@ -107,13 +109,15 @@ fn main() -> ExitCode {
     }
     let minutes = begun.elapsed().as_secs_f64() / 60.0;
     println!(
-        "{seeds} seeds, {failed} failed, {undecided} undecided; {:.0} seeds a minute; {} calls ({} unheard, {} retried), {} crashes, {} sessions expired, {:.1} virtual hours",
+        "{seeds} seeds, {failed} failed, {undecided} undecided; {:.0} seeds a minute; {} calls ({} unheard, {} retried), {} crashes, {} sessions expired, {} changes of tables, {} calls misdirected, {:.1} virtual hours",
         seeds as f64 / minutes,
         sum.calls,
         sum.unheard,
         sum.retries,
         sum.crashes,
         sum.expired,
+        sum.changes,
+        sum.misdirected,
         sum.time as f64 / 3.6e12,
     );
     println!("{} passed, {failed} failed", seeds - failed);

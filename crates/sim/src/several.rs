@@ -1,8 +1,8 @@
-//! One run of several metadata nodes that share a volume: members, clients that ask any of them, a network that loses, repeats and
-//! reorders, and the faults that befall them.
+//! One run of several metadata nodes that share a volume: members, clients that ask whoever leads what they want, a network that loses,
+//! repeats and reorders, and the faults that befall them.
 //!
 //! As in [`crate::world`] everything happens in events on one virtual clock, and a seed determines a run. A client has one
-//! call under way; if it hears nothing it sends the call again, to whichever member. What clients asked and heard must have
+//! call under way; if it hears nothing it sends the call again. What clients asked and heard must have
 //! an order in which the model answers the same, and when the faults have stopped everything must come to rest with a sound
 //! volume ([`finish`]).
 
@@ -13,6 +13,7 @@ mod host;
 mod objects;
 mod opens;
 mod sessions;
+mod tables;
 
 use std::collections::BTreeMap;
 
@@ -29,11 +30,13 @@ use crate::agenda::{Agenda, Scene};
 use crate::dice::Dice;
 use crate::history::History;
 use crate::network::MS;
+use crate::workload::NAMES;
 use crate::world::{Failure, Plan, Tally};
 use call::Caller;
 use host::Host;
 use objects::Objects;
 use sessions::Claimed;
+use tables::Tables;
 
 /// How long clients ask at most, in virtual time.
 const TIME_MAX: Nanos = 200 * SECOND;
@@ -42,18 +45,18 @@ const TIME_MAX: Nanos = 200 * SECOND;
 pub(crate) enum Event {
     /// A message reaches a member.
     Message(NodeId, Envelope),
-    /// A call reaches a member: of this client, the number of the call.
-    Call(NodeId, usize, u64, Request, Option<Origin>),
-    /// As Call, in a session with this start of the member.
-    SessionCall(NodeId, u64, usize, u64, Request, Origin),
+    /// A call that is not numbered reaches a member: of this client, under this number all the same.
+    Call(NodeId, usize, u64, Request),
+    /// One that is does, in a session with this start of the member.
+    SessionCall(NodeId, u64, usize, Request, Origin),
     /// A client is about to claim what it had open at a member that has started again.
     Claim(usize, ClientId, NodeId, u64),
     /// Claims reach this start of a member.
     Claims(NodeId, u64, usize, ClientId, Vec<Claimed>),
     /// A client hears that a member has heard all its claims, and which files it has lost.
     Claimed(usize, ClientId, NodeId, u64, Vec<InodeId>),
-    /// A reply of this start of a member reaches a client.
-    Reply(NodeId, u64, usize, u64, Reply),
+    /// A reply of this start of a member, which has this version of the table, reaches a client.
+    Reply(NodeId, u64, u64, usize, u64, Reply),
     /// A client looks for something to ask.
     Think(usize),
     /// A client has waited long enough for the answer to this call.
@@ -63,6 +66,14 @@ pub(crate) enum Event {
     /// A member's disk has done its work.
     Synced(NodeId, u64),
     Start(NodeId),
+    /// A client whose call was misdirected asks again.
+    AskAgain(usize, u64),
+    /// A client asks a member for its table.
+    Learn(usize, ClientId, NodeId),
+    /// Somebody wants another table.
+    Change,
+    /// A new member's machine is set up.
+    Form(NodeId),
     /// A member looks for objects to delete.
     Reap(NodeId),
     /// A member's process deletes objects, in this start of it.
@@ -70,6 +81,8 @@ pub(crate) enum Event {
     /// Nobody stores bytes under these numbers any more.
     Done(Vec<ObjectId>),
     Fault,
+    /// As Fault, and no other one follows.
+    FaultOnce,
     Mend,
 }
 
@@ -82,6 +95,7 @@ pub struct Several {
     placement: Placement,
     clients: Vec<Caller>,
     clients_begun: u64,
+    calls_sent: u64,
     objects: Objects,
     /// Clients that are not heard of any more.
     dead: Vec<ClientId>,
@@ -99,6 +113,7 @@ pub struct Several {
     disk: Nanos,
     /// Clients move directories more than anything else.
     moves: bool,
+    tables: Tables,
     tally: Tally,
 }
 
@@ -107,14 +122,14 @@ fn placement(nodes: u32, dice: &mut Dice) -> Placement {
     let members = (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
     let map = ClusterMap::even(members).expect("a few members");
     let mut exceptions = ExceptionTable::default();
-    for name in [&b"a"[..], b"b", b"c", b"d"] {
+    for name in NAMES {
         // Hashes of so few names may all lie on one node.
         let rule = match dice.below(10) {
             0..=6 => Rule::Override(dice.below(1 << 14) as u16),
             7 => Rule::PathWalk,
             _ => continue,
         };
-        exceptions.set(Name::new(name).expect("a name"), Some(rule)).expect("a few exceptions");
+        exceptions.set(Name::new(name.as_bytes()).expect("a name"), Some(rule)).expect("a few exceptions");
     }
     Placement { version: 1, map, exceptions }
 }
@@ -148,13 +163,13 @@ impl Scene for Several {
                 self.host(node).receive(envelope, now);
                 self.after(node);
             }
-            Event::Call(node, client, number, request, origin) => {
-                self.host(node).submit(client, number, request, origin, now);
+            Event::Call(node, client, number, request) => {
+                self.host(node).submit(client, number, request, now);
                 self.after(node);
             }
-            Event::SessionCall(node, start, client, number, request, origin) => {
+            Event::SessionCall(node, start, client, request, origin) => {
                 if self.hosts[&node].is_up(start) {
-                    self.host(node).submit_in_session(client, number, request, origin, now);
+                    self.host(node).submit_in_session(client, request, origin, now);
                     self.after(node);
                 }
             }
@@ -165,9 +180,13 @@ impl Scene for Several {
             Event::Claimed(place, client, node, start, lost) => {
                 self.claimed(place, client, node, start, &lost);
             }
-            Event::Reply(node, start, client, number, reply) => {
-                self.reply((node, start), client, number, reply)
+            Event::Reply(node, start, table, client, number, reply) => {
+                self.reply((node, start, table), client, number, reply);
             }
+            Event::AskAgain(client, number) => self.ask_again(client, number),
+            Event::Learn(place, client, node) => self.learn_table(place, client, node),
+            Event::Change => self.want_change(),
+            Event::Form(node) => self.form(node),
             Event::Think(client) => self.think(client),
             Event::Impatient(client, number) => self.impatient(client, number),
             Event::Tick(node, start) => {
@@ -190,6 +209,7 @@ impl Scene for Several {
             Event::Delete(node, start, objects) => self.delete(node, start, &objects),
             Event::Done(objects) => self.objects_done(&objects),
             Event::Fault => self.trouble(),
+            Event::FaultOnce => self.fault(),
             Event::Mend => self.mend(),
         }
     }
@@ -206,7 +226,8 @@ impl Several {
         let seed = dice.bits();
         let objects = Objects::default();
         let used = objects.used.clone();
-        let host = |id| (id, Host::new(id, placement.clone(), clock.clone(), workers, seed, used.clone()));
+        let host =
+            |id| (id, Host::new((id, false), placement.clone(), clock.clone(), workers, seed, used.clone()));
         let hosts = (1..=nodes).map(host).collect();
         let mut world = Self {
             plan,
@@ -215,6 +236,7 @@ impl Several {
             placement,
             clients: Vec::new(),
             clients_begun: 0,
+            calls_sent: 0,
             objects,
             dead: Vec::new(),
             awaited: BTreeMap::new(),
@@ -225,6 +247,7 @@ impl Several {
             delay: MS / 10 * dice.between(1, 60),
             disk: MS / 10 * dice.between(1, 50),
             moves: dice.chance(25),
+            tables: Tables::new(dice.chance(80), (seed, workers)),
             tally: Tally::default(),
             dice,
         };
@@ -239,6 +262,10 @@ impl Several {
         }
         let first = world.dice.between(MS, 2 * SECOND);
         world.plan_in(first, Event::Fault);
+        if world.tables.on {
+            let first = world.dice.between(0, 3 * SECOND);
+            world.plan_in(first, Event::Change);
+        }
         world
     }
 
@@ -270,10 +297,12 @@ impl Several {
             self.say(|| format!("{node} → {to}: {:?}", envelope.message));
             self.carry(node, to, |world, after| world.plan_in(after, Event::Message(to, envelope.clone())));
         }
+        self.hear_of_tables();
         let start = self.hosts[&node].started();
+        let table = self.hosts[&node].placement().map_or(0, |table| table.version);
         for (client, number, reply) in self.host(node).take_replies() {
             self.carry(node, 0, |world, after| {
-                world.plan_in(after, Event::Reply(node, start, client, number, reply.clone()));
+                world.plan_in(after, Event::Reply(node, start, table, client, number, reply.clone()));
             });
         }
         self.plan_deletions(node);

@@ -11,7 +11,8 @@ use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockRequest, LockSpan};
 
 use crate::client::{Client, Known};
 
-const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+/// All names that clients use.
+pub const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 /// What a client asks next.
 pub enum Wish {

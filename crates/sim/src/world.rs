@@ -53,6 +53,10 @@ pub struct Tally {
     pub expired: usize,
     /// Calls sent again.
     pub retries: u64,
+    /// Changes of tables that succeeded.
+    pub changes: usize,
+    /// Calls that whoever was asked did not lead.
+    pub misdirected: usize,
     /// Virtual time, nanoseconds.
     pub time: Nanos,
     /// The order of the calls was not decided.

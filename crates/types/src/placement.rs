@@ -17,7 +17,7 @@ mod table;
 
 pub use exceptions::{ExceptionTable, Rule};
 pub use map::{ClusterMap, Member, NodeId};
-pub use table::{Owner, Placement, PlacementError};
+pub use table::{Owner, PLACEMENT_BYTES_MAX, Placement, PlacementError};
 
 use crate::ids::{InodeId, ObjectId};
 

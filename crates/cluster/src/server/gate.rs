@@ -89,7 +89,7 @@ impl Gate {
             let why = format!("this is node {me}, not node {}: check the addresses of the cluster", hello.to);
             return refused(libc::EINVAL, why);
         }
-        let placement = self.host.node().cluster().map(|cluster| &cluster.placement);
+        let placement = Some(self.host.placement());
         let Some(placement) = placement.filter(|placement| placement.map.member(hello.from).is_some()) else {
             return refused(
                 libc::EINVAL,

@@ -96,8 +96,13 @@ impl Site {
         let node =
             NodeConfig { workers: 2, durability: Durability::Commit, serves: true, ..NodeConfig::default() };
         let peers = Arc::new(Peers::default());
-        let config =
-            MemberConfig { me: self.id, placement: self.placement.clone(), node, seed: u64::from(self.id) };
+        let config = MemberConfig {
+            me: self.id,
+            placement: self.placement.clone(),
+            node,
+            seed: u64::from(self.id),
+            joining: false,
+        };
         let host = MemberHost::open(self.engine(), Arc::new(SystemClock), config, peers.clone()).unwrap();
         peers.connect(&identity, self.id, host.epoch(), &self.placement).unwrap();
         let config = ServerConfig {

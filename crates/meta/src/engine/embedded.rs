@@ -145,7 +145,7 @@ struct Shared {
     log: Log,
     runs: Box<dyn Runs>,
     waiters: Waiters,
-    taps: Taps,
+    taps: Arc<Taps>,
     before_sync: BeforeSync,
     syncer: Syncer,
     flusher: Flusher,
@@ -385,11 +385,12 @@ impl Engine for EmbeddedEngine {
         self.shared.sync()
     }
 
-    fn tap(&self, tap: Tap) -> TapGuard<'_> {
+    fn tap(&self, tap: Tap) -> TapGuard {
         let number = self.shared.taps.add(tap);
         // What was committed before, and so is not in the tap, must be visible to the scan that follows.
         self.shared.log.wait_landed();
-        TapGuard(Box::new(move || self.shared.taps.remove(number)))
+        let taps = self.shared.taps.clone();
+        TapGuard(Box::new(move || taps.remove(number)))
     }
 
     fn stats(&self) -> EngineStats {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
+use std::sync::Arc;
 
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, PREFIX_LEN, Table};
@@ -31,7 +32,7 @@ pub enum SyncWhen {
 pub struct MemoryEngine {
     state: Mutex<State>,
     waiters: Waiters,
-    taps: Taps,
+    taps: Arc<Taps>,
     when: SyncWhen,
     before_sync: Mutex<Option<BeforeSync>>,
 }
@@ -94,7 +95,7 @@ impl MemoryEngine {
         Self {
             state: Mutex::default(),
             waiters: Waiters::default(),
-            taps: Taps::default(),
+            taps: Arc::default(),
             when,
             before_sync: Mutex::default(),
         }
@@ -312,9 +313,9 @@ impl Engine for MemoryEngine {
         Ok(())
     }
 
-    fn tap(&self, tap: Tap) -> TapGuard<'_> {
-        let number = self.taps.add(tap);
-        TapGuard(Box::new(move || self.taps.remove(number)))
+    fn tap(&self, tap: Tap) -> TapGuard {
+        let (number, taps) = (self.taps.add(tap), self.taps.clone());
+        TapGuard(Box::new(move || taps.remove(number)))
     }
 
     fn stats(&self) -> EngineStats {

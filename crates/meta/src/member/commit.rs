@@ -18,7 +18,6 @@ use super::{Member, RESEND, Todo, without};
 use crate::engine::{BatchKind, Mutation};
 use crate::locks::TxnId;
 use crate::node::Ended;
-use crate::ops;
 use crate::txn;
 
 /// A decision that some lenders may not know.
@@ -40,7 +39,7 @@ impl Member {
             return self.settle(ticket, ended);
         }
         let now = self.now;
-        let nodes: BTreeSet<NodeId> = self.cluster().nodes().collect();
+        let nodes: BTreeSet<NodeId> = self.table.nodes().collect();
         let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
             return;
         };
@@ -67,7 +66,7 @@ impl Member {
     /// Asks all lenders but this member whether they agree.
     fn settle(&mut self, ticket: u64, mut ended: Box<Ended>) {
         let mut changes: BTreeMap<NodeId, Vec<Mutation>> = BTreeMap::new();
-        let (me, now, cluster) = (self.me, self.now, self.cluster());
+        let (me, now, cluster) = (self.me, self.now, &self.table);
         for mutation in std::mem::take(&mut ended.mutations) {
             let key = &mutation.key;
             let owner = cluster.owner(key.table, key.id, &key.suffix);
@@ -101,7 +100,7 @@ impl Member {
             // He cannot even lend.
             let why = why.clone();
             self.give_up(ticket);
-            return self.conclude(ticket, Err(why.into()));
+            return self.answer(ticket, Err(why.into()));
         }
         let Phase::Preparing(nodes, ..) = &mut lead.phase else { return };
         if !nodes.contains(&from) {
@@ -120,7 +119,7 @@ impl Member {
             }
             Vote::Failed(why) => {
                 self.give_up(ticket);
-                self.conclude(ticket, Err(why.into()));
+                self.answer(ticket, Err(why.into()));
             }
         }
     }
@@ -134,9 +133,8 @@ impl Member {
             self.give_up(ticket);
             return self.rest(ticket, true);
         }
-        let any_way = !self.cluster().by_sessions;
         let Some(work) = self.works.get_mut(&ticket) else { return };
-        let (origin, records) = (work.origin, any_way && !ops::counts_opens(&work.request.op));
+        let origin = work.asker.origin();
         let Stage::Leading(lead) = &mut work.stage else { return };
         let Phase::Preparing(_, changes, mut ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing)
         else {
@@ -148,7 +146,7 @@ impl Member {
         let lenders: Vec<NodeId> = changes.into_keys().collect();
         let mut batch = std::mem::take(&mut ended.mutations);
         let changes = !batch.is_empty() || !lenders.is_empty();
-        let recorded = origin.filter(|_| changes || records);
+        let recorded = origin.filter(|_| changes);
         batch.extend(recorded.map(|origin| txn::answer_row(origin, &ended.reply)));
         if !lenders.is_empty() {
             batch.push(Mutation { key: decision_key(txn), value: Some(encode_decision(&lenders)) });
@@ -172,7 +170,7 @@ impl Member {
             Ok(Ok(position)) => position,
             Ok(Err(why)) => {
                 self.give_up(ticket);
-                return self.conclude(ticket, Err(why.into()));
+                return self.answer(ticket, Err(why.into()));
             }
             Err(()) => return,
         };

@@ -55,20 +55,22 @@ impl Member {
             (want, _) => want.clone(),
         };
         let to = match &want {
-            Want::Name(parent, name) => self.cluster().owner_of_entry(*parent, name),
-            Want::Id(ino) => self.cluster().home_of(*ino),
+            Want::Name(parent, name) => self.table.owner_of_entry(*parent, name),
+            Want::Id(ino) => self.table.home_of(*ino),
         };
-        self.send(to, Message::Fetch(number, want));
+        let table = self.table.placement.version;
+        self.send(to, Message::Fetch { number, table, want });
     }
 
     /// Tells another member, or this one, about a dentry. Not before it is durable.
-    pub(super) fn look_up(&mut self, from: NodeId, number: u64, want: &Want) {
+    pub(super) fn look_up(&mut self, from: NodeId, number: u64, table: u64, want: &Want) {
         let key = match want {
             Want::Name(parent, name) => Key::new(Table::Entry, *parent, name),
             Want::Id(ino) => Key::new(Table::DirId, *ino, b""),
         };
         let (mut found, mut wait) = (Ok(Fetched::None), 0);
-        if self.cluster().locks.bars(key.borrow(), Mode::Shared) {
+        let leaves = self.table.is_leaving(key.table, key.id, &key.suffix);
+        if !self.agrees(table) || leaves || self.cluster().locks.bars(key.borrow(), Mode::Shared) {
             found = Ok(Fetched::Busy);
         } else {
             let read = self.node.engine().get_many(&[key.borrow()], &mut |_, row| {

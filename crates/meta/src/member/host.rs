@@ -27,13 +27,15 @@ use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::name::InodeRef;
-use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Op, Reply, Request};
+use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::request::{Op, Outcome, Reply, Request};
 use kestrel_types::wire::TooLarge;
 use parking_lot::Mutex;
 
+use super::change::{ChangeFigures, Changed, Expected, LockGuard, TableListener};
 use super::reap::{Forgot, Reap};
-use super::{Envelope, Member, MemberConfig};
+use super::{Asker, Envelope, Member, MemberConfig, ONE_OF_SEVERAL};
+use crate::cluster::{Cluster, NodeTable};
 use crate::engine::Engine;
 use crate::node::{Done, Ear, Node, Replies};
 use crate::txn::Origin;
@@ -113,7 +115,7 @@ fn count(counter: &AtomicU64) {
 enum Incoming {
     Envelope(Envelope),
     /// The node's own background work, or what the node does not serve by itself.
-    Request(Request, Option<Origin>, Done),
+    Request(Request, Asker, Done),
     Stray(Stray, Done),
     Unsent(NodeId, Box<Unsent>),
     /// Anything else, with the host's time.
@@ -204,29 +206,30 @@ impl MemberHost {
         self.desk.epoch
     }
 
-    /// Has a request of the node's own executed, wherever it is led. Not numbered.
+    /// Has a request of the node's own executed, which leads it. Not numbered.
     pub fn submit(&self, request: Request, done: Done) {
-        self.desk.bring(Incoming::Request(request, None, done));
+        self.desk.bring(Incoming::Request(request, Asker::Own, done));
     }
 
-    /// Serves requests of sessions that this node leads; `ear` hears each reply with the request's index, `EINVAL` for those that
-    /// another member leads. A request is numbered or not; of one number there is none under way.
+    /// Serves requests of sessions that this node leads; `ear` hears each reply with the request's index, [`Outcome::Misdirected`] for
+    /// those that another member leads and that have no answer on record here. A request is numbered or not; of one number there is none under way.
     pub fn submit_batch(&self, requests: Vec<(Request, Option<Origin>)>, ear: &Arc<impl Ear + 'static>) {
         let desk = &self.desk;
-        let cluster = desk.node.cluster();
+        let table = desk.cluster().table();
         let relay: Arc<dyn Ear> = Arc::new(Relay { desk: Arc::downgrade(desk), ear: ear.clone() });
         let (mut refused, mut brought) = (Vec::new(), false);
         let alone = requests.into_iter().enumerate().filter_map(|(number, (request, origin))| {
-            let Some(cluster) = cluster else { return Some((number, request, origin)) };
-            if cluster.leader(&request.op) != desk.me {
+            if table.leader(&request.op) != desk.me
+                && !origin.is_some_and(|origin| desk.node.has_answer(origin))
+            {
                 refused.push(number);
                 return None;
             }
-            if cluster.is_alone() || !needs_member(&request.op) {
+            if table.is_alone() || !needs_member(&request.op) {
                 return Some((number, request, origin));
             }
             let done = done_of(ear.clone(), number);
-            desk.incoming.lock().push_back(Incoming::Request(request, origin, done));
+            desk.incoming.lock().push_back(Incoming::Request(request, Asker::Session(origin), done));
             brought = true;
             None
         });
@@ -240,8 +243,7 @@ impl MemberHost {
         }
         for number in refused {
             count(&desk.counters.misdirected);
-            let why = FsError::new(libc::EINVAL, "metadata: another member leads this request");
-            ear.hear(number, Err(why.into()));
+            ear.hear(number, Err(Outcome::Misdirected { table: table.placement.version }));
         }
     }
 
@@ -260,6 +262,52 @@ impl MemberHost {
     /// As [`Member::set_object_users`].
     pub fn set_object_users(&self, used: Box<super::ObjectUsers>) {
         self.desk.turn(move |member, _| member.set_object_users(used));
+    }
+
+    /// As [`Member::set_lock_guard`].
+    pub fn set_lock_guard(&self, guard: Box<LockGuard>) {
+        self.desk.turn(move |member, _| member.set_lock_guard(guard));
+    }
+
+    /// As [`Member::set_table_listener`].
+    pub fn set_table_listener(&self, told: Box<TableListener>) {
+        self.desk.turn(move |member, _| member.set_table_listener(told));
+    }
+
+    /// As [`Member::change`]; `done` hears it on any thread, with no lock held, and must not block.
+    pub fn change(&self, next: Placement, done: Changed) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.change(next, done, now));
+    }
+
+    /// As [`Member::expect`]; `done` as above.
+    pub fn expect(&self, address: String, done: Expected) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.expect(address, done, now));
+    }
+
+    /// As [`Member::expected`].
+    pub fn expected(&self) -> Vec<(NodeId, String)> {
+        let expected = self.desk.member.lock().expected();
+        self.desk.bell.wake();
+        expected
+    }
+
+    /// The present table.
+    pub fn placement(&self) -> Placement {
+        self.table().placement.clone()
+    }
+
+    /// The present table as its node has it.
+    pub fn table(&self) -> Arc<NodeTable> {
+        self.desk.cluster().table()
+    }
+
+    /// As [`Member::change_figures`].
+    pub fn change_figures(&self) -> ChangeFigures {
+        let figures = self.desk.member.lock().change_figures();
+        self.desk.bell.wake();
+        figures
     }
 
     /// As [`Member::condemn`]; `done` hears it on any thread, with no lock held, and must not block.
@@ -345,6 +393,10 @@ impl Drop for MemberHost {
 }
 
 impl Desk {
+    fn cluster(&self) -> &Cluster {
+        self.node.cluster().expect(ONE_OF_SEVERAL)
+    }
+
     fn now(&self) -> Nanos {
         Nanos::try_from(self.opened.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
     }
@@ -425,7 +477,7 @@ impl Desk {
         let now = self.now();
         match what {
             Incoming::Envelope(envelope) => member.receive(envelope, now),
-            Incoming::Request(request, origin, done) => member.submit(request, origin, done, now),
+            Incoming::Request(request, asker, done) => member.submit(request, asker, done, now),
             Incoming::Stray(stray, done) => member.take_up(stray, done),
             Incoming::Unsent(to, unsent) => member.unsent(to, unsent.envelope.message, unsent.why),
             Incoming::Turn(turn) => turn(member, now),

@@ -71,6 +71,9 @@ impl Lead {
 impl Member {
     /// Begins a transaction for a request.
     pub(super) fn lead(&mut self, ticket: u64) {
+        if self.is_misdirected(ticket) {
+            return;
+        }
         let number = self.number();
         let txn = TxnId { node: self.me, epoch: self.epoch, number };
         let now = self.now;
@@ -78,7 +81,7 @@ impl Member {
         if work.counter.is_none() && makes(&work.request.op) {
             match self.node.counter() {
                 Ok(counter) => work.counter = Some(counter),
-                Err(why) => return self.conclude(ticket, Err(why.into())),
+                Err(why) => return self.answer(ticket, Err(why.into())),
             }
         }
         let mode = if may_change(&work.request.op) { Mode::Exclusive } else { Mode::Shared };
@@ -112,7 +115,7 @@ impl Member {
         match self.node.transact((&work.request, work.claim), &lead.lent, &work.no_dirs, counter) {
             Err(why) => {
                 self.give_up(ticket);
-                self.conclude(ticket, Err(why.into()));
+                self.answer(ticket, Err(why.into()));
             }
             Ok(Ran::Lacks(missing)) => self.borrow(ticket, missing),
             Ok(Ran::Dentry(want)) => self.fetch(want, ticket),
@@ -135,7 +138,7 @@ impl Member {
     /// Asks the owners of rows for them.
     fn borrow(&mut self, ticket: u64, missing: Missing) {
         let mut parts: BTreeMap<NodeId, Missing> = BTreeMap::new();
-        let cluster = self.cluster();
+        let cluster = &self.table;
         for key in missing.keys {
             let owner = cluster.owner(key.table, key.id, &key.suffix);
             parts.entry(owner).or_default().keys.push(key);
@@ -162,11 +165,12 @@ impl Member {
             return self.rest(ticket, true);
         }
         let (txn, round, mode) = (lead.txn, lead.round, lead.mode);
+        let table = self.table.placement.version;
         for (node, rows) in &parts {
             lead.lenders.entry(*node).or_default().asked = Some((round, rows.clone()));
         }
         for (node, rows) in parts {
-            self.send(node, Message::Borrow { txn, round, mode, rows });
+            self.send(node, Message::Borrow { txn, round, table, mode, rows });
         }
     }
 
@@ -225,7 +229,7 @@ impl Member {
 
     /// Asks those who have not answered once more.
     pub(super) fn send_again(&mut self, ticket: u64) {
-        let now = self.now;
+        let (now, table) = (self.now, self.table.placement.version);
         let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
             return;
         };
@@ -236,7 +240,7 @@ impl Member {
             Phase::Borrowing => {
                 for (node, lender) in &lead.lenders {
                     if let Some((round, rows)) = lender.asked.clone() {
-                        messages.push((*node, Message::Borrow { txn, round, mode, rows }));
+                        messages.push((*node, Message::Borrow { txn, round, table, mode, rows }));
                     }
                 }
             }

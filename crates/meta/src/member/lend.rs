@@ -59,12 +59,22 @@ impl Member {
     }
 
     /// Lends rows, or refuses.
-    pub(super) fn lend(&mut self, from: NodeId, txn: TxnId, round: u32, mode: Mode, wanted: &Missing) {
+    pub(super) fn lend(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        (round, table): (u32, u64),
+        mode: Mode,
+        wanted: &Missing,
+    ) {
         if self.loans.get(&txn).is_some_and(|loan| loan.prepared.is_some()) {
             // A copy of a question that was answered long ago.
             return;
         }
         let ranges: Vec<(Table, u64)> = wanted.spans.iter().map(|span| (span.table, span.id)).collect();
+        if !self.agrees(table) || self.some_leave(wanted) {
+            return self.send(from, Message::Refused(txn, round));
+        }
         let quiet = self.node.quiesce();
         let taken = self.cluster().locks.take(txn, &wanted.keys, &ranges, mode);
         drop(quiet);
@@ -89,6 +99,17 @@ impl Member {
         }
     }
 
+    /// Whether rows are wanted that another node is about to get; the entries of a directory are only to be had as a whole.
+    fn some_leave(&self, wanted: &Missing) -> bool {
+        let table = &self.table;
+        table.leaving.is_some()
+            && (wanted.keys.iter().any(|key| table.is_leaving(key.table, key.id, &key.suffix))
+                || wanted
+                    .spans
+                    .iter()
+                    .any(|span| span.table == Table::Entry || table.is_leaving_home(span.id)))
+    }
+
     fn read(&self, wanted: &Missing) -> Result<Read, EngineError> {
         let mut read = Read::default();
         let (engine, most) = (self.node.engine(), self.node.core().scan_rows);
@@ -97,6 +118,7 @@ impl Member {
             read.rows.push((wanted.keys[index].clone(), row.value.map(Into::into)));
             read.wait = read.wait.max(row.changed_at);
         })?;
+        let table = &self.table;
         for span in &wanted.spans {
             let mut rows: Vec<SpanRow> = Vec::new();
             let (wait, mut bytes) = (&mut read.wait, 0);
@@ -105,6 +127,9 @@ impl Member {
                 span.id,
                 span.after.as_deref(),
                 &mut |suffix, value, changed_at| {
+                    if table.strangers && !table.owns(span.table, span.id, suffix) {
+                        return ControlFlow::Continue(());
+                    }
                     if rows.len() >= span.rows_max as usize {
                         return ControlFlow::Break(());
                     }

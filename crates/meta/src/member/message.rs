@@ -4,13 +4,12 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::Key;
 use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Reply, Request};
 
+use super::change::ChangeMessage;
 use super::poll::{Answer, Question};
 use crate::engine::Mutation;
 use crate::locks::{Mode, TxnId};
 use crate::rows::{Missing, Span};
-use crate::txn::Origin;
 use crate::view::Want;
 
 /// A message on its way, and the newest timestamp of its sender.
@@ -52,7 +51,7 @@ pub enum Fetched {
     At(InodeId, Box<[u8]>),
     /// It is no directory, or nothing.
     None,
-    /// It is being changed: ask again.
+    /// It is being changed, or who was asked has another table: ask again.
     Busy,
 }
 
@@ -70,19 +69,15 @@ pub enum Vote {
 /// See the module's header.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
-    /// A request for the member that leads it. Numbered by the sender.
-    Forward {
+    /// Asks for a dentry.
+    Fetch {
         /// The sender's number.
         number: u64,
-        /// The request.
-        request: Request,
-        /// Where it comes from, if it is numbered.
-        origin: Option<Origin>,
+        /// Version of his table.
+        table: u64,
+        /// Which.
+        want: Want,
     },
-    /// Its reply.
-    Forwarded(u64, Reply),
-    /// Asks for a dentry. Numbered by the sender.
-    Fetch(u64, Want),
     /// Answers.
     Fetched(u64, Fetched),
     /// Asks for rows, locked.
@@ -91,6 +86,8 @@ pub enum Message {
         txn: TxnId,
         /// Counts what the transaction asks of all its lenders.
         round: u32,
+        /// Version of the leader's table.
+        table: u64,
         /// How to lock.
         mode: Mode,
         /// Which rows.
@@ -109,7 +106,7 @@ pub enum Message {
         /// Ranges.
         spans: Vec<(Span, Vec<SpanRow>)>,
     },
-    /// Others have locked some of the rows.
+    /// Others have locked some of the rows, or who was asked has another table.
     Refused(TxnId, u32),
     /// A directory changes: forget its dentry.
     Invalidate(TxnId, Vec<InodeId>),
@@ -135,10 +132,12 @@ pub enum Message {
     Ask(TxnId),
     /// It goes on.
     Alive(TxnId),
-    /// A question to all members. Numbered by the sender.
+    /// A question to all members. Who has another table than the sender does not answer.
     Poll {
         /// The sender's number.
         number: u64,
+        /// Version of his table.
+        table: u64,
         /// What he wants to know.
         question: Question,
     },
@@ -149,6 +148,8 @@ pub enum Message {
         /// What the member says.
         answer: Answer,
     },
+    /// The table changes.
+    Change(ChangeMessage),
 }
 
 /// Suffix and value of a row.

@@ -16,10 +16,10 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer as Answered, Creds, Op, Reply, Request};
 
-use super::Member;
 use super::lead::Phase;
 use super::poll::{Answer, Question, Then};
 use super::work::{Back, Stage};
+use super::{Asker, Member};
 use crate::session::OpenState;
 
 /// The first and the longest pause between two questions about a file.
@@ -123,7 +123,7 @@ impl Member {
         drop(quiet);
         for ino in free {
             let request = Request { creds: Creds::root(), op: Op::Release(ino) };
-            self.begin(request, None, None, Back::Deletion(ino));
+            self.begin(request, Asker::Own, None, Back::Deletion(ino));
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! It is sent again to those who have not answered. It ends with all answers, by member, or after [`DEADLINE`] with `None`: somebody
 //! is not to be had, and what he would have said nobody knows. A member answers each copy of a question as things are when it gets
-//! it; the first answer counts.
+//! it; the first answer counts. One that has another table does not answer, and when the table of who asks changes he asks again from the
+//! start: so all answers are by one table.
 
 use std::collections::BTreeMap;
 
@@ -114,13 +115,14 @@ impl Member {
 
     fn send_poll(&mut self, number: u64) {
         let now = self.now;
-        let nodes: Vec<NodeId> = self.cluster().nodes().collect();
+        let nodes: Vec<NodeId> = self.table.nodes().collect();
+        let table = self.table.placement.version;
         let Some(poll) = self.polls.get_mut(&number) else { return };
         poll.sent = now;
         let silent = nodes.into_iter().filter(|node| !poll.answers.contains_key(node));
         let (silent, question): (Vec<NodeId>, _) = (silent.collect(), poll.question.clone());
         for node in silent {
-            self.send(node, Message::Poll { number, question: question.clone() });
+            self.send(node, Message::Poll { number, table, question: question.clone() });
         }
     }
 
@@ -157,7 +159,7 @@ impl Member {
 
     /// A member has answered.
     pub(super) fn told(&mut self, from: NodeId, number: u64, answer: Answer) {
-        let count = self.cluster().nodes().count();
+        let count = self.table.nodes().count();
         let Some(poll) = self.polls.get_mut(&number) else { return };
         if !poll.question.is_answered_by(&answer) {
             return log::error!("node {from} answered something else than it was asked");
@@ -177,7 +179,7 @@ impl Member {
                     Some(answers) => Ok(Answered::Usage(sum(answers.values()))),
                     None => Err(out_of_reach().into()),
                 };
-                self.conclude(ticket, reply);
+                self.answer(ticket, reply);
             }
             Then::WalkOn(ticket) => self.walked(ticket, answers),
             Then::Weighed(round) => self.weighed(round, answers),
@@ -185,6 +187,18 @@ impl Member {
             Then::Forgotten(round) => self.forgotten(round, answers.is_some()),
             Then::Nothing => {}
             Then::Delete(cases) => self.delete_unless_held(&cases, answers),
+        }
+    }
+
+    /// The table has changed: members may be others, and what each has. What was asked for requests these ask for themselves.
+    pub(super) fn ask_again(&mut self) {
+        for poll in std::mem::take(&mut self.polls).into_values() {
+            match poll.then {
+                Then::TellUsage(_) | Then::WalkOn(_) => {}
+                // Some of the files may have another home now.
+                Then::Delete(_) => self.poll_ended(poll.then, None),
+                then => self.poll(poll.question, then),
+            }
         }
     }
 

@@ -51,18 +51,12 @@ impl Member {
         self.walks.clear();
         self.leads.clear();
         self.decisions.clear();
-        self.running.clear();
         for (_, work) in std::mem::take(&mut self.works) {
-            for back in work.backs {
-                // Other members do not hear of this one any more, until it is back and knows better.
-                if let Back::Here(done) = back {
-                    self.finished.push((done, Err(why.clone().into())));
-                }
+            if let Back::Here(done) = work.back {
+                self.finished.push((done, Err(why.clone().into())));
             }
         }
-        for (_, forwarding) in std::mem::take(&mut self.forwards) {
-            self.finished.push((forwarding.done, Err(why.clone().into())));
-        }
+        self.coordinator.fail(&why);
         if let Some(reaping) = self.reaping.take() {
             reaping.fail(&why);
         }

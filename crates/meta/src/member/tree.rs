@@ -45,7 +45,7 @@ impl Member {
                 self.walks.insert(ticket, Walk { todo: vec![dir], ..Walk::default() });
                 self.ask_tree(ticket);
             }
-            Err(why) => self.conclude(ticket, Err(why.into())),
+            Err(why) => self.answer(ticket, Err(why.into())),
         }
     }
 
@@ -58,7 +58,7 @@ impl Member {
             // Without the one that was asked about.
             let usage = Usage { files, dirs: walk.dirs - 1, bytes: bytes.max(0).cast_unsigned() };
             self.walks.remove(&ticket);
-            return self.conclude(ticket, Ok(Answered::Usage(usage)));
+            return self.answer(ticket, Ok(Answered::Usage(usage)));
         }
         walk.asked = walk.todo.split_off(walk.todo.len().saturating_sub(DIRS_MAX));
         walk.dirs += walk.asked.len() as u64;
@@ -71,7 +71,7 @@ impl Member {
         let Some(walk) = self.walks.get_mut(&ticket) else { return };
         let Some(answers) = answers else {
             self.walks.remove(&ticket);
-            return self.conclude(ticket, Err(out_of_reach().into()));
+            return self.answer(ticket, Err(out_of_reach().into()));
         };
         // Up to where everybody has told all.
         let (mut end, mut found): (Option<Place>, Vec<Place>) = (None, Vec::new());

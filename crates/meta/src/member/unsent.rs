@@ -26,12 +26,6 @@ impl Member {
             );
         }
         match message {
-            Message::Forward { number, .. } => self.forwarded(number, Err(too_large(why).into())),
-            Message::Forwarded(number, _) => {
-                let text = format!("metadata: the answer was not sent to the member that wants it: {why}");
-                let failed = FsError::because(libc::EMSGSIZE, text);
-                self.send(to, Message::Forwarded(number, Err(failed.into())));
-            }
             Message::Lent { txn, .. } => {
                 self.decide(to, txn, false);
                 self.send(to, Message::Voted(txn, Vote::Failed(too_large(why))));
@@ -49,7 +43,7 @@ impl Member {
         let Some((ticket, lead)) = self.led(txn) else { return };
         if !lead.is_decided() {
             self.give_up(ticket);
-            self.conclude(ticket, Err(why.into()));
+            self.answer(ticket, Err(why.into()));
         }
     }
 }

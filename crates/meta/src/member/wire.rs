@@ -8,30 +8,26 @@ use kestrel_types::error::FsError;
 use kestrel_types::key::{Key, KeyRef, PREFIX_LEN, SUFFIX_MAX, Table};
 use kestrel_types::name::NAME_MAX;
 use kestrel_types::request::{Outcome, Reply};
-use kestrel_types::wire::{
-    ClientId, FRAME_BYTES_MAX, TooLarge, decode_reply, decode_request, encode_reply, encode_request,
-};
+use kestrel_types::wire::{FRAME_BYTES_MAX, TooLarge, decode_reply, encode_reply};
 
 use super::message::{Envelope, Fetched, LoanId, Message, SpanRow, Vote};
 use crate::engine::Mutation;
 use crate::locks::{Mode, TxnId};
 use crate::rows::{Missing, Span};
-use crate::txn::Origin;
 use crate::view::Want;
 
+mod changes;
 mod polls;
 #[cfg(test)]
 mod tests;
 
 /// Version of the bytes. Nodes of a cluster speak the same one.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// Stamps are below: what is added to them must not overflow. (They count nanoseconds.)
 const STAMP_MAX: u64 = 1 << 63;
 
 // What an envelope says. Numbers are never given to another message.
-const FORWARD: u8 = 1;
-const FORWARDED: u8 = 2;
 const FETCH: u8 = 3;
 const FETCHED: u8 = 4;
 const BORROW: u8 = 5;
@@ -47,6 +43,7 @@ const ASK: u8 = 14;
 const ALIVE: u8 = 15;
 const POLL: u8 = 16;
 const POLLED: u8 = 17;
+const CHANGE: u8 = 18;
 
 impl Envelope {
     /// Appends its bytes.
@@ -87,26 +84,19 @@ impl Envelope {
 
 fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
     match message {
-        Message::Forward { number, request, origin } => {
-            put_numbered(out, FORWARD, *number);
-            put_origin(out, origin.as_ref());
-            encode_request(request, out)?;
-        }
-        Message::Forwarded(number, reply) => {
-            put_numbered(out, FORWARDED, *number);
-            encode_reply(reply, out);
-        }
-        Message::Fetch(number, want) => {
+        Message::Fetch { number, table, want } => {
             put_numbered(out, FETCH, *number);
+            put_varint(out, *table);
             put_want(out, want);
         }
         Message::Fetched(number, found) => {
             put_numbered(out, FETCHED, *number);
             put_fetched(out, found);
         }
-        Message::Borrow { txn, round, mode, rows } => {
+        Message::Borrow { txn, round, table, mode, rows } => {
             put_txn(out, BORROW, *txn);
             put_varint(out, u64::from(*round));
+            put_varint(out, *table);
             out.push(u8::from(*mode == Mode::Exclusive));
             put_list(out, &rows.keys, put_key);
             put_list(out, &rows.spans, put_span);
@@ -156,13 +146,18 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
         Message::Decided(txn) => put_txn(out, DECIDED, *txn),
         Message::Ask(txn) => put_txn(out, ASK, *txn),
         Message::Alive(txn) => put_txn(out, ALIVE, *txn),
-        Message::Poll { number, question } => {
+        Message::Poll { number, table, question } => {
             put_numbered(out, POLL, *number);
+            put_varint(out, *table);
             polls::put_question(out, question);
         }
         Message::Polled { number, answer } => {
             put_numbered(out, POLLED, *number);
             polls::put_answer(out, answer);
+        }
+        Message::Change(message) => {
+            out.push(CHANGE);
+            changes::put(out, message);
         }
     }
     Ok(())
@@ -170,18 +165,13 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
 
 fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
     Ok(match r.u8()? {
-        FORWARD => {
-            let (number, origin) = (r.varint()?, origin(r)?);
-            Message::Forward { number, origin, request: decode_request(r)? }
-        }
-        FORWARDED => Message::Forwarded(r.varint()?, decode_reply(r)?),
-        FETCH => Message::Fetch(r.varint()?, want(r)?),
+        FETCH => Message::Fetch { number: r.varint()?, table: r.varint()?, want: want(r)? },
         FETCHED => Message::Fetched(r.varint()?, fetched(r)?),
         BORROW => {
-            let (txn, round) = (txn(r)?, r.varint32()?);
+            let (txn, round, table) = (txn(r)?, r.varint32()?, r.varint()?);
             let mode = if boolean(r)? { Mode::Exclusive } else { Mode::Shared };
             let rows = Missing { keys: list(r, KEY_MIN, key)?, spans: list(r, SPAN_MIN, span)? };
-            Message::Borrow { txn, round, mode, rows }
+            Message::Borrow { txn, round, table, mode, rows }
         }
         LENT => {
             let (txn, round, loan) = (txn(r)?, r.varint32()?, loan(r)?);
@@ -202,8 +192,9 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         DECIDED => Message::Decided(txn(r)?),
         ASK => Message::Ask(txn(r)?),
         ALIVE => Message::Alive(txn(r)?),
-        POLL => Message::Poll { number: r.varint()?, question: polls::question(r)? },
+        POLL => Message::Poll { number: r.varint()?, table: r.varint()?, question: polls::question(r)? },
         POLLED => Message::Polled { number: r.varint()?, answer: polls::answer(r)? },
+        CHANGE => Message::Change(changes::take(r)?),
         _ => return Err(DecodeError("an unknown message of a node")),
     })
 }
@@ -242,30 +233,6 @@ fn boolean(r: &mut Reader<'_>) -> Result<bool, DecodeError> {
         1 => Ok(true),
         _ => Err(DecodeError("neither yes nor no")),
     }
-}
-
-fn put_origin(out: &mut Vec<u8>, origin: Option<&Origin>) {
-    out.push(match origin {
-        None => 0,
-        Some(Origin { retry: false, .. }) => 1,
-        Some(Origin { retry: true, .. }) => 2,
-    });
-    if let Some(origin) = origin {
-        out.extend_from_slice(&origin.client.0);
-        put_varint(out, origin.seq);
-    }
-}
-
-fn origin(r: &mut Reader<'_>) -> Result<Option<Origin>, DecodeError> {
-    let retry = match r.u8()? {
-        0 => return Ok(None),
-        1 => false,
-        2 => true,
-        _ => return Err(DecodeError("an unknown kind of origin")),
-    };
-    let mut client = ClientId([0; 16]);
-    client.0.copy_from_slice(r.bytes(16)?);
-    Ok(Some(Origin { client, seq: r.varint()?, retry }))
 }
 
 fn put_txn(out: &mut Vec<u8>, kind: u8, txn: TxnId) {

@@ -1,22 +1,16 @@
-//! Requests on their way through a member: to the one that leads them, through its node, and back.
+//! Requests that a member leads: through its node, and back.
 
 use std::collections::BTreeSet;
 
 use kestrel_types::clock::{MILLISECOND, Nanos};
-use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
-use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Op, Reply, Request};
+use kestrel_types::request::{Op, Outcome, Reply, Request};
 
 use super::lead::Lead;
-use super::message::Message;
 use super::poll::{Question, Then, out_of_reach};
-use super::{DEADLINE, FORWARDED_MAX, Member, RESEND, Todo};
-use crate::engine::BatchKind;
+use super::{Asker, DEADLINE, Member, RESEND};
 use crate::node::Done;
-use crate::ops;
 use crate::ops::open::Claim;
-use crate::txn::{self, Origin};
 use crate::view::Want;
 use crate::worker::{Elsewhere, Stray};
 
@@ -26,20 +20,8 @@ const PAUSE_MAX: Nanos = 500 * MILLISECOND;
 /// Who gets a reply.
 pub(super) enum Back {
     Here(Done),
-    /// The member that sent the request on, and its number there.
-    To(NodeId, u64),
     /// This member itself, which deletes this file without a name.
     Deletion(InodeId),
-}
-
-/// A request that another member leads.
-pub(super) struct Forwarding {
-    to: NodeId,
-    request: Request,
-    origin: Option<Origin>,
-    pub done: Done,
-    since: Nanos,
-    sent: Nanos,
 }
 
 /// How far a request is.
@@ -63,10 +45,10 @@ pub(super) enum Stage {
 /// A request that this member leads.
 pub(super) struct Work {
     pub request: Request,
-    pub origin: Option<Origin>,
+    pub asker: Asker,
     /// It is no request but claims opens of before a restart; the request is an Open of the file.
     pub claim: Option<Claim>,
-    pub backs: Vec<Back>,
+    pub back: Back,
     pub until: Nanos,
     pub stage: Stage,
     pub tries: u32,
@@ -79,69 +61,30 @@ pub(super) struct Work {
 }
 
 impl Member {
-    /// Takes a request in: here, or at the member that leads it.
-    pub(super) fn admit(&mut self, request: Request, origin: Option<Origin>, back: Back) {
-        let cluster = self.cluster();
-        let leader = cluster.leader(&request.op);
-        if leader == self.me {
-            self.begin(request, origin, None, back);
-            return;
-        }
-        let Back::Here(done) = back else {
-            // The sender has another table. There is one so far: it is a mistake, and a loop must not come of it.
-            let why = FsError::new(libc::EINVAL, "member: another member leads this request");
-            return self.give(back, Err(why.into()));
-        };
-        let number = self.number();
-        let (to, since) = (leader, self.now);
-        self.send(to, Message::Forward { number, request: request.clone(), origin });
-        self.forwards.insert(number, Forwarding { to, request, origin, done, since, sent: since });
-    }
-
-    pub(super) fn forwarded(&mut self, number: u64, reply: Reply) {
-        if let Some(forwarding) = self.forwards.remove(&number) {
-            self.finished.push((forwarding.done, reply));
-        }
-    }
-
     /// Leads a request, or a claim of opens, whoever owns what it is about. Its ticket.
-    pub(super) fn begin(
-        &mut self,
-        request: Request,
-        origin: Option<Origin>,
-        claim: Option<Claim>,
-        back: Back,
-    ) -> u64 {
+    pub(super) fn begin(&mut self, request: Request, asker: Asker, claim: Option<Claim>, back: Back) -> u64 {
+        let ticket = self.put((request, asker), claim, back);
+        self.run_alone(ticket);
+        ticket
+    }
+
+    /// Has a request under way, which the node is going to be given, or has been.
+    fn put(&mut self, (request, asker): (Request, Asker), claim: Option<Claim>, back: Back) -> u64 {
         let ticket = self.number();
-        // Another copy of it may be running.
-        let running = match (origin, &back) {
-            (Some(origin), _) => *self.running.entry((origin.client, origin.seq)).or_insert(ticket),
-            (None, Back::To(node, number)) => *self.reading.entry((*node, *number)).or_insert(ticket),
-            (None, Back::Here(_) | Back::Deletion(_)) => ticket,
-        };
-        if let Some(work) = self.works.get_mut(&running) {
-            work.add_back(back);
-            return running;
-        }
-        // Whether it was executed before only its row can tell: it may have come by way of another member.
-        let origin = origin.map(|origin| Origin { retry: true, ..origin });
-        let until = self.now + DEADLINE;
-        let (backs, no_dirs) = (vec![back], BTreeSet::new());
-        let stage = Stage::Alone;
         let work = Work {
             request,
-            origin,
+            asker,
             claim,
-            backs,
-            until,
-            stage,
+            back,
+            until: self.now + DEADLINE,
+            stage: Stage::Alone,
             tries: 0,
-            unlocks: 0,
-            no_dirs,
+            // What the node met before this may have been given up since: then it is not parked.
+            unlocks: self.unlocks.wrapping_sub(1),
+            no_dirs: BTreeSet::new(),
             counter: None,
         };
         self.works.insert(ticket, work);
-        self.run_alone(ticket);
         ticket
     }
 
@@ -152,30 +95,16 @@ impl Member {
             let failure = failure.clone();
             return self.finished.push((done, Err(failure.into())));
         }
-        let ticket = self.number();
-        let until = self.now + DEADLINE;
-        let (backs, no_dirs, stage) = (vec![Back::Here(done)], BTreeSet::new(), Stage::Alone);
-        // What it met may have been given up before this: then it is not parked.
-        let unlocks = self.unlocks.wrapping_sub(1);
-        let work = Work {
-            request,
-            origin,
-            claim: None,
-            backs,
-            until,
-            stage,
-            tries: 0,
-            unlocks,
-            no_dirs,
-            counter: None,
-        };
-        self.works.insert(ticket, work);
+        let ticket = self.put((request, Asker::Session(origin)), None, Back::Here(done));
         self.elsewhere(ticket, why);
     }
 
     /// Lets the node try it alone.
     pub(super) fn run_alone(&mut self, ticket: u64) {
-        let alone = self.cluster().is_alone();
+        if self.is_misdirected(ticket) {
+            return;
+        }
+        let alone = self.table.is_alone();
         let Some(work) = self.works.get_mut(&ticket) else { return };
         if matches!(work.request.op, Op::ReadDir { .. }) && !alone {
             return self.lead(ticket);
@@ -191,7 +120,22 @@ impl Member {
         work.stage = Stage::Alone;
         work.unlocks = self.unlocks;
         let (request, inbox) = (work.request.clone(), self.inbox.clone());
-        self.node.submit_alone(request, work.origin, work.claim, inbox, ticket as usize);
+        self.node.submit_alone(request, work.asker.origin(), work.claim, inbox, ticket as usize);
+    }
+
+    /// Ends a request of a session that another member leads by the present table, unless it was executed before: then the record is what the
+    /// session hears. Whether it was ended.
+    pub(super) fn is_misdirected(&mut self, ticket: u64) -> bool {
+        let Some(work) = self.works.get(&ticket) else { return false };
+        let Asker::Session(origin) = work.asker else { return false };
+        if self.table.leader(&work.request.op) == self.me
+            || origin.is_some_and(|origin| self.node.has_answer(origin))
+        {
+            return false;
+        }
+        let table = self.table.placement.version;
+        self.answer(ticket, Err(Outcome::Misdirected { table }));
+        true
     }
 
     /// The node cannot serve it alone.
@@ -241,40 +185,8 @@ impl Member {
     /// Ends a request with this reply.
     pub(super) fn answer(&mut self, ticket: u64, reply: Reply) {
         let Some(work) = self.works.remove(&ticket) else { return };
-        if let Some(origin) = work.origin {
-            let number = (origin.client, origin.seq);
-            if self.running.get(&number) == Some(&ticket) {
-                self.running.remove(&number);
-            }
-        }
-        for back in work.backs {
-            if let (None, Back::To(node, number)) = (work.origin, &back) {
-                self.reading.remove(&(*node, *number));
-            }
-            // There is more than one only if somebody asked again.
-            self.give(back, reply.clone());
-        }
-    }
-
-    /// Ends a request that changed nothing with this reply, which is recorded unless requests come by sessions, or it may change how
-    /// files are open.
-    pub(super) fn conclude(&mut self, ticket: u64, reply: Reply) {
-        let any_way = !self.cluster().by_sessions;
-        let Some(work) = self.works.get_mut(&ticket) else { return };
-        work.stage = Stage::Ending;
-        // A session sees to it that no copy comes late, and what has changed nothing may be tried again after a restart.
-        let recorded = work.origin.filter(|_| any_way && !ops::counts_opens(&work.request.op));
-        let Some(origin) = recorded else { return self.answer(ticket, reply) };
-        match self.commit(BatchKind::Freeing, vec![txn::answer_row(origin, &reply)]) {
-            Ok(position) => self.when_durable(position, Todo::Answer(ticket, reply)),
-            Err(why) => self.answer(ticket, Err(why.into())),
-        }
-    }
-
-    fn give(&mut self, back: Back, reply: Reply) {
-        match back {
+        match work.back {
             Back::Here(done) => self.finished.push((done, reply)),
-            Back::To(node, number) => self.send(node, Message::Forwarded(number, reply)),
             Back::Deletion(ino) => self.deleted(ino, reply),
         }
     }
@@ -300,19 +212,6 @@ impl Member {
                 _ => self.send_again(ticket),
             }
         }
-        let mut again = Vec::new();
-        self.forwards.retain(|number, forwarding| {
-            if forwarding.sent + RESEND <= now {
-                forwarding.sent = now;
-                let Forwarding { to, request, origin, .. } = &*forwarding;
-                let (request, origin) = (request.clone(), *origin);
-                again.push((*to, Message::Forward { number: *number, request, origin }));
-            }
-            forwarding.since + FORWARDED_MAX > now
-        });
-        for (to, message) in again {
-            self.send(to, message);
-        }
     }
 
     fn time_out(&mut self, ticket: u64) {
@@ -324,19 +223,6 @@ impl Member {
             work.until = self.now + DEADLINE;
             return self.rest(ticket, true);
         }
-        self.conclude(ticket, Err(out_of_reach().into()));
-    }
-}
-
-impl Work {
-    /// Somebody else wants the reply, or the same again.
-    fn add_back(&mut self, back: Back) {
-        let same = |other: &Back| match (other, &back) {
-            (Back::To(node, number), Back::To(other, same)) => (node, number) == (other, same),
-            _ => false,
-        };
-        if !self.backs.iter().any(same) {
-            self.backs.push(back);
-        }
+        self.answer(ticket, Err(out_of_reach().into()));
     }
 }

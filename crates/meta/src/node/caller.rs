@@ -1,6 +1,7 @@
 //! Requests that need no worker: they read the engine where a batch would gain nothing and a role would be held too long,
 //! or ask for numbers.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -15,6 +16,7 @@ use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request, Usage};
 use super::courier::Parcel;
 use super::dispatch::several;
 use super::{Durability, Node};
+use crate::cluster::NodeTable;
 use crate::ops::{self, chunks, readdir, usage};
 use crate::perm::{self, Dentry, READ};
 use crate::pipeline::engine_error;
@@ -39,18 +41,27 @@ impl Node {
     pub(super) fn submit_without_lane(&self, request: Request, sink: Sink) {
         let since = Instant::now();
         let kind = ops::kind(&request.op);
-        if self.are_chunks_lent(&request.op) {
-            return match sink {
-                Sink::Ear(ear, number) => {
-                    ear.elsewhere(number, Stray { request, origin: None, why: Elsewhere::Locked });
-                }
-                sink => sink.give(Err(several())),
-            };
+        let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
+        let locked = |request: Request, sink: Sink| match sink {
+            Sink::Ear(ear, number) => {
+                ear.elsewhere(number, Stray { request, origin: None, why: Elsewhere::Locked });
+            }
+            sink => sink.give(Err(several())),
+        };
+        if self.is_kept(&request.op, table.as_deref()) {
+            return locked(request, sink);
         }
         let (reply, wait) = match self.answer(&request) {
             Ok((answer, wait)) => (Ok(answer), wait),
             Err(outcome) => (Err(outcome), 0),
         };
+        if let (Some(table), Op::Chunks { .. } | Op::ReadDir { .. } | Op::TreeUsage(_)) =
+            (&table, &request.op)
+            && !self.core.cluster.as_ref().is_some_and(|cluster| Arc::ptr_eq(table, &cluster.table()))
+        {
+            // What was read may be another node's by now, and changed there, or gone from here.
+            return locked(request, sink);
+        }
         let sync = matches!(request.op, Op::Sync);
         let tray = self.courier.tray(self.counters.clone(), self.core.workers + 2);
         let parcel = Parcel { sink, reply, kind, since };
@@ -62,12 +73,16 @@ impl Node {
         }
     }
 
-    /// Whether a transaction over several nodes is about to change a file's chunks. Who has heard that it ended asks for them after
+    /// Whether a file's chunks are kept from everybody because they are lent or leave. If a transaction over several nodes is about to change
+    /// them, who has heard that it ended asks for them after
     /// that, and must not see them as they were: they stay lent until this node, too, has made the changes. (Who asks at
     /// the same time may see either, as on one node: the check and the reading are two moments.)
-    fn are_chunks_lent(&self, op: &Op) -> bool {
-        match (op, &self.core.cluster) {
-            (Op::Chunks { ino, .. }, Some(cluster)) => cluster.locks.bars_range((Table::Chunk, *ino)),
+    fn is_kept(&self, op: &Op, table: Option<&NodeTable>) -> bool {
+        match (op, &self.core.cluster, table) {
+            (Op::Chunks { ino, .. }, Some(cluster), Some(table)) => {
+                let owned = table.home_of(*ino) == table.me && !table.is_leaving_home(*ino);
+                !owned || cluster.locks.bars_range((Table::Chunk, *ino))
+            }
             _ => false,
         }
     }

@@ -174,9 +174,11 @@ impl Node {
         if self.closed.load(Ordering::Relaxed) {
             self.reopen();
         }
+        let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
         let means = Means {
             engine: &*self.engine,
             core: &self.core,
+            table: table.as_deref(),
             inodes: &self.inodes,
             stamps: &self.stamps,
             now: self.clock.now(),

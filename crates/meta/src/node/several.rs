@@ -20,13 +20,14 @@ use crate::cluster::Cluster;
 use crate::effects::{Mark, OpenChange};
 use crate::engine::{Engine, Mutation};
 use crate::ids::Block;
+use crate::member::change::adopt::Moved;
 use crate::ops;
 use crate::ops::open::Claim;
 use crate::ops::{readdir, usage};
 use crate::perm::Dentry;
 use crate::pipeline::{UsageChange, engine_error};
 use crate::rows::{Lent, Missing, number_of};
-use crate::txn::Origin;
+use crate::txn::{self, Origin};
 use crate::view::{Core, Route, Run, Stop, View, Want};
 use crate::worker::{Ear, Job, Role, Sink};
 
@@ -85,9 +86,8 @@ impl Node {
     /// # Errors
     /// As [`Node::format`].
     pub fn format_one_of(engine: &dyn Engine, root: RootAttr, now: Nanos, cluster: &Cluster) -> FsResult<()> {
-        Self::format_rows(engine, root, now, &|key| {
-            cluster.owner(key.table, key.id, &key.suffix) == cluster.me
-        })
+        let table = cluster.table();
+        Self::format_rows(engine, root, now, &|key| table.owns(key.table, key.id, &key.suffix))
     }
 
     /// As [`Node::open`], for one node of a cluster.
@@ -185,11 +185,16 @@ impl Node {
                 usage::add_shares(&*self.engine, *dir, &mut sum)?;
             }
         }
+        let table = self.core.cluster.as_ref().map(|cluster| cluster.table()).filter(|table| table.strangers);
+        let strange = |child: &[u8]| table.as_ref().is_some_and(|table| !table.owns(Table::Subdir, 0, child));
         let (mut children, mut more) = (Vec::new(), false);
         for (index, dir) in (0u32..).zip(dirs).skip(after.map_or(0, |(index, _)| index as usize)) {
             let last = after.filter(|(at, _)| *at == index).map(|(_, child)| child.to_be_bytes());
             let last = last.as_ref().map(|last| &last[..]);
             let visited = self.engine.scan(Table::Subdir, *dir, last, &mut |child, _, _| {
+                if strange(child) {
+                    return ControlFlow::Continue(());
+                }
                 more = children.len() == limit;
                 if more {
                     return ControlFlow::Break(());
@@ -239,6 +244,30 @@ impl Node {
         }
     }
 
+    /// Rows have come, and gone, with a new table. With every role held.
+    pub(crate) fn take_moved(&self, moved: Moved) {
+        for (ino, comes, size, nameless) in moved.files {
+            self.add_usage([0, 0, if comes { size } else { size.wrapping_neg() }]);
+            match (comes, nameless) {
+                (true, true) => self.core.nameless.insert(ino),
+                (true, false) => {}
+                // Its new home asks everybody who has it open.
+                (false, _) => {
+                    self.core.nameless.remove(ino);
+                    self.core.opens.keep(ino);
+                }
+            }
+        }
+        for (ino, first) in moved.sweeps {
+            self.core.sweeps.set(ino, first);
+        }
+    }
+
+    /// Whether a request has an answer on record, or one that came later has: then the node says so.
+    pub(crate) fn has_answer(&self, origin: Origin) -> bool {
+        origin.retry && txn::is_answered(&*self.engine, origin)
+    }
+
     /// Something that no inode number was made of.
     pub(crate) fn counter(&self) -> FsResult<u64> {
         self.inodes.take(&*self.engine, 1).map_err(engine_error)
@@ -280,6 +309,7 @@ impl Node {
         counter: u64,
     ) -> FsResult<Ran> {
         let mut held = self.hold_quietly();
+        let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
         let stamp = self.stamps.tick(&*self.engine, self.clock.now()).map_err(engine_error)?;
         let Role { rows, effects, walks, .. } = held.exclusive();
         rows.clear();
@@ -290,6 +320,7 @@ impl Node {
             let mut view = View {
                 rows,
                 core: &self.core,
+                table: table.as_deref(),
                 effects,
                 ids,
                 walks,

@@ -67,11 +67,11 @@ fn counter(engine: &dyn Engine, name: &'static str) -> FsResult<u64> {
 }
 
 /// Files whose rows were being deleted when the volume was last open.
-fn sweeps(engine: &dyn Engine) -> FsResult<Sweeps> {
+fn sweeps(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<Sweeps> {
     let sweeps = Sweeps::default();
     let visited = engine.scan_table(Table::Sweep, None, &mut |key, _| {
         // Of several rows of a file, which only damage can leave, the lowest counts; it comes first.
-        if sweeps.get(key.id).is_none() {
+        if own(key.id) && sweeps.get(key.id).is_none() {
             sweeps.set(key.id, Some(number_of(key.suffix)));
         }
         ControlFlow::Continue(())
@@ -81,11 +81,11 @@ fn sweeps(engine: &dyn Engine) -> FsResult<Sweeps> {
 }
 
 /// Files without names.
-fn nameless(engine: &dyn Engine) -> FsResult<Vec<InodeId>> {
+fn nameless(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<Vec<InodeId>> {
     let mut nameless = Vec::new();
     let visited = engine.scan_table(Table::Link, None, &mut |key, row| {
         // A damaged row is fsck's business; it must not keep the volume from opening.
-        if Inode::decode(&mut Reader::new(row)).is_ok_and(|inode| inode.nlink == 0) {
+        if own(key.id) && Inode::decode(&mut Reader::new(row)).is_ok_and(|inode| inode.nlink == 0) {
             nameless.push(key.id);
         }
         ControlFlow::Continue(())
@@ -179,6 +179,9 @@ impl Node {
             Some(_) if config.workers.max(recorded) <= MEMBER_SHARES => MEMBER_SHARES,
             Some(_) => return Err(refused("metadata: a node of several has at most 16 workers")),
         };
+        let table = cluster.as_ref().map(Cluster::table).filter(|table| table.strangers);
+        // What is found by an id may be another node's.
+        let own = |id: u64| table.as_ref().is_none_or(|table| table.home_of(id) == table.me);
         let closed = read(&*engine, system_key("usage"))?;
         let closed_usage = closed.as_deref().map(decode_usage).transpose();
         let closed_usage = closed_usage.map_err(|why| {
@@ -186,7 +189,7 @@ impl Node {
         })?;
         let figures = match closed_usage {
             Some(figures) => figures,
-            None => usage::volume(&*engine).map_err(engine_error)?,
+            None => usage::volume(&*engine, &own).map_err(engine_error)?,
         };
         let mut changes = Vec::new();
         if shares > recorded {
@@ -209,13 +212,13 @@ impl Node {
             engine.commit(BatchKind::Freeing, changes).map_err(engine_error)?;
         }
         // A proper stop leaves no file without a name.
-        let nameless = if closed.is_some() { Vec::new() } else { nameless(&*engine)? };
+        let nameless = if closed.is_some() { Vec::new() } else { nameless(&*engine, &own)? };
         let core = Core {
             replica: Replica::new(config.replica_bytes),
             opens,
             moved,
             condemned: Condemned::default(),
-            sweeps: sweeps(&*engine)?,
+            sweeps: sweeps(&*engine, &own)?,
             serves: config.serves,
             reclaiming: Reclaiming::default(),
             nameless: Nameless::default(),

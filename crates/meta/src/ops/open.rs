@@ -146,7 +146,7 @@ pub fn release(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {
     let cell = view.link_cell(ino);
     let inode = view.link(cell)?.filter(|inode| inode.nlink == 0).cloned();
     let removal = match &inode {
-        Some(inode) => Some(Removal::prepare(view, inode, view.core.home_of_inode(ino))?),
+        Some(inode) => Some(Removal::prepare(view, inode, view.home_of_inode(ino))?),
         None => None,
     };
     view.want_moved(ino)?;

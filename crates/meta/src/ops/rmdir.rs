@@ -61,8 +61,8 @@ impl DirRemoval {
         for cell in xattrs.into_iter().chain([dir_id, subdir]) {
             view.put(cell, Value::Absent);
         }
-        for number in 0..view.core.shares_in_all() {
-            let cell = view.share_cell(inode.ino, view.core.share_home(number));
+        for number in 0..view.shares_in_all() {
+            let cell = view.share_cell(inode.ino, view.share_home(number));
             view.put(cell, Value::Absent);
         }
         view.effects.dirs_changed.insert(inode.ino);

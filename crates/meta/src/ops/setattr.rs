@@ -89,8 +89,8 @@ fn assign(inode: &mut Inode, set: &SetAttr, mode: u16, now: Nanos) {
 
 /// Takes the times out of all shares of a directory, because one set explicitly counts from now on.
 fn forget_times(view: &mut View<'_>, dir: u64) -> Run<()> {
-    for number in 0..view.core.shares_in_all() {
-        let cell = view.share_cell(dir, view.core.share_home(number));
+    for number in 0..view.shares_in_all() {
+        let cell = view.share_cell(dir, view.share_home(number));
         let mut stat = view.share(cell)?;
         if stat.mtime != 0 {
             stat.mtime = 0;

@@ -19,7 +19,7 @@ use crate::view::{Run, View};
 pub fn run(view: &mut View<'_>, ino: InodeId) -> Run<Answer> {
     view.need_exclusive()?;
     let Some(first) = view.sweep_of(ino)? else { return Ok(Answer::Done) };
-    let home = view.core.home_of_inode(ino);
+    let home = view.home_of_inode(ino);
     let (chunks, rest) = view.chunks_from(ino, first)?;
     let mut content = Content::default();
     content.drop_chunks(view, chunks)?;

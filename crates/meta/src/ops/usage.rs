@@ -57,8 +57,8 @@ fn usage(sum: &DirStat, dirs: u64) -> Usage {
     Usage { files, dirs, bytes: sum.bytes.max(0).cast_unsigned() }
 }
 
-/// Figures of the whole volume, by reading all shares and all files in table `link`: files, directories, bytes.
-pub fn volume(engine: &dyn Engine) -> Result<[i64; 3], EngineError> {
+/// Figures of the whole volume, by reading all shares and all `own` files in table `link`: files, directories, bytes.
+pub fn volume(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> Result<[i64; 3], EngineError> {
     let mut sum = DirStat::default();
     let mut bytes = 0i64;
     let corrupt =
@@ -74,7 +74,10 @@ pub fn volume(engine: &dyn Engine) -> Result<[i64; 3], EngineError> {
             ControlFlow::Break(())
         }
     })?;
-    engine.scan_table(Table::Link, None, &mut |_, row| {
+    engine.scan_table(Table::Link, None, &mut |key, row| {
+        if !own(key.id) {
+            return ControlFlow::Continue(());
+        }
         let mut reader = kestrel_types::codec::Reader::new(row);
         match kestrel_types::inode::Inode::decode(&mut reader) {
             Ok(inode) => {

@@ -7,8 +7,8 @@ use rustc_hash::FxHashMap;
 
 use super::scan::Scanned;
 use super::{CellId, Rows, Value, is_full, number_of};
-use crate::cluster::Cluster;
-use crate::locks::Mode;
+use crate::cluster::NodeTable;
+use crate::locks::{LockTable, Mode};
 use crate::view::{Run, Stop};
 
 /// Why a row is not to be had by a request of the node.
@@ -63,20 +63,33 @@ pub struct Missing {
     pub spans: Vec<Span>,
 }
 
+/// What a request of one of several nodes may have: rows that the node owns and nobody has locked.
+#[derive(Clone, Copy)]
+pub struct Scope<'a> {
+    /// Who owns what.
+    pub table: &'a NodeTable,
+    /// What is lent.
+    pub locks: &'a LockTable,
+}
+
+impl Scope<'_> {
+    fn bar(&self, key: KeyRef<'_>, mode: Mode) -> Option<Bar> {
+        if !self.table.owns(key.table, key.id, key.suffix) {
+            return Some(Bar::Away);
+        }
+        let locked = self.table.is_leaving(key.table, key.id, key.suffix) || self.locks.bars(key, mode);
+        locked.then_some(Bar::Locked)
+    }
+}
+
 impl Rows {
     /// Bars what is wanted and not to be had here.
-    pub(super) fn bar(&mut self, cluster: &Cluster) {
-        let why = |key: KeyRef<'_>| {
-            if cluster.owner(key.table, key.id, key.suffix) != cluster.me {
-                return Some(Bar::Away);
-            }
-            cluster.locks.bars(key, Mode::Shared).then_some(Bar::Locked)
-        };
+    pub(super) fn bar(&mut self, scope: Scope<'_>) {
         let (cells, suffixes) = (&mut self.cells, &self.suffixes);
         self.wanted.retain(|number| {
             let cell = &mut cells[*number as usize];
             let suffix = &suffixes[cell.suffix as usize..][..usize::from(cell.suffix_len)];
-            let bar = why(KeyRef::new(cell.table, cell.id, suffix));
+            let bar = scope.bar(KeyRef::new(cell.table, cell.id, suffix), Mode::Shared);
             if let Some(bar) = bar {
                 cell.value = Value::Barred(bar);
             }
@@ -85,10 +98,11 @@ impl Rows {
         let barred = &mut self.barred;
         self.wanted_scans.retain(|(table, id, _)| {
             // What is scanned has its home at its id.
-            let bar = if cluster.home_of(*id) != cluster.me {
+            let bar = if scope.table.home_of(*id) != scope.table.me {
                 Some(Bar::Away)
             } else {
-                cluster.locks.bars_range((*table, *id)).then_some(Bar::Locked)
+                let locked = scope.table.is_leaving_home(*id) || scope.locks.bars_range((*table, *id));
+                locked.then_some(Bar::Locked)
             };
             if let Some(bar) = bar {
                 barred.insert((*table, *id), bar);
@@ -119,14 +133,16 @@ impl Rows {
     /// Whether the operation that just ran has changed rows that a request of this node must not change, and what becomes of it
     /// then.
     #[inline]
-    pub fn trespass(&self, cluster: &Cluster) -> Option<Stop> {
+    pub fn trespass(&self, scope: Scope<'_>) -> Option<Stop> {
+        let Scope { table, locks } = scope;
         self.journal.iter().find_map(|undo| {
             let cell = &self.cells[undo.cell as usize];
             let suffix = self.suffix_of(cell);
-            if cluster.owner(cell.table, cell.id, suffix) != cluster.me {
+            if !table.owns(cell.table, cell.id, suffix) {
                 return Some(Stop::Away);
             }
-            let locked = cluster.locks.bars(KeyRef::new(cell.table, cell.id, suffix), Mode::Exclusive);
+            let locked = table.is_leaving(cell.table, cell.id, suffix)
+                || locks.bars(KeyRef::new(cell.table, cell.id, suffix), Mode::Exclusive);
             locked.then_some(Stop::Locked)
         })
     }

@@ -84,7 +84,7 @@ impl View<'_> {
         let dir = self.reach(creds, place)?;
         let name = place.name.as_bytes();
         let hash = hash_entry(dir.ino, name);
-        let home = self.core.home_of_hashed(dir.ino, name, hash);
+        let home = self.home_of_hashed(dir.ino, name, hash);
         if change && !self.holds(home) {
             return Err(self.forward(home, Route::AsAsked));
         }
@@ -187,8 +187,8 @@ impl View<'_> {
 
     /// Asks for all shares of a directory.
     pub fn want_figures(&mut self, dir: InodeId) {
-        for number in 0..self.core.shares_in_all() {
-            self.share_cell(dir, self.core.share_home(number));
+        for number in 0..self.shares_in_all() {
+            self.share_cell(dir, self.share_home(number));
         }
     }
 
@@ -207,8 +207,8 @@ impl View<'_> {
     pub fn figures(&mut self, dir: InodeId) -> Run<DirStat> {
         self.want_figures(dir);
         let mut sum = DirStat::default();
-        for number in 0..self.core.shares_in_all() {
-            let cell = self.share_cell(dir, self.core.share_home(number));
+        for number in 0..self.shares_in_all() {
+            let cell = self.share_cell(dir, self.share_home(number));
             sum.merge(&self.share(cell)?);
         }
         Ok(sum)

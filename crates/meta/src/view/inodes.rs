@@ -130,7 +130,7 @@ impl View<'_> {
         let cell = self.link_cell(ino);
         let Some(inode) = self.link(cell)? else { return Ok(None) };
         let inode = inode.clone();
-        let home = self.core.home_of_inode(ino);
+        let home = self.home_of_inode(ino);
         // A file without names may go away at its last release, which runs at its own worker.
         let owner_only = using == Use::Write || using == Use::Open && inode.nlink == 0;
         if owner_only && !self.holds(home) {
@@ -144,12 +144,12 @@ impl View<'_> {
 
     /// Whether a file without names is to be had.
     pub fn shows_nameless(&self, ino: InodeId, using: Use) -> bool {
-        match (&self.core.cluster, using) {
+        match (self.table, using) {
             (_, Use::Claim) => true,
             // If it is not open it is kept in case a client claims it; nobody else can know it.
             (None, _) => self.open_state(ino).count > 0,
             // Others may have it open. Once they have said that they do not, nobody but its home may count an open of it.
-            (Some(cluster), Use::Open) => cluster.home_of(ino) == cluster.me,
+            (Some(table), Use::Open) => table.home_of(ino) == table.me,
             (Some(_), Use::Read | Use::Write) => true,
         }
     }
@@ -180,7 +180,7 @@ impl View<'_> {
         if self.entry(cell)?.is_none_or(|entry| entry.ino() != ino) {
             return Ok(None);
         }
-        let home = self.core.home_of_name(parent, name);
+        let home = self.home_of_name(parent, name);
         let found = self.at_name(cell, parent, home, using)?;
         let named = matches!(found, Some(Found { at: At::Name { .. }, .. }));
         if named && using != Use::Read && !self.holds(home) {
@@ -256,15 +256,12 @@ impl View<'_> {
     pub fn new_ino(&mut self, parent: InodeId, name: &[u8]) -> Run<InodeId> {
         let none = fail(libc::ENOSPC, "metadata: no inode number could be reserved");
         let counter = self.ids.take().ok_or(none)?;
-        match &self.core.cluster {
+        match self.table {
             None => Ok(counter),
-            Some(cluster) if counter < COUNTERS_MAX => {
-                let slot = if name.is_empty() {
-                    slot_of_id(parent)
-                } else {
-                    cluster.placement.slot_of(parent, name)
-                };
-                Ok(id_in(counter, cluster.me, slot))
+            Some(table) if counter < COUNTERS_MAX => {
+                let slot =
+                    if name.is_empty() { slot_of_id(parent) } else { table.placement.slot_of(parent, name) };
+                Ok(id_in(counter, table.me, slot))
             }
             Some(_) => Err(fail(libc::ENOSPC, "metadata: no inode numbers are left")),
         }

@@ -64,14 +64,14 @@ impl View<'_> {
     }
 
     /// Whether nobody can have a file open at another node than this one: it lies where it was made, at its home, and never lay
-    /// elsewhere or had a second name, and the name alone says who leads requests for it.
+    /// elsewhere or had a second name, the name alone says who leads requests for it, and always did.
     pub fn is_only_here(&mut self, found: &Found) -> Run<bool> {
-        let Some(cluster) = &self.core.cluster else { return Ok(true) };
+        let Some(table) = self.table else { return Ok(true) };
         let ino = found.inode.ino;
         let at_home = match found.at {
             At::Name { cell, .. } => {
-                let owner = cluster.placement.owner_of_name(self.rows.suffix(cell));
-                cluster.home_of(ino) == cluster.me && matches!(owner, Owner::Node(_))
+                let owner = table.placement.owner_of_name(self.rows.suffix(cell));
+                table.home_of(ino) == table.me && matches!(owner, Owner::Node(_)) && table.made_here(ino)
             }
             At::Dir(_) | At::Link { .. } => false,
         };
@@ -289,7 +289,7 @@ impl View<'_> {
         }
         // A transaction over several nodes reads the row at the file's home, whose memory says the same to the home itself.
         if self.no_dirs.is_none() {
-            let here = self.core.is_own(self.core.home_of_inode(ino));
+            let here = self.core.is_own(self.home_of_inode(ino));
             return if here { Ok(self.core.sweeps.get(ino)) } else { Err(Stop::Away) };
         }
         self.rows.want_all(Table::Sweep, ino, 0);

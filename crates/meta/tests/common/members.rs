@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::member::{Envelope, Member, MemberConfig, Message};
+use kestrel_meta::member::{Asker, Envelope, Member, MemberConfig, Message};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
@@ -41,7 +41,10 @@ pub struct Cluster {
     pub engines: BTreeMap<NodeId, Arc<MemoryEngine>>,
     pub members: BTreeMap<NodeId, Member>,
     pub clock: Arc<ManualClock>,
+    /// The table by which members are asked.
     pub placement: Placement,
+    /// That with which they were formed.
+    pub formed: BTreeMap<NodeId, Placement>,
     pub under_way: VecDeque<(NodeId, Envelope)>,
     pub now: Nanos,
     /// Members that start from now on wait for claims.
@@ -55,23 +58,44 @@ impl Cluster {
             members: BTreeMap::new(),
             clock: Arc::new(ManualClock::new(1000 * SECOND)),
             placement: placement(nodes),
+            formed: BTreeMap::new(),
             under_way: VecDeque::new(),
             now: 0,
             serves: false,
         };
         for id in 1..=nodes {
-            let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
-            Member::format(&*engine, ROOT_ATTR, SECOND, id, cluster.placement.clone()).unwrap();
-            cluster.engines.insert(id, engine);
-            cluster.restart(id);
+            cluster.form(id, cluster.placement.clone(), false);
         }
         cluster
     }
 
+    /// Forms a member and starts it.
+    pub fn form(&mut self, id: NodeId, placement: Placement, joining: bool) {
+        let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
+        Member::format(&*engine, ROOT_ATTR, SECOND, id, placement.clone()).unwrap();
+        self.engines.insert(id, engine);
+        self.formed.insert(id, placement);
+        self.start(id, joining);
+    }
+
+    /// Power fails at a member, and comes back.
+    pub fn crash(&mut self, id: NodeId) {
+        self.members.remove(&id);
+        let engine = self.engines.remove(&id).unwrap();
+        let mut engine = Arc::try_unwrap(engine).ok().expect("nobody else has it");
+        engine.crash();
+        self.engines.insert(id, Arc::new(engine));
+        self.restart(id);
+    }
+
     pub fn restart(&mut self, id: NodeId) {
+        self.start(id, false);
+    }
+
+    fn start(&mut self, id: NodeId, joining: bool) {
         self.members.remove(&id);
         let node = NodeConfig { serves: self.serves, ..settings() };
-        let config = MemberConfig { me: id, placement: self.placement.clone(), node, seed: 7 };
+        let config = MemberConfig { me: id, placement: self.formed[&id].clone(), node, seed: 7, joining };
         let member = Member::open(self.engines[&id].clone(), self.clock.clone(), config, self.now).unwrap();
         self.members.insert(id, member);
     }
@@ -90,10 +114,13 @@ impl Cluster {
             if stop(to, &envelope.message) {
                 return Some((to, envelope));
             }
-            self.members.get_mut(&to).unwrap().receive(envelope, self.now);
+            if let Some(member) = self.members.get_mut(&to) {
+                member.receive(envelope, self.now);
+            }
         }
     }
 
+    /// A session asks the member that leads the request; `at` what any could lead.
     pub fn submit(
         &mut self,
         at: NodeId,
@@ -103,7 +130,9 @@ impl Cluster {
         let slot: Arc<Mutex<Option<Reply>>> = Arc::default();
         let filled = slot.clone();
         let done = Box::new(move |reply| *filled.lock() = Some(reply));
-        self.members.get_mut(&at).unwrap().submit(request, origin, done, self.now);
+        let leader = self.placement.leader(&request.op).map_or(at, |member| member.id);
+        let asker = Asker::Session(origin);
+        self.members.get_mut(&leader).unwrap().submit(request, asker, done, self.now);
         slot
     }
 

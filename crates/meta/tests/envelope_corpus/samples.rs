@@ -1,19 +1,23 @@
 //! One of each message, and a few things that are none.
 
+use std::sync::Arc;
+
 use kestrel_meta::engine::Mutation;
 use kestrel_meta::locks::{Mode, TxnId};
+use kestrel_meta::member::change::{Attempt, ChangeMessage};
 use kestrel_meta::member::{Answer, Fetched, LoanId, Message, Question, Vote, Weight};
 use kestrel_meta::node::{Part, TreePart};
 use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::view::Want;
 use kestrel_types::error::FsError;
 use kestrel_types::key::{Key, Table};
+use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, Placement};
 
 const TXN: TxnId = TxnId { node: 2, epoch: 3, number: 300 };
 const LOAN: LoanId = LoanId { epoch: 7, number: 1 << 40 };
 
 pub fn samples() -> Vec<(&'static str, Message)> {
-    [rows(), dirs(), ends(), polls()].concat()
+    [rows(), dirs(), ends(), polls(), changes()].concat()
 }
 
 fn key(suffix: &[u8]) -> Key {
@@ -33,8 +37,11 @@ fn rows() -> Vec<(&'static str, Message)> {
         Missing { keys: vec![key(b"name"), key(b"")], spans: vec![span(None), span(Some(b"after"))] };
     let nothing = Missing { keys: vec![], spans: vec![] };
     vec![
-        ("borrow", Message::Borrow { txn: TXN, round: 4, mode: Mode::Exclusive, rows: missing }),
-        ("borrow-nothing", Message::Borrow { txn: TXN, round: 4, mode: Mode::Shared, rows: nothing }),
+        ("borrow", Message::Borrow { txn: TXN, round: 4, table: 5, mode: Mode::Exclusive, rows: missing }),
+        (
+            "borrow-nothing",
+            Message::Borrow { txn: TXN, round: 4, table: 5, mode: Mode::Shared, rows: nothing },
+        ),
         (
             "lent",
             Message::Lent {
@@ -64,10 +71,11 @@ fn rows() -> Vec<(&'static str, Message)> {
 }
 
 fn dirs() -> Vec<(&'static str, Message)> {
+    let fetch = |want| Message::Fetch { number: 300, table: 5, want };
     let dir = Fetched::Dir { ino: 5 << 24, mode: 0o1777, uid: 1000, gid: 100 };
     vec![
-        ("fetch", Message::Fetch(300, Want::Name(1, b"name"[..].into()))),
-        ("fetch-by-id", Message::Fetch(300, Want::Id(5 << 24))),
+        ("fetch", fetch(Want::Name(1, b"name"[..].into()))),
+        ("fetch-by-id", fetch(Want::Id(5 << 24))),
         ("fetched", Message::Fetched(300, dir)),
         ("fetched-at", Message::Fetched(300, Fetched::At(1, b"name"[..].into()))),
         ("fetched-none", Message::Fetched(300, Fetched::None)),
@@ -91,7 +99,7 @@ fn ends() -> Vec<(&'static str, Message)> {
 }
 
 fn polls() -> Vec<(&'static str, Message)> {
-    let poll = |question| Message::Poll { number: 300, question };
+    let poll = |question| Message::Poll { number: 300, table: 5, question };
     let polled = |answer| Message::Polled { number: 300, answer };
     let parts = [Part::None, Part::Damaged, Part::Bytes(-4096), Part::Bytes(1 << 40)].map(Weight::Part);
     let tree = TreePart { sum: [1000, -3, 1 << 40], children: vec![(0, 5 << 24), (1, 6 << 24)], more: true };
@@ -112,17 +120,48 @@ fn polls() -> Vec<(&'static str, Message)> {
     ]
 }
 
+fn changes() -> Vec<(&'static str, Message)> {
+    let attempt = Attempt { epoch: 7, number: 300 };
+    let members = (1..=2).map(|id| Member { id, address: format!("node{id}:9440") }).collect();
+    let map = ClusterMap::even(members).unwrap();
+    let table = Arc::new(Placement { version: 6, map, exceptions: ExceptionTable::default() });
+    let rows = vec![
+        Mutation { key: key(b"moved"), value: value(b"row") },
+        Mutation { key: key(b"gone"), value: None },
+    ];
+    let why = FsError::because(16, "node 2 keeps locks");
+    [
+        ("change-join", ChangeMessage::Join),
+        ("change-begin", ChangeMessage::Begin { attempt, next: table.clone() }),
+        ("change-clean", ChangeMessage::Clean(attempt)),
+        ("change-copy", ChangeMessage::Copy(attempt)),
+        ("change-rows", ChangeMessage::Rows { attempt, stream: 9, number: 2, rows }),
+        ("change-got-rows", ChangeMessage::GotRows { attempt, stream: 9, number: 2 }),
+        ("change-ready", ChangeMessage::Ready(attempt)),
+        ("change-freeze", ChangeMessage::Freeze(attempt)),
+        ("change-frozen", ChangeMessage::Frozen(attempt)),
+        ("change-declined", ChangeMessage::Declined { attempt, why }),
+        ("change-abort", ChangeMessage::Abort(attempt)),
+        ("change-adopt", ChangeMessage::Adopt(table)),
+        ("change-adopted", ChangeMessage::Adopted(6)),
+        ("change-ask", ChangeMessage::Ask(attempt)),
+    ]
+    .map(|(name, message)| (name, Message::Change(message)))
+    .into()
+}
+
 /// Bytes that are no envelope.
 pub fn bad() -> Vec<(&'static str, Vec<u8>)> {
-    let head = [1, 2, 0, 0, 0, 0, 0, 0, 0, 5];
+    let head = [2, 2, 0, 0, 0, 0, 0, 0, 0, 5];
     let after = |rest: &[u8]| [&head[..], rest].concat();
     vec![
-        ("bad-version", vec![2, 2, 0, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
-        ("bad-stamp", vec![1, 2, 0xff, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
+        ("bad-version", vec![1, 2, 0, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
+        ("bad-stamp", vec![2, 2, 0xff, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
         ("bad-message", after(&[200, 2, 3, 4])),
         ("bad-count", after(&[8, 2, 3, 4, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20, 1])),
-        ("bad-table", after(&[5, 2, 3, 4, 1, 0, 1, 9, 0xee, 0, 0, 0, 0, 0, 0, 0, 1, 0])),
-        ("bad-question", after(&[16, 1, 99])),
+        ("bad-table", after(&[5, 2, 3, 4, 5, 1, 0, 1, 9, 0xee, 0, 0, 0, 0, 0, 0, 0, 1, 0])),
+        ("bad-question", after(&[16, 1, 5, 99])),
+        ("bad-change", after(&[18, 99, 1, 1])),
         ("bad-tail", after(&[13, 2, 3, 4, 0])),
         ("bad-vote", after(&[11, 2, 3, 4, 9])),
     ]

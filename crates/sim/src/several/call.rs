@@ -1,12 +1,13 @@
-//! Clients: one call at a time, to any member, again and again until it is answered.
+//! Clients: one call at a time, to the member that leads it by the table of placement that the client has, in its session there if it is
+//! numbered, again and again until it is answered.
 
 use std::collections::BTreeMap;
 
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::ids::InodeId;
-use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Answer, Op, Outcome, Reply, Request, Subject};
+use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::request::{Answer, Op, Outcome, Reply, Request};
 
 use super::objects::LINGERS;
 use super::opens::Held;
@@ -20,10 +21,8 @@ use crate::workload;
 pub struct Caller {
     /// What it knows.
     pub client: Client,
-    /// Number of its last call.
-    seq: u64,
-    /// Who leads that, if any member could: the one that it goes to.
-    leader: NodeId,
+    /// Its copy of the table of placement.
+    pub placement: Placement,
     /// What it waits for.
     pub waiting: Option<Waiting>,
     /// What it asks next, if it knows: the home of a file that it has been told does not exist.
@@ -38,7 +37,9 @@ pub struct Caller {
     pub connected: BTreeMap<NodeId, u64>,
     patience: Nanos,
     /// The member that gives it numbers for objects.
-    gives: NodeId,
+    pub gives: NodeId,
+    /// How often, in percent, it does not care that a member has a newer table.
+    pub lazy: u64,
 }
 
 /// A call under way.
@@ -46,11 +47,15 @@ pub struct Caller {
 pub struct Waiting {
     /// The record in the history.
     record: usize,
+    /// Its number, which no other call of any client has.
+    number: u64,
     pub request: Request,
-    /// The member whose session it is part of.
-    pub at: Option<NodeId>,
+    /// The member that is asked.
+    pub at: NodeId,
     /// The start of that member to which it was sent first.
     pub first_sent: u64,
+    /// It was misdirected, and is asked again under another number.
+    pub misdirected: bool,
 }
 
 impl Caller {
@@ -67,23 +72,26 @@ impl Several {
         let client = Client::new(self.clients_begun, dice, self.agenda.now);
         let patience = self.dice.between(50 * MS, 3 * SECOND);
         // Its objects all have numbers of one node.
-        let gives = self.pick_node();
+        let placement = self.some_table();
+        let members: Vec<NodeId> = placement.map.members().iter().map(|member| member.id).collect();
+        let gives = *self.dice.pick(&members).expect("there are members");
+        let lazy = if self.dice.chance(30) { 80 } else { self.dice.below(40) };
         Caller {
             client,
-            seq: 0,
+            placement,
             waiting: None,
-            leader: gives,
             next: None,
             asks_home: false,
             opens: BTreeMap::new(),
             sessions: BTreeMap::new(),
             connected: BTreeMap::new(),
             gives,
+            lazy,
             patience,
         }
     }
 
-    fn pick_node(&mut self) -> NodeId {
+    pub(super) fn pick_host(&mut self) -> NodeId {
         let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
         *self.dice.pick(&nodes).expect("there are nodes")
     }
@@ -108,57 +116,73 @@ impl Several {
     pub(super) fn call(&mut self, place: usize, request: Request) {
         let (held, at) = (self.held(place, &request.op), self.member_for(place, &request.op));
         let record = self.history.ask(place, request.clone(), held);
-        let first_sent = at.map_or(0, |node| self.hosts[&node].started());
-        let leader = match request.op {
-            Op::AllocObjects(_) => self.clients[place].gives,
-            _ => self.pick_node(),
-        };
-        let caller = &mut self.clients[place];
-        caller.seq += 1;
-        caller.leader = leader;
-        caller.waiting = Some(Waiting { record, request, at, first_sent });
+        self.ask_at(place, record, request, at);
+    }
+
+    /// It asks a member, under a new number.
+    fn ask_at(&mut self, place: usize, record: usize, request: Request, at: NodeId) {
+        self.calls_sent += 1;
+        let (number, first_sent) = (self.calls_sent, self.hosts[&at].started());
+        self.clients[place].waiting =
+            Some(Waiting { record, number, request, at, first_sent, misdirected: false });
         self.send_call(place, false);
     }
 
     fn send_call(&mut self, place: usize, retry: bool) {
-        let any = self.pick_node();
         let caller = &self.clients[place];
-        let Some(Waiting { record, request, at, .. }) = caller.waiting.clone() else { return };
-        // What any member could lead is led by the one that gets it: its copies go there as well.
-        let held = matches!(request.op.subject(), Subject::Held(_) | Subject::Open(_) | Subject::Volume);
-        let node = if held { caller.leader } else { any };
-        let (seq, patience) = (caller.seq, caller.patience);
+        let Some(Waiting { record, number, request, at: node, .. }) = caller.waiting.clone() else { return };
+        let (client, patience) = (caller.client.id, caller.patience);
+        self.plan_in(patience, Event::Impatient(place, number));
         let numbered = request.op.is_numbered();
-        let origin = numbered.then_some(Origin { client: caller.client.id, seq, retry });
-        if let (Some(node), Some(origin)) = (at, origin) {
-            self.plan_in(patience, Event::Impatient(place, record as u64));
-            if self.is_welcome(place, node) {
-                let start = self.hosts[&node].started();
-                self.say(|| format!("client {place} → {node}: call {record}, in session: {:?}", request.op));
-                self.carry(0, node, |world, after| {
-                    let request = request.clone();
-                    let call = Event::SessionCall(node, start, place, record as u64, request, origin);
-                    world.plan_in(after, call);
-                });
-            }
+        let welcome = self.is_welcome(place, node);
+        if numbered && !welcome {
             return;
         }
         self.say(|| format!("client {place} → {node}: call {record}: {:?}", request.op));
+        let start = self.hosts[&node].started();
         self.carry(0, node, |world, after| {
             let request = request.clone();
-            world.plan_in(after, Event::Call(node, place, record as u64, request, origin));
+            let call = match numbered {
+                true => {
+                    let origin = Origin { client, seq: number, retry };
+                    Event::SessionCall(node, start, place, request, origin)
+                }
+                false => Event::Call(node, place, number, request),
+            };
+            world.plan_in(after, call);
         });
-        self.plan_in(patience, Event::Impatient(place, record as u64));
     }
 
-    pub(super) fn reply(&mut self, (node, start): (NodeId, u64), place: usize, number: u64, reply: Reply) {
+    /// A call was misdirected: it goes to whoever leads it by the table that the client has by now.
+    pub(super) fn ask_again(&mut self, place: usize, number: u64) {
+        let waiting = self.clients[place].waiting.clone();
+        let Some(Waiting { record, request, .. }) = waiting.filter(|waiting| waiting.number == number) else {
+            return;
+        };
+        let at = self.member_for(place, &request.op);
+        self.ask_at(place, record, request, at);
+    }
+
+    pub(super) fn reply(
+        &mut self,
+        (node, start, table): (NodeId, u64, u64),
+        place: usize,
+        number: u64,
+        reply: Reply,
+    ) {
+        self.hear_of_version(place, node, table);
         let caller = &mut self.clients[place];
         let over = caller.connected.get(&node).is_some_and(|connected| *connected > start);
-        let waits =
-            |waiting: &mut Waiting| waiting.record as u64 == number && (waiting.at.is_none() || !over);
+        let waits = |waiting: &mut Waiting| waiting.number == number && !waiting.misdirected && !over;
         let Some(waiting) = caller.waiting.take_if(waits) else { return };
         let (record, request) = (waiting.record, &waiting.request);
         self.say(|| format!("client {place}: call {record}: {reply:?}"));
+        if let Err(Outcome::Misdirected { .. }) = &reply {
+            self.tally.misdirected += 1;
+            self.clients[place].waiting = Some(Waiting { misdirected: true, ..waiting });
+            let after = self.dice.between(5 * MS, 100 * MS);
+            return self.plan_in(after, Event::AskAgain(place, number));
+        }
         if let Err(Outcome::Failed(why)) = &reply
             && [libc::EIO, libc::ENOTSUP].contains(&why.errno)
             // Inline content cannot be cloned.
@@ -178,7 +202,7 @@ impl Several {
 
     pub(super) fn impatient(&mut self, place: usize, number: u64) {
         let waits = self.clients[place].waiting.as_ref();
-        if waits.is_none_or(|waiting| waiting.record as u64 != number) {
+        if waits.is_none_or(|waiting| waiting.number != number || waiting.misdirected) {
             return;
         }
         if self.troubled && self.dice.chance(3) {

@@ -8,8 +8,17 @@ use crate::agenda::Scene;
 use crate::network::MS;
 
 impl Several {
-    /// Something goes wrong.
+    /// Something goes wrong, and then something else.
     pub(super) fn trouble(&mut self) {
+        if self.troubled {
+            self.fault();
+            let after = self.dice.pause();
+            self.plan_in(after, Event::Fault);
+        }
+    }
+
+    /// Something goes wrong.
+    pub(super) fn fault(&mut self) {
         if !self.troubled {
             return;
         }
@@ -27,8 +36,6 @@ impl Several {
             }
             _ => self.jump_clock(),
         }
-        let after = self.dice.pause();
-        self.plan_in(after, Event::Fault);
     }
 
     fn crash(&mut self, node: NodeId) {

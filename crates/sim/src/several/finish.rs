@@ -29,6 +29,7 @@ pub(super) const REST_MAX: Nanos = 120 * SECOND;
 impl Several {
     pub(super) fn finish(&mut self) {
         self.come_to_rest();
+        self.change_once_more();
         self.look_around();
         self.look_at_open_files();
         self.say_farewell();
@@ -46,6 +47,7 @@ impl Several {
 
     fn is_at_rest(&self) -> bool {
         self.clients.iter().all(|caller| !caller.waits())
+            && self.tables_rest()
             && self.hosts.values().all(|host| {
                 host.engine().appended() == host.engine().durable()
                     && host.member().is_some_and(|member| member.is_idle() && !member.node().in_grace())
@@ -127,6 +129,9 @@ impl Several {
             if cluster.locks.any() {
                 wrong.push(format!("node {node} has locks that nobody holds"));
             }
+            for name in left_of_changes(&**host.engine()) {
+                wrong.push(format!("node {node} has the record {name:?} of a change of the table"));
+            }
             for table in Table::ALL.into_iter().filter(|table| *table != Table::System) {
                 let visited = host.engine().scan_table(table, None, &mut |key, value| {
                     if table == Table::Sweep {
@@ -186,6 +191,17 @@ impl Several {
 /// A directory's dentry and name.
 type Known = (Dentry, Box<[u8]>);
 
+/// Records of a change that is under way.
+fn left_of_changes(engine: &dyn Engine) -> Vec<&'static str> {
+    let mut left = Vec::new();
+    let visited = engine.scan_table(Table::System, None, &mut |key, _| {
+        left.extend(["change", "frozen", "strangers"].into_iter().find(|name| name.as_bytes() == key.suffix));
+        ControlFlow::Continue(())
+    });
+    visited.expect("no fault was injected");
+    left
+}
+
 /// What is wrong about a row where it is.
 fn misplaced(node: u32, cluster: &Cluster, table: Table, id: u64, suffix: &[u8]) -> Option<String> {
     if table == Table::Txn {
@@ -194,6 +210,6 @@ fn misplaced(node: u32, cluster: &Cluster, table: Table, id: u64, suffix: &[u8])
             other => Some(format!("left in table txn of node {node}: {other:?}")),
         };
     }
-    let owner = cluster.owner(table, id, suffix);
+    let owner = cluster.table().owner(table, id, suffix);
     (owner != node).then(|| format!("node {node} has a row of table {table:?}, {id}, that is node {owner}'s"))
 }

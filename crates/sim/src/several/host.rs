@@ -6,7 +6,8 @@ use std::sync::Arc;
 use kestrel_meta::cluster::NODES_MAX;
 use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::member::{Envelope, Member, MemberConfig};
+use kestrel_meta::member::change::{Changed, Expected, Phase};
+use kestrel_meta::member::{Asker, Envelope, Member, MemberConfig};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
@@ -46,9 +47,9 @@ pub struct Host {
 }
 
 impl Host {
-    /// A machine with its part of an empty volume; nothing runs.
+    /// A machine with its part of an empty volume, perhaps one that is yet to join; nothing runs.
     pub fn new(
-        me: NodeId,
+        (me, joining): (NodeId, bool),
         placement: Placement,
         clock: Arc<ManualClock>,
         workers: usize,
@@ -73,7 +74,7 @@ impl Host {
         Self {
             engine: Some(Arc::new(engine)),
             clock,
-            config: MemberConfig { me, placement, node, seed },
+            config: MemberConfig { me, placement, node, seed, joining },
             member: None,
             start: 0,
             sync_planned: false,
@@ -145,6 +146,39 @@ impl Host {
         self.member.is_some() && self.start == start
     }
 
+    /// The table that the process has, if it runs.
+    pub fn placement(&self) -> Option<Placement> {
+        self.member.as_ref().map(|member| member.placement())
+    }
+
+    /// Whether it is not yet taken into the cluster.
+    pub fn joins(&self) -> bool {
+        self.config.joining
+            && self.placement().is_none_or(|table| table.version == self.config.placement.version)
+    }
+
+    /// Whether its process runs and no change of the table is under way there.
+    pub fn has_no_change(&self) -> bool {
+        self.member.as_ref().is_some_and(|member| {
+            let figures = member.change_figures();
+            figures.phase == Phase::None && !figures.purging && !figures.leads
+        })
+    }
+
+    /// Somebody asks for another table.
+    pub fn change(&mut self, next: Placement, done: Changed, now: Nanos) {
+        if let Some(member) = &mut self.member {
+            member.change(next, done, now);
+        }
+    }
+
+    /// Somebody asks for a new member's number.
+    pub fn expect(&mut self, address: String, done: Expected, now: Nanos) {
+        if let Some(member) = &mut self.member {
+            member.expect(address, done, now);
+        }
+    }
+
     /// Until when the process is stopped, if it is.
     pub fn stopped(&self, now: Nanos) -> Option<Nanos> {
         (self.stopped_until > now).then_some(self.stopped_until)
@@ -157,19 +191,12 @@ impl Host {
         }
     }
 
-    /// A client's call arrives.
-    pub fn submit(
-        &mut self,
-        client: usize,
-        number: u64,
-        request: Request,
-        origin: Option<Origin>,
-        now: Nanos,
-    ) {
+    /// A client's call that is not numbered arrives.
+    pub fn submit(&mut self, client: usize, number: u64, request: Request, now: Nanos) {
         let Some(member) = &mut self.member else { return };
         let replies = self.replies.clone();
         let done = move |reply| replies.lock().push((client, number, reply));
-        member.submit(request, origin, Box::new(done), now);
+        member.submit(request, Asker::Session(None), Box::new(done), now);
     }
 
     /// The process asks what objects it may delete.
@@ -196,29 +223,22 @@ impl Host {
         }
     }
 
-    /// A client's call arrives that its session is about.
-    pub fn submit_in_session(
-        &mut self,
-        place: usize,
-        number: u64,
-        request: Request,
-        origin: Origin,
-        now: Nanos,
-    ) {
+    /// A client's numbered call arrives.
+    pub fn submit_in_session(&mut self, place: usize, request: Request, origin: Origin, now: Nanos) {
         let Some(member) = &mut self.member else { return };
         let (replies, sessions) = (self.replies.clone(), self.sessions.clone());
         match sessions.lock().admit(origin.client, origin.seq, &request.op) {
             Admission::Run => {}
-            Admission::Answered(reply) => return replies.lock().push((place, number, reply)),
+            Admission::Answered(reply) => return replies.lock().push((place, origin.seq, reply)),
             Admission::Running => return,
         }
         let op = request.op.clone();
         let done = move |reply: Reply| {
             if sessions.lock().finish(origin.client, origin.seq, &op, &reply) {
-                replies.lock().push((place, number, reply));
+                replies.lock().push((place, origin.seq, reply));
             }
         };
-        member.submit(request, Some(origin), Box::new(done), now);
+        member.submit(request, Asker::Session(Some(origin)), Box::new(done), now);
     }
 
     /// A client says what it had open before this start.
@@ -242,7 +262,7 @@ impl Host {
         for ino in abandoned {
             let (sessions, op) = (self.sessions.clone(), Op::Release(ino));
             let done = move |reply: Reply| sessions.lock().given_back(ino, &reply);
-            member.submit(Request { creds: Creds::root(), op }, None, Box::new(done), now);
+            member.submit(Request { creds: Creds::root(), op }, Asker::Own, Box::new(done), now);
         }
     }
 

@@ -4,12 +4,11 @@
 //! an earlier start is lost with the connection. Before anything else a client tells a new start what it had open there; when all
 //! clients have, and have repeated what they did not hear an answer to, the time of claims is over.
 
-use kestrel_meta::ops::counts_opens;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::InodeRef;
 use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Answer, Op, Outcome, Reply, Request, Subject};
+use kestrel_types::request::{Answer, Op, Outcome, Reply, Request, SetAttr, Subject};
 use kestrel_types::wire::ClientId;
 
 use super::call::Waiting;
@@ -27,16 +26,24 @@ pub struct Held {
 }
 
 impl Several {
-    /// The member that a client has to ask, if not any will do.
-    pub(super) fn member_for(&self, place: usize, op: &Op) -> Option<NodeId> {
+    /// The member that a client asks (`kestrel-client`'s `remote/routes.rs` says why).
+    pub(super) fn member_for(&mut self, place: usize, op: &Op) -> NodeId {
+        let caller = &self.clients[place];
+        if let Some(leader) = caller.placement.leader(op) {
+            return leader.id;
+        }
         let ino = match op.subject() {
             Subject::Open(ino) => ino,
             Subject::Held(inode) => inode.ino,
-            _ if counts_opens(op) => return self.placement.leader(op).map(|member| member.id),
-            _ => return None,
+            _ if matches!(op, Op::AllocObjects(_)) => return caller.gives,
+            _ => {
+                let members: Vec<NodeId> =
+                    caller.placement.map.members().iter().map(|member| member.id).collect();
+                return *self.dice.pick(&members).expect("there are members");
+            }
         };
-        let opens = self.clients[place].opens.keys();
-        opens.filter(|(_, open)| *open == ino).map(|(node, _)| *node).next()
+        let holds = caller.opens.keys().find(|(_, open)| *open == ino);
+        holds.map_or_else(|| caller.placement.home_of(ino).id, |(node, _)| *node)
     }
 
     /// The file that an operation names by number, if the client has it open.
@@ -54,7 +61,7 @@ impl Several {
 
     /// What a reply means for what a client has open.
     pub(super) fn note_opens(&mut self, place: usize, waiting: &Waiting, reply: &Reply) {
-        let Some(node) = waiting.at else { return };
+        let node = waiting.at;
         let caller = &mut self.clients[place];
         let op = &waiting.request.op;
         match (op, reply) {
@@ -72,18 +79,16 @@ impl Several {
                 held.count += 1;
                 held.file = file;
             }
-            (Op::Open(inode, flags), Err(Outcome::Failed(why)))
-                if why.errno == libc::ESTALE && inode.seen.is_some() =>
-            {
-                let op = Op::Open(InodeRef::by_id(inode.ino), *flags);
-                caller.next = Some(Request { creds: waiting.request.creds.clone(), op });
-            }
             (Op::Release(ino), Ok(_)) => self.forget_open(place, node, *ino, 1),
             (Op::Release(ino), Err(Outcome::Failed(why))) if why.errno != libc::ETIMEDOUT => {
                 let had = caller.opens.contains_key(&(node, *ino));
                 if had {
                     self.fail(format!("client {place}: release of file {ino} at {node}: {why}"));
                 }
+            }
+            (_, Err(Outcome::Failed(why))) if why.errno == libc::ESTALE => {
+                let creds = waiting.request.creds.clone();
+                caller.next = by_number(op).map(|op| Request { creds, op });
             }
             _ => {}
         }
@@ -139,7 +144,7 @@ impl Several {
         self.clients[place].connected.insert(node, start);
         let caller = &self.clients[place];
         let releasing = caller.waiting.as_ref().and_then(|waiting| match waiting.request.op {
-            Op::Release(ino) if waiting.at == Some(node) => Some(ino),
+            Op::Release(ino) if waiting.at == node && !waiting.misdirected => Some(ino),
             _ => None,
         });
         let claims = caller.opens.iter().filter(|((at, _), _)| *at == node);
@@ -212,7 +217,9 @@ impl Several {
         }
         let is_awaited = |client: &ClientId| {
             self.clients.iter().filter(|caller| caller.client.id == *client).any(|caller| {
-                let repeats = |waiting: &Waiting| waiting.at == Some(node) && waiting.first_sent != start;
+                let repeats = |waiting: &Waiting| {
+                    waiting.at == node && waiting.first_sent != start && !waiting.misdirected
+                };
                 caller.sessions.get(&node) != Some(&start) || caller.waiting.as_ref().is_some_and(repeats)
             })
         };
@@ -286,4 +293,22 @@ impl Several {
                 })
         })
     }
+}
+
+/// The same operation on an inode by number alone, if it named a place where that was seen.
+fn by_number(op: &Op) -> Option<Op> {
+    let mut op = op.clone();
+    match &mut op {
+        Op::GetAttr(inode)
+        | Op::SetAttr(inode, SetAttr { through_handle: false, .. })
+        | Op::Access(inode, _)
+        | Op::ReadLink(inode)
+        | Op::Open(inode, _)
+        | Op::GetXattr(inode, _)
+        | Op::SetXattr(inode, ..)
+        | Op::ListXattr(inode)
+        | Op::RemoveXattr(inode, _) => inode.seen.take()?,
+        _ => return None,
+    };
+    Some(op)
 }

@@ -23,7 +23,7 @@ use super::super::runs::lsm::LsmRuns;
 use super::checkpoint::{self, Checkpoint};
 use super::flush::Flusher;
 use super::sync::Syncer;
-use super::{BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, Shared, Taps, no_space};
+use super::{BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, Shared, no_space};
 
 /// What a thread does.
 type Role = fn(&Shared);
@@ -171,7 +171,7 @@ pub(super) fn assemble(
         log,
         runs,
         waiters,
-        taps: Taps::default(),
+        taps: Arc::default(),
         before_sync,
         syncer: Syncer::default(),
         flusher,

@@ -1,13 +1,16 @@
 //! Envelopes round trip; whatever comes in their place is an error or another envelope, never a panic.
 
 use kestrel_types::ids::InodeId;
-use kestrel_types::name::{InodeRef, Name, Place};
-use kestrel_types::request::{Creds, Op, Request};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 
+use std::sync::Arc;
+
+use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, Placement};
+
 use super::*;
+use crate::member::change::{Attempt, ChangeMessage};
 use crate::member::poll::{Answer, Question};
 use crate::member::reap::Weight;
 use crate::node::{Part, TreePart};
@@ -49,44 +52,8 @@ fn any_loan() -> BoxedStrategy<LoanId> {
     (number(), number()).prop_map(|(epoch, number)| LoanId { epoch, number }).boxed()
 }
 
-fn any_origin() -> BoxedStrategy<Option<Origin>> {
-    option::of((any::<[u8; 16]>(), number(), any::<bool>()).prop_map(|(client, seq, retry)| Origin {
-        client: ClientId(client),
-        seq,
-        retry,
-    }))
-    .boxed()
-}
-
-fn any_request() -> BoxedStrategy<Request> {
-    let name = || Name::new(b"name").unwrap();
-    let op = prop_oneof![
-        number().prop_map(move |base| Op::Lookup(Place {
-            base,
-            dirs: [name()].into_iter().collect(),
-            name: name()
-        })),
-        number().prop_map(|ino| Op::GetAttr(InodeRef::by_id(ino))),
-        Just(Op::Sync),
-    ];
-    (any::<u32>(), op)
-        .prop_map(|(uid, op)| Request { creds: Creds { uid, gid: 7, groups: Some([1, 2].into()) }, op })
-        .boxed()
-}
-
 fn any_error() -> BoxedStrategy<FsError> {
     (1..4096, "[a-z ]{0,40}").prop_map(|(errno, why)| FsError::because(errno, why)).boxed()
-}
-
-fn any_reply() -> BoxedStrategy<Reply> {
-    use kestrel_types::request::Answer;
-    prop_oneof![
-        Just(Ok(Answer::Done)),
-        bytes(40).prop_map(|bytes| Ok(Answer::Bytes(bytes))),
-        any_error().prop_map(|why| Err(Outcome::Failed(why))),
-        Just(Err(Outcome::NeedGroups)),
-    ]
-    .boxed()
 }
 
 fn any_want() -> BoxedStrategy<Want> {
@@ -119,11 +86,8 @@ fn about_rows() -> BoxedStrategy<Message> {
     let spans = vec((any_span(), vec((bytes(SUFFIX_MAX), bytes(60)), 0..4)), 0..3);
     let mutation = any_row().prop_map(|(key, value)| Mutation { key, value });
     prop_oneof![
-        (any_txn(), any::<u32>(), mode, missing).prop_map(|(txn, round, mode, rows)| Message::Borrow {
-            txn,
-            round,
-            mode,
-            rows
+        (any_txn(), any::<u32>(), number(), mode, missing).prop_map(|(txn, round, table, mode, rows)| {
+            Message::Borrow { txn, round, table, mode, rows }
         }),
         (any_txn(), any::<u32>(), any_loan(), vec(any_row(), 0..4), spans)
             .prop_map(|(txn, round, loan, rows, spans)| Message::Lent { txn, round, loan, rows, spans }),
@@ -174,13 +138,11 @@ fn any_answer() -> BoxedStrategy<Answer> {
 fn any_message() -> BoxedStrategy<Message> {
     let vote = prop_oneof![Just(Vote::Yes), Just(Vote::No), any_error().prop_map(Vote::Failed)];
     prop_oneof![
-        (number(), any_request(), any_origin()).prop_map(|(number, request, origin)| Message::Forward {
+        (number(), number(), any_want()).prop_map(|(number, table, want)| Message::Fetch {
             number,
-            request,
-            origin
+            table,
+            want
         }),
-        (number(), any_reply()).prop_map(|(number, reply)| Message::Forwarded(number, reply)),
-        (number(), any_want()).prop_map(|(number, want)| Message::Fetch(number, want)),
         (number(), any_fetched()).prop_map(|(number, found)| Message::Fetched(number, found)),
         about_rows(),
         (any_txn(), any::<u32>()).prop_map(|(txn, round)| Message::Refused(txn, round)),
@@ -191,8 +153,48 @@ fn any_message() -> BoxedStrategy<Message> {
         any_txn().prop_map(Message::Decided),
         any_txn().prop_map(Message::Ask),
         any_txn().prop_map(Message::Alive),
-        (number(), any_question()).prop_map(|(number, question)| Message::Poll { number, question }),
+        (number(), number(), any_question()).prop_map(|(number, table, question)| Message::Poll {
+            number,
+            table,
+            question
+        }),
+        any_change().prop_map(Message::Change),
         (number(), any_answer()).prop_map(|(number, answer)| Message::Polled { number, answer }),
+    ]
+    .boxed()
+}
+
+fn any_change() -> BoxedStrategy<ChangeMessage> {
+    let attempt = || (number(), number()).prop_map(|(epoch, number)| Attempt { epoch, number });
+    let placement = || {
+        (1u64.., 1u32..4).prop_map(|(version, nodes)| {
+            let members = (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
+            let (map, exceptions) = (ClusterMap::even(members).unwrap(), ExceptionTable::default());
+            Arc::new(Placement { version, map, exceptions })
+        })
+    };
+    let mutation = any_row().prop_map(|(key, value)| Mutation { key, value });
+    prop_oneof![
+        Just(ChangeMessage::Join),
+        (attempt(), placement()).prop_map(|(attempt, next)| ChangeMessage::Begin { attempt, next }),
+        attempt().prop_map(ChangeMessage::Clean),
+        attempt().prop_map(ChangeMessage::Copy),
+        (attempt(), number(), number(), vec(mutation, 0..4)).prop_map(|(attempt, stream, number, rows)| {
+            ChangeMessage::Rows { attempt, stream, number, rows }
+        }),
+        (attempt(), number(), number()).prop_map(|(attempt, stream, number)| ChangeMessage::GotRows {
+            attempt,
+            stream,
+            number
+        }),
+        attempt().prop_map(ChangeMessage::Ready),
+        attempt().prop_map(ChangeMessage::Freeze),
+        attempt().prop_map(ChangeMessage::Frozen),
+        (attempt(), any_error()).prop_map(|(attempt, why)| ChangeMessage::Declined { attempt, why }),
+        attempt().prop_map(ChangeMessage::Abort),
+        placement().prop_map(ChangeMessage::Adopt),
+        number().prop_map(ChangeMessage::Adopted),
+        attempt().prop_map(ChangeMessage::Ask),
     ]
     .boxed()
 }
@@ -248,9 +250,9 @@ proptest! {
 fn bytes_are_pinned() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
     let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true) };
-    assert_eq!(encoded(&envelope), [1, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
+    assert_eq!(encoded(&envelope), [2, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
     let mut other = encoded(&envelope);
-    other[0] = 2;
+    other[0] = 1;
     assert!(Envelope::decode(&other).is_err());
     let late = Envelope { stamp: STAMP_MAX, ..envelope };
     assert!(Envelope::decode(&encoded(&late)).is_err());
@@ -266,6 +268,7 @@ fn what_no_frame_holds_is_not_encoded_and_counts_take_no_memory() {
     assert!(Envelope { from: 1, stamp: 5, message }.encode(&mut out).is_err());
     assert_eq!(out, [1, 2, 3]);
     // Invalidate with 2^40 directories.
-    let bytes = [1, 1, 0, 0, 0, 0, 0, 0, 0, 5, INVALIDATE, 2, 3, 4, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20, 1];
+    let bytes =
+        [VERSION, 1, 0, 0, 0, 0, 0, 0, 0, 5, INVALIDATE, 2, 3, 4, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20, 1];
     assert!(Envelope::decode(&bytes).is_err());
 }

@@ -1,0 +1,562 @@
+//! Tables that change: what every member does when slots and names get other owners, or members come.
+//!
+//! A change makes of table v the table v + 1. The *coordinator*, the member with the lowest number, leads it ([`super::coordinate`]), one at a
+//! time. Rows whose owner by v + 1 is another than by v are *leaving*: their owner, the *source*, sends them to the next one, the
+//! *destination*, while it goes on serving them. An attempt goes through these steps, each when all members have done the one before:
+//!
+//! 1. **Clean** ([`purge`]). A member may have rows that it does not own, *strangers*: copies on their way in, leftovers of rows that went.
+//!    Record "strangers" is in the log before the first of them. They are deleted before anything else comes.
+//! 2. **Copy** ([`copying`]). The source has every batch shown to it from now on, which says what has changed since, and scans its rows.
+//! 3. **Freeze** ([`freeze`]). The source keeps leaving rows from everybody, as if they were lent, waits until none of them is lent, sends what
+//!    has changed, and puts on record that it is frozen.
+//! 4. **Decide.** When all are frozen the coordinator puts the next table on record. Until then anything unexpected ends the attempt by
+//!    Abort: a restart, a lock of a file, a full disk, silence.
+//! 5. **Adopt** ([`adopt`]). All members get the table; new ones hear it when all others have it.
+//!
+//! **A row has at most one who serves it.** By table v that is the source, until it is frozen; it stays so, crashes included, until it hears
+//! Abort or adopts. Nobody adopts before all are frozen, durably. A frozen source has nothing lent of what leaves, and no batch
+//! changes any of it, since that begins with every role held. So between the moment at which the last source is frozen and the adoption
+//! of the destination nobody serves the row, and afterwards only the destination does.
+//!
+//! **Nothing is lost.** What a source had committed before it was frozen its scan saw, or the batches shown to it name the row: it is read
+//! again after all batches that changed it, and sent after all that was sent of it before, deletions too. A destination says that it
+//! has rows when they are durable there, and a source is frozen when the destination has all. The destination had none of these rows before (clean), so
+//! afterwards it has the same. If it starts again in between it takes no more rows of that attempt, which ends the attempt unless all had come; what it
+//! has it keeps until it hears Abort, or that a newer attempt begins: the record names the attempt.
+//!
+//! **Who restarts finds one table or the other**, never a mix: a batch makes the new table the present one, with all that goes with it. What
+//! a restart makes a member forget of an attempt under way it declines to go on with. An attempt that is decided goes on after any restart,
+//! the coordinator's too, which has the decision on record; about one that it has not on record it says Abort to whoever asks. So no attempt
+//! is both decided and aborted. Attempts are numbered upwards, starts of the coordinator included, and a message of an older one than what a member
+//! has, or had, to do with means nothing to it.
+//!
+//! **No transaction sees two tables.** Borrow, Fetch and Poll carry the version of the table of who asks, and who has another one refuses.
+//! Prepare and Decide carry none: what a transaction has been lent under v are, once anybody has adopted, rows whose owner does not change; and who leads one gives
+//! it up when he adopts, unless it is decided. A listing needs every member's part of the directory at one time: a source lends none while it is
+//! frozen, and waits until those that are lent are given back.
+//!
+//! **A new member's dentries are never stale.** It fetches none before it has the table, that is, after all others have: from then on each change
+//! of a directory is told to it as to everybody. Transactions that were undecided when their leader adopted have been given up.
+//!
+//! **Who has it open?** Opens stay where they were counted. A file may be deleted without asking others only if nobody can have opened it
+//! elsewhere, and for that it no longer suffices that it lies where it was made: from its first gain of slots or names on a member
+//! believes that only of files that it has made since (record "only here", [`NodeTable::made_here`]). Files without names go to their
+//! new home as such, which asks everybody; the old one forgets that its last release would have deleted them.
+//!
+//! **Once.** Answers stay where they were recorded. A request that may have been executed is answered from the record before anything is said of
+//! who leads it, so who asks again hears what came of it; one without a record was not executed, is told so (`Misdirected`), and may be
+//! asked elsewhere as a new one.
+
+pub(crate) mod adopt;
+mod copying;
+mod freeze;
+mod purge;
+pub mod records;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{InodeId, Position};
+use kestrel_types::placement::{NodeId, Placement, SLOTS, Slot};
+
+use super::message::Message;
+use super::{Member, Todo};
+use crate::cluster::NodeTable;
+use crate::engine::{BatchKind, Mutation};
+use crate::pipeline::engine_error;
+use copying::Copying;
+use purge::Purge;
+use records::{ChangeRecords, Strangers};
+
+/// Time between two questions of a member that waits for the coordinator.
+const ASK: Nanos = SECOND;
+
+/// Hears how a change of the table ended.
+pub type Changed = Box<dyn FnOnce(FsResult<()>) + Send>;
+
+/// Hears the number of a node to come.
+pub type Expected = Box<dyn FnOnce(FsResult<NodeId>) + Send>;
+
+/// Of files for which the given function holds: how many have locks, or calls that wait for locks, at this node. It must not block.
+pub type LockGuard = dyn Fn(&dyn Fn(InodeId) -> bool) -> usize + Send + Sync;
+
+/// Hears of tables: one that is the node's from now on, and a next one that has new nodes, before it is anybody's. It must not block.
+pub type TableListener = dyn Fn(&Placement) + Send + Sync;
+
+/// A try to change the table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Attempt {
+    /// Start of the coordinator.
+    pub epoch: u64,
+    /// Counts his attempts since.
+    pub number: u64,
+}
+
+/// What members say to each other about changes of the table: the coordinator and each of them, sources and destinations.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ChangeMessage {
+    /// A node that is not in the table yet asks to be taken in.
+    Join,
+    /// An attempt begins; the next table. Answered by Clean.
+    Begin {
+        /// Which.
+        attempt: Attempt,
+        /// What the table shall be.
+        next: Arc<Placement>,
+    },
+    /// There are no strangers.
+    Clean(Attempt),
+    /// Rows that leave are to be copied. Answered by Ready.
+    Copy(Attempt),
+    /// Rows for their next owner.
+    Rows {
+        /// Of this attempt.
+        attempt: Attempt,
+        /// Which copying of the source's: another one after a restart.
+        stream: u64,
+        /// Counts its messages to this destination, from 1.
+        number: u64,
+        /// The rows, as they are or deleted.
+        rows: Vec<Mutation>,
+    },
+    /// They are durable.
+    GotRows {
+        /// As it came.
+        attempt: Attempt,
+        /// As it came.
+        stream: u64,
+        /// As it came.
+        number: u64,
+    },
+    /// Little is left to copy.
+    Ready(Attempt),
+    /// Rows that leave are to be kept from everybody. Answered by Frozen.
+    Freeze(Attempt),
+    /// They are, durably, and their next owners have all of them.
+    Frozen(Attempt),
+    /// The attempt cannot go on.
+    Declined {
+        /// Which.
+        attempt: Attempt,
+        /// Why.
+        why: FsError,
+    },
+    /// The attempt has failed.
+    Abort(Attempt),
+    /// This is decided to be the table.
+    Adopt(Arc<Placement>),
+    /// A table of this version, or a later one, is the member's.
+    Adopted(u64),
+    /// The member waits: how is it with this attempt?
+    Ask(Attempt),
+}
+
+/// How far a change of the table is at a member.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// None is under way.
+    #[default]
+    None,
+    /// Rows that are not the member's are being deleted before it begins.
+    Cleaning,
+    /// Rows are copied to their next owners.
+    Copying,
+    /// What is left to copy is, while nobody has it.
+    Freezing,
+    /// It waits for the coordinator's decision.
+    Frozen,
+}
+
+impl Phase {
+    /// In a word, for people.
+    pub fn word(self) -> &'static str {
+        match self {
+            Phase::None => "none",
+            Phase::Cleaning => "cleaning",
+            Phase::Copying => "copying",
+            Phase::Freezing => "freezing",
+            Phase::Frozen => "frozen",
+        }
+    }
+}
+
+/// What a member has to say of changes of the table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ChangeFigures {
+    /// Version of the present table.
+    pub table: u64,
+    /// How far a change is here.
+    pub phase: Phase,
+    /// It leads a change.
+    pub leads: bool,
+    /// It waits to be taken into the cluster.
+    pub joining: bool,
+    /// Rows sent to other members since the start.
+    pub rows_sent: u64,
+    /// Rows taken from other members since the start.
+    pub rows_taken: u64,
+    /// Rows that are not the member's are being deleted.
+    pub purging: bool,
+    /// Such rows deleted since the start.
+    pub rows_purged: u64,
+}
+
+/// A member's part in an attempt.
+struct Part {
+    attempt: Attempt,
+    next: Arc<Placement>,
+    step: Step,
+    /// Record "frozen" is of this attempt.
+    recorded: bool,
+    /// It is known from the record "frozen" only: what has come of rows is forgotten.
+    restarted: bool,
+    /// What came from each source.
+    taken: BTreeMap<NodeId, Taken>,
+}
+
+enum Step {
+    /// Strangers are being deleted.
+    Cleaning,
+    Clean,
+    Copying(Box<Copying>),
+    Freezing(Box<Copying>),
+    /// Where the log says so.
+    Frozen(Position),
+}
+
+/// The rows of a source up to this message are here, in the log up to this position.
+struct Taken {
+    stream: u64,
+    number: u64,
+    position: Position,
+}
+
+/// What a member knows of changes.
+pub(super) struct Changing {
+    /// It is not one of the cluster yet.
+    pub joining: bool,
+    strangers: Strangers,
+    /// The newest attempt it had to do with since the start.
+    latest: Attempt,
+    part: Option<Part>,
+    purge: Option<Purge>,
+    /// When the coordinator was asked last. He is asked all the time, and so knows that the member lives.
+    asked: Nanos,
+    rows_sent: u64,
+    rows_taken: u64,
+    rows_purged: u64,
+}
+
+impl Changing {
+    /// As the records say.
+    pub fn new(records: &ChangeRecords, joining: bool, now: Nanos) -> Self {
+        let purge = (records.strangers == Strangers::Leftover).then(Purge::default);
+        let part = records.frozen.as_ref().map(|(attempt, next)| Part {
+            attempt: *attempt,
+            next: next.clone(),
+            step: Step::Frozen(0),
+            recorded: true,
+            restarted: true,
+            taken: BTreeMap::new(),
+        });
+        Self {
+            joining: joining && records.table.is_none(),
+            strangers: records.strangers,
+            latest: part.as_ref().map_or(Attempt::default(), |part| part.attempt),
+            part,
+            purge,
+            asked: now - ASK,
+            rows_sent: 0,
+            rows_taken: 0,
+            rows_purged: 0,
+        }
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        !self.joining && self.part.is_none() && self.strangers == Strangers::None
+    }
+
+    /// The attempt that the coordinator has to say something about.
+    fn undecided(&self) -> Option<Attempt> {
+        match (&self.part, self.strangers) {
+            (Some(part), _) => Some(part.attempt),
+            (None, Strangers::Coming(attempt)) => Some(attempt),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a node loses slots or names by a change of the table, or may.
+fn loses(me: NodeId, present: &Placement, next: &Placement) -> bool {
+    moves(present, next, |before, after| before == me && after != me)
+}
+
+/// Whether it gains some.
+fn gains(me: NodeId, present: &Placement, next: &Placement) -> bool {
+    moves(present, next, |before, after| before != me && after == me)
+}
+
+fn moves(present: &Placement, next: &Placement, counts: impl Fn(NodeId, NodeId) -> bool) -> bool {
+    let moved = |slot: Slot| counts(present.map.owner(slot).id, next.map.owner(slot).id);
+    // Which node has entries of a name that gets or loses an exception only the entries tell.
+    present.exceptions != next.exceptions || (0..SLOTS as Slot).any(moved)
+}
+
+impl Member {
+    /// The present table.
+    pub fn placement(&self) -> Placement {
+        self.table.placement.clone()
+    }
+
+    /// What there is to say of changes.
+    pub fn change_figures(&self) -> ChangeFigures {
+        let changing = &self.changing;
+        let phase = changing.part.as_ref().map_or(Phase::None, |part| match part.step {
+            Step::Cleaning | Step::Clean => Phase::Cleaning,
+            Step::Copying(_) => Phase::Copying,
+            Step::Freezing(_) => Phase::Freezing,
+            Step::Frozen(_) => Phase::Frozen,
+        });
+        ChangeFigures {
+            table: self.table.placement.version,
+            phase,
+            leads: self.coordinator.leads(),
+            joining: changing.joining,
+            rows_sent: changing.rows_sent,
+            rows_taken: changing.rows_taken,
+            purging: changing.purge.is_some(),
+            rows_purged: changing.rows_purged,
+        }
+    }
+
+    /// Has `guard` asked before files go to another node.
+    pub fn set_lock_guard(&mut self, guard: Box<LockGuard>) {
+        self.lock_guard = Some(guard);
+    }
+
+    /// Has `told` hear of tables.
+    pub fn set_table_listener(&mut self, told: Box<TableListener>) {
+        self.table_listener = Some(told);
+    }
+
+    /// The member that leads changes.
+    pub(super) fn coordinator(&self) -> NodeId {
+        self.table.nodes().next().unwrap_or(self.me)
+    }
+
+    /// Whether a member that has a table of this version may be lent rows and told things.
+    pub(super) fn agrees(&self, table: u64) -> bool {
+        !self.changing.joining && self.table.placement.version == table
+    }
+
+    pub(super) fn tell(&mut self, to: NodeId, message: ChangeMessage) {
+        self.send(to, Message::Change(message));
+    }
+
+    pub(super) fn heard_of_change(&mut self, from: NodeId, message: ChangeMessage) {
+        use ChangeMessage as M;
+        match message {
+            M::Join
+            | M::Clean(_)
+            | M::Ready(_)
+            | M::Frozen(_)
+            | M::Declined { .. }
+            | M::Adopted(_)
+            | M::Ask(_) => self.coordinate(from, message),
+            M::Rows { attempt, stream, number, rows } => {
+                self.take_rows(from, attempt, (stream, number), rows)
+            }
+            M::GotRows { attempt, stream, number } => self.got_rows(from, attempt, stream, number),
+            _ if from != self.coordinator() => {
+                log::error!("node {from} says what only node {} may say of the table", self.coordinator());
+            }
+            M::Begin { attempt, next } => self.begin_change(attempt, next),
+            M::Copy(attempt) => self.copy(attempt),
+            M::Freeze(attempt) => self.freeze(attempt),
+            M::Abort(attempt) => self.abort(attempt),
+            M::Adopt(table) => self.adopt(table),
+        }
+    }
+
+    fn begin_change(&mut self, attempt: Attempt, next: Arc<Placement>) {
+        let expected = next.version == self.table.placement.version + 1;
+        if self.changing.joining || !expected || attempt < self.changing.latest {
+            return;
+        }
+        match (&self.changing.part, self.changing.strangers) {
+            (Some(part), _) if part.attempt == attempt => {
+                if !matches!(part.step, Step::Cleaning) {
+                    self.tell(self.coordinator(), ChangeMessage::Clean(attempt));
+                }
+                return;
+            }
+            // It has taken rows of this one, and has forgotten from whom.
+            (None, Strangers::Coming(before)) if before >= attempt => {
+                return self.decline(attempt, forgotten());
+            }
+            _ => {}
+        }
+        if !self.end_part() {
+            return;
+        }
+        let told = self.table_listener.as_ref();
+        if let Some(told) = told.filter(|_| next.map.members().len() > self.table.nodes().count()) {
+            told(&next);
+        }
+        self.changing.latest = attempt;
+        let clean = self.changing.strangers == Strangers::None;
+        let step = if clean { Step::Clean } else { Step::Cleaning };
+        let (recorded, restarted, taken) = (false, false, BTreeMap::new());
+        self.changing.part = Some(Part { attempt, next, step, recorded, restarted, taken });
+        if clean {
+            self.tell(self.coordinator(), ChangeMessage::Clean(attempt));
+        }
+    }
+
+    /// The part in this attempt; if there is none the coordinator hears that the attempt cannot go on.
+    fn part_in(&mut self, attempt: Attempt) -> Option<&mut Part> {
+        if self.changing.part.as_ref().is_some_and(|part| part.attempt == attempt) {
+            return self.changing.part.as_mut();
+        }
+        self.decline(attempt, forgotten());
+        None
+    }
+
+    fn decline(&mut self, attempt: Attempt, why: FsError) {
+        self.tell(self.coordinator(), ChangeMessage::Declined { attempt, why });
+    }
+
+    fn abort(&mut self, attempt: Attempt) {
+        if self.changing.undecided() == Some(attempt) {
+            self.end_part();
+        }
+    }
+
+    /// Ends the part in an attempt that has failed: rows that leave are served again, those that came are to be deleted. False if that could not
+    /// be put on record: everything is as it was.
+    fn end_part(&mut self) -> bool {
+        let recorded = self.changing.part.as_ref().is_some_and(|part| part.recorded);
+        let came = matches!(self.changing.strangers, Strangers::Coming(_));
+        let mut rows = Vec::new();
+        rows.extend(recorded.then(|| records::gone(records::FROZEN)));
+        rows.extend(came.then(|| records::strangers_row(Strangers::Leftover)));
+        if !rows.is_empty()
+            && let Err(why) = self.commit_beside(BatchKind::Freeing, rows)
+        {
+            log::error!("the end of a change of the table that failed: {why}");
+            return false;
+        }
+        self.changing.part = None;
+        if came {
+            self.changing.strangers = Strangers::Leftover;
+            self.changing.purge = Some(Purge::default());
+        }
+        if self.table.leaving.is_some() {
+            self.set_table(NodeTable { leaving: None, ..NodeTable::clone(&self.table) });
+        }
+        true
+    }
+
+    /// Makes this the node's table. Whoever waits for rows looks again.
+    fn set_table(&mut self, table: NodeTable) {
+        let node = self.node.clone();
+        let quiet = node.quiesce();
+        self.put_table(table);
+        drop(quiet);
+    }
+
+    /// As [`Member::set_table`], with every role held.
+    fn put_table(&mut self, table: NodeTable) {
+        self.table = Arc::new(table);
+        self.cluster().set_table(self.table.clone());
+        self.unlocked = true;
+        self.unlocks += 1;
+    }
+
+    /// Commits rows that are records, or not the node's: nothing that it keeps in memory depends on them.
+    fn commit_beside(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
+        let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
+        self.node.note_commit(position);
+        Ok(position)
+    }
+
+    /// Takes rows from their owner, who gives them to this member.
+    fn take_rows(
+        &mut self,
+        from: NodeId,
+        attempt: Attempt,
+        (stream, number): (u64, u64),
+        rows: Vec<Mutation>,
+    ) {
+        let (table, me) = (self.table.clone(), self.me);
+        let Some(part) = self.part_in(attempt) else { return };
+        if matches!(part.step, Step::Cleaning) {
+            return;
+        }
+        let got = ChangeMessage::GotRows { attempt, stream, number };
+        match part.taken.get(&from) {
+            // A message that was late could bring back what a later one, which has been forgotten, replaced.
+            _ if part.restarted => return self.decline(attempt, forgotten()),
+            Some(taken) if taken.stream != stream => return self.decline(attempt, forgotten()),
+            Some(taken) if number <= taken.number => {
+                let position = taken.position;
+                return self.when_durable(position, Todo::Send(from, Message::Change(got)));
+            }
+            Some(taken) if number > taken.number + 1 => return,
+            None if number > 1 => return self.decline(attempt, forgotten()),
+            _ => {}
+        }
+        let ours = |row: &Mutation| {
+            let (kind, id, suffix) = (row.key.table, row.key.id, &*row.key.suffix);
+            table.owner(kind, id, suffix) == from
+                && from != me
+                && crate::cluster::owner(&part.next, me, kind, id, suffix) == me
+        };
+        if !rows.iter().all(ours) {
+            let text = format!("metadata: node {from} sent rows to node {me} that are not to go there");
+            return self.decline(attempt, FsError::because(libc::EIO, text));
+        }
+        let count = rows.len() as u64;
+        let mut batch = rows;
+        if self.changing.strangers != Strangers::Coming(attempt) {
+            if !self.table.strangers {
+                self.set_table(NodeTable { strangers: true, ..NodeTable::clone(&self.table) });
+            }
+            batch.push(records::strangers_row(Strangers::Coming(attempt)));
+        }
+        match self.commit_beside(BatchKind::Growing, batch) {
+            Ok(position) => {
+                self.changing.strangers = Strangers::Coming(attempt);
+                self.changing.rows_taken += count;
+                if let Some(part) = &mut self.changing.part {
+                    part.taken.insert(from, Taken { stream, number, position });
+                }
+                self.when_durable(position, Todo::Send(from, Message::Change(got)));
+            }
+            Err(why) => self.decline(attempt, why),
+        }
+    }
+
+    pub(super) fn tick_change(&mut self) {
+        self.tick_purge();
+        self.drive_copying();
+        self.drive_freezing();
+        if self.changing.asked + ASK <= self.now {
+            self.changing.asked = self.now;
+            if self.changing.joining {
+                self.tell(self.coordinator(), ChangeMessage::Join);
+            } else if let Some(attempt) = self.changing.undecided() {
+                self.tell(self.coordinator(), ChangeMessage::Ask(attempt));
+            }
+        }
+        self.tick_coordinator();
+    }
+}
+
+/// A member cannot go on with an attempt that it knows nothing, or not all, of.
+fn forgotten() -> FsError {
+    FsError::new(libc::EAGAIN, "metadata: a node started again while the table was being changed")
+}

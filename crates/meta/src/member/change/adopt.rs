@@ -1,0 +1,134 @@
+//! The next table becomes the present one.
+//!
+//! One batch makes it so, with every role held, and what the node keeps in memory of rows that came or went follows before anybody runs.
+//! Rows that leave have been kept from everybody until now, and nobody has seen those that came, so what is said of them here, before
+//! the roles are taken, still holds then.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use kestrel_types::codec::Reader;
+use kestrel_types::error::FsResult;
+use kestrel_types::ids::{InodeId, Position};
+use kestrel_types::inode::Inode;
+use kestrel_types::key::Table;
+use kestrel_types::placement::Placement;
+
+use super::records::{self, Strangers};
+use super::{ChangeMessage, Purge, gains, loses};
+use crate::cluster::{NodeTable, owner};
+use crate::engine::BatchKind;
+use crate::member::work::Stage;
+use crate::member::{Member, Message, Todo};
+use crate::pipeline::engine_error;
+use crate::rows::number_of;
+
+/// What a node keeps in memory of rows that came to it, or went.
+#[derive(Default)]
+pub(crate) struct Moved {
+    /// Files in table `link`: whether they have come, their size, and whether they have no name.
+    pub files: Vec<(InodeId, bool, i64, bool)>,
+    /// Files with rows that are being deleted: from which chunk on, of those that have come.
+    pub sweeps: Vec<(InodeId, Option<u64>)>,
+}
+
+impl Member {
+    /// The coordinator says that this is the table.
+    pub(super) fn adopt(&mut self, next: Arc<Placement>) {
+        let (version, present) = (next.version, self.table.placement.version);
+        let adopted = Message::Change(ChangeMessage::Adopted(version));
+        if version <= present && !self.changing.joining {
+            let position = self.node.last_commit();
+            return self.when_durable(position, Todo::Send(self.coordinator(), adopted));
+        }
+        if next.map.member(self.me).is_none() || version != present + 1 && !self.changing.joining {
+            return log::error!(
+                "this node has table {present} of placement, and table {version} is to follow"
+            );
+        }
+        match self.adopt_now(next) {
+            Ok(position) => self.when_durable(position, Todo::Send(self.coordinator(), adopted)),
+            // It is said again.
+            Err(why) => log::error!("table {version} of placement: {why}; tried again"),
+        }
+    }
+
+    fn adopt_now(&mut self, next: Arc<Placement>) -> FsResult<Position> {
+        let (node, before) = (self.node.clone(), self.table.clone());
+        let gains = gains(self.me, &before.placement, &next);
+        let loses = loses(self.me, &before.placement, &next);
+        let moved = if gains || loses { self.moved(&next)? } else { Moved::default() };
+        let left = loses || self.changing.strangers != Strangers::None;
+        let strangers = if left { Strangers::Leftover } else { Strangers::None };
+
+        let quiet = node.quiesce();
+        let only_here = if gains { node.counter()? } else { before.only_here };
+        let mut rows = vec![records::table_row(&next), records::strangers_row(strangers)];
+        rows.extend(gains.then(|| records::only_here_row(only_here)));
+        let recorded = self.changing.part.as_ref().is_some_and(|part| part.recorded);
+        rows.extend(recorded.then(|| records::gone(records::FROZEN)));
+        let position = self.commit_beside(BatchKind::Freeing, rows)?;
+        let placement = Placement::clone(&next);
+        self.put_table(NodeTable { me: self.me, placement, leaving: None, strangers: left, only_here });
+        node.take_moved(moved);
+        drop(quiet);
+
+        log::info!("metadata: table {} of placement", next.version);
+        self.changing.joining = false;
+        self.changing.part = None;
+        self.changing.strangers = strangers;
+        self.changing.purge = left.then(Purge::default);
+        self.begin_again();
+        if let Some(told) = &self.table_listener {
+            told(&next);
+        }
+        Ok(position)
+    }
+
+    /// What goes and comes by the next table. A damaged row is fsck's business.
+    fn moved(&self, next: &Placement) -> FsResult<Moved> {
+        let (mut moved, me, engine) = (Moved::default(), self.me, self.node.engine());
+        let comes = |table: Table, id: u64| match (
+            self.table.owner(table, id, b"") == me,
+            owner(next, me, table, id, b"") == me,
+        ) {
+            (false, true) => Some(true),
+            (true, false) => Some(false),
+            _ => None,
+        };
+        let links = engine.scan_table(Table::Link, None, &mut |key, row| {
+            if let (Some(comes), Ok(inode)) =
+                (comes(Table::Link, key.id), Inode::decode(&mut Reader::new(row)))
+            {
+                moved.files.push((key.id, comes, inode.size.cast_signed(), inode.nlink == 0));
+            }
+            ControlFlow::Continue(())
+        });
+        links.map_err(engine_error)?;
+        let sweeps = engine.scan_table(Table::Sweep, None, &mut |key, _| {
+            if let Some(comes) = comes(Table::Sweep, key.id) {
+                moved.sweeps.push((key.id, comes.then(|| number_of(key.suffix))));
+            }
+            ControlFlow::Continue(())
+        });
+        sweeps.map_err(engine_error)?;
+        Ok(moved)
+    }
+
+    /// What was begun by another table begins again: transactions that are not decided, questions to all members.
+    fn begin_again(&mut self) {
+        for ticket in self.leads.values().copied().collect::<Vec<_>>() {
+            let Some(work) = self.works.get(&ticket) else { continue };
+            if matches!(&work.stage, Stage::Leading(lead) if !lead.is_decided()) {
+                self.give_up(ticket);
+                self.rest(ticket, true);
+            }
+        }
+        self.ask_again();
+        self.walks.clear();
+        let polling = self.works.iter().filter(|(_, work)| matches!(work.stage, Stage::Polling));
+        for ticket in polling.map(|(ticket, _)| *ticket).collect::<Vec<_>>() {
+            self.run_alone(ticket);
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! Tables of placement that change in mid-run: somebody asks the coordinator for other owners of the names and numbers that clients are busy
+//! with, and for new members; clients hear of it late.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::error::FsResult;
+use kestrel_types::name::Name;
+use kestrel_types::placement::{ClusterMap, Member as MapMember, NodeId, Placement, Rule, Slot, slot_of_id};
+use kestrel_types::wire::ClientId;
+use parking_lot::Mutex;
+
+use super::finish::REST_MAX;
+use super::host::Host;
+use super::{Event, Several};
+use crate::agenda::Scene;
+use crate::network::MS;
+use crate::workload::NAMES;
+
+/// Most members that join.
+const JOINS_MAX: usize = 2;
+
+/// How the coordinator answered.
+type Heard<T> = Arc<Mutex<Vec<FsResult<T>>>>;
+
+/// See the module's header.
+#[derive(Default)]
+pub struct Tables {
+    /// Tables change in this run.
+    pub on: bool,
+    /// Tables that were asked for.
+    past: Vec<Placement>,
+    changed: Heard<()>,
+    expected: Heard<NodeId>,
+    /// Members that are to join or have.
+    joins: usize,
+    /// Seed and number of workers of every member.
+    host: (u64, usize),
+}
+
+impl Tables {
+    /// None has changed yet.
+    pub fn new(on: bool, host: (u64, usize)) -> Self {
+        Self { on, host, ..Self::default() }
+    }
+}
+
+impl Several {
+    /// The newest table that a member has.
+    pub(super) fn newest(&self) -> Placement {
+        let tables = self.hosts.values().filter(|host| !host.joins()).filter_map(Host::placement);
+        let newest = tables.max_by_key(|table| table.version);
+        newest.unwrap_or_else(|| self.placement.clone())
+    }
+
+    fn coordinator(&self) -> NodeId {
+        self.newest().map.members()[0].id
+    }
+
+    /// Somebody wants another table, or a member more, and again after a while.
+    pub(super) fn want_change(&mut self) {
+        if self.plan.calls == 0 {
+            return;
+        }
+        if self.tables.joins < JOINS_MAX && self.dice.chance(12) {
+            self.want_member();
+        } else {
+            self.ask_for_change();
+        }
+        if self.troubled && self.dice.chance(40) {
+            let after = self.dice.between(0, 2 * SECOND);
+            self.plan_in(after, Event::FaultOnce);
+        }
+        let after = self.dice.between(100 * MS, 4 * SECOND);
+        self.plan_in(after, Event::Change);
+    }
+
+    fn ask_for_change(&mut self) {
+        let (node, now) = (self.coordinator(), self.agenda.now);
+        let next = self.next_table();
+        let heard = self.tables.changed.clone();
+        let done = Box::new(move |result| heard.lock().push(result));
+        self.say(|| format!("node {node} is asked for table {}", next.version));
+        self.tables.past.push(next.clone());
+        self.host(node).change(next, done, now);
+        self.after(node);
+    }
+
+    fn want_member(&mut self) {
+        let (node, now) = (self.coordinator(), self.agenda.now);
+        let heard = self.tables.expected.clone();
+        let done = Box::new(move |result| heard.lock().push(result));
+        self.say(|| format!("node {node} is asked to expect another node"));
+        let address = format!("node-new-{}", self.tables.joins);
+        self.host(node).expect(address, done, now);
+        self.after(node);
+    }
+
+    /// What the coordinator has answered.
+    pub(super) fn hear_of_tables(&mut self) {
+        let expected = std::mem::take(&mut *self.tables.expected.lock());
+        for id in expected.into_iter().flatten() {
+            self.tables.joins += 1;
+            let after = self.dice.between(MS, SECOND);
+            self.plan_in(after, Event::Form(id));
+        }
+        for result in std::mem::take(&mut *self.tables.changed.lock()) {
+            self.tally.changes += usize::from(result.is_ok());
+            self.say(|| format!("the change ended: {result:?}"));
+        }
+    }
+
+    /// A new member's machine is set up with the present table and itself in it.
+    pub(super) fn form(&mut self, id: NodeId) {
+        let Placement { version, map, exceptions } = self.newest();
+        let mut members = map.members().to_vec();
+        members.retain(|member| member.id != id);
+        members.push(MapMember { id, address: format!("node-new-{id}") });
+        let map = ClusterMap::new(members, |slot| map.owner(slot).id).expect("a member more");
+        let placement = Placement { version, map, exceptions };
+        let (seed, workers) = self.tables.host;
+        let (clock, used) = (self.agenda.clock.clone(), self.objects.used.clone());
+        self.say(|| format!("node {id} is set up"));
+        self.hosts.insert(id, Host::new((id, true), placement, clock, workers, seed, used));
+        self.start(id);
+        self.plan_in(SECOND, Event::Reap(id));
+    }
+
+    /// Slots of names and numbers that clients use.
+    fn used_slots(&self) -> Vec<Slot> {
+        let table = self.newest();
+        let mut slots = BTreeSet::from([slot_of_id(1), table.slot_of(0, b"")]);
+        let known = self.clients.iter().flat_map(|caller| caller.client.known.iter());
+        for ino in known.map(|known| known.inode.ino) {
+            slots.insert(slot_of_id(ino));
+            slots.extend(NAMES.iter().map(|name| table.slot_of(ino, name.as_bytes())));
+        }
+        slots.into_iter().collect()
+    }
+
+    /// A table that is another one than the newest where clients are at work.
+    fn next_table(&mut self) -> Placement {
+        let Placement { version, map, mut exceptions } = self.newest();
+        let members: Vec<NodeId> = map.members().iter().map(|member| member.id).collect();
+        let mut owners: Vec<NodeId> = (0..1 << 14).map(|slot| map.owner(slot).id).collect();
+        let used = self.used_slots();
+        let back = self.dice.chance(20).then(|| self.dice.pick(&self.tables.past).cloned()).flatten();
+        if let Some(old) = back {
+            owners = (0..1 << 14).map(|slot| old.map.owner(slot).id).collect();
+            exceptions = old.exceptions;
+        }
+        for _ in 0..self.dice.below(5) {
+            let slot = *self.dice.pick(&used).expect("the root's");
+            owners[usize::from(slot)] = *self.dice.pick(&members).expect("there are members");
+        }
+        if self.dice.chance(40) {
+            let name = *self.dice.pick(&NAMES).expect("not empty");
+            let rule = match self.dice.below(4) {
+                0 => None,
+                1 => Some(Rule::PathWalk),
+                _ => Some(Rule::Override(self.dice.below(1 << 14) as Slot)),
+            };
+            exceptions.set(Name::new(name.as_bytes()).expect("a name"), rule).expect("a few exceptions");
+        }
+        let (from, to) = (*self.dice.pick(&members).expect("one"), *self.dice.pick(&members).expect("one"));
+        let percent = match self.dice.below(10) {
+            // Drained.
+            0 => 100,
+            1..=3 => self.dice.below(60),
+            _ => 0,
+        };
+        for owner in owners.iter_mut().filter(|owner| **owner == from) {
+            if percent > 0 && self.dice.chance(percent) {
+                *owner = to;
+            }
+        }
+        let map = ClusterMap::new(map.members().to_vec(), |slot| owners[usize::from(slot)]);
+        Placement { version: version + 1, map: map.expect("the same members"), exceptions }
+    }
+
+    /// A client has heard that a member has a newer table.
+    pub(super) fn hear_of_version(&mut self, place: usize, node: NodeId, version: u64) {
+        let caller = &mut self.clients[place];
+        if version <= caller.placement.version || caller.client.dice.chance(caller.lazy) {
+            return;
+        }
+        let (client, after) = (caller.client.id, self.dice.between(MS, 100 * MS));
+        self.plan_in(after, Event::Learn(place, client, node));
+    }
+
+    /// A client has asked a member for its table.
+    pub(super) fn learn_table(&mut self, place: usize, client: ClientId, node: NodeId) {
+        let caller = &self.clients[place];
+        let table = self.hosts.get(&node).and_then(Host::placement);
+        let Some(table) = table.filter(|table| table.version > caller.placement.version) else { return };
+        if caller.client.id == client {
+            self.say(|| format!("client {place} has table {} now", table.version));
+            self.clients[place].placement = table;
+        }
+    }
+
+    /// A table for a client that comes to be: some member's, perhaps an old one.
+    pub(super) fn some_table(&mut self) -> Placement {
+        let node = self.pick_host();
+        let table = self.hosts.get(&node).filter(|host| !host.joins()).and_then(Host::placement);
+        table.unwrap_or_else(|| self.placement.clone())
+    }
+
+    /// Whether nothing is under way about tables, and all have the same one.
+    pub(super) fn tables_rest(&self) -> bool {
+        let mut versions = BTreeSet::new();
+        for host in self.hosts.values() {
+            let Some(table) = host.placement().filter(|_| !host.joins() && host.has_no_change()) else {
+                return false;
+            };
+            versions.insert(table.version);
+        }
+        versions.len() == 1
+    }
+
+    /// Now that nothing goes wrong any more a change succeeds, if it is asked for often enough: one may be under way.
+    pub(super) fn change_once_more(&mut self) {
+        if !self.tables.on {
+            return;
+        }
+        let (before, until) = (self.newest().version, self.agenda.now + REST_MAX);
+        while self.agenda.failure.is_none() && self.newest().version == before {
+            if self.agenda.now >= until {
+                return self.fail(format!("no change of the table within {} s of peace", REST_MAX / SECOND));
+            }
+            self.ask_for_change();
+            let pause: Nanos = self.agenda.now + 5 * SECOND;
+            self.run_until(pause, |world| world.newest().version > before);
+        }
+        self.run_until(until, Self::tables_rest);
+        if self.agenda.failure.is_none() && !self.tables_rest() {
+            self.fail("a change of the table does not end");
+        }
+        let tables: Vec<Option<Placement>> = self.hosts.values().map(Host::placement).collect();
+        if tables.iter().any(|table| *table != tables[0]) {
+            self.fail("members have different tables of one version");
+        }
+    }
+}
