@@ -80,7 +80,7 @@ for which in "${machines[@]}"; do
         [ "$which" = "$from" ] || lose "$which" "$from" -m statistic --mode random --probability 0.02
     done
 done
-loads lossy $((seed + 1)) 5000
+loads lossy $((seed + 1)) 4000
 wait_until 30 gone "$load" || true
 wait_until 60 gone "$history" || true
 heal_all
