@@ -2,7 +2,7 @@
 """One metadata server and its clients on this machine, measured.
 
     bench/cluster.py [--out target/bench] [--scratch DIR] [--seconds 3] [--rounds 3] [--depths 1,16,256,1024] [--quick]
-                     [--only echo,native,shared,bursts,mount,nodes] [--nodes 2,4]
+                     [--only echo,native,shared,bursts,mount,nodes] [--nodes 1,2,4]
 
 - echo: the physical limit: the same frames between the same sockets, answered by a server that does nothing
   (crates/net/examples/echo); `raw` is written by hand, `link` has everything but a node.
@@ -11,7 +11,8 @@
 - bursts: directories of 1 to 1,000 files each.
 - mount: `kestrel bench` on a mount of the server, beside a mount of an embedded volume.
 - nodes: the same load, 256 in flight, on volumes that several metadata nodes share (on this machine, so they share its
-  processors and its disk), natively and by a mount.
+  processors and its disk), natively and by a mount; of one node for comparison. Then, 16 in flight, what concerns several of them, with
+  the messages between them counted, and listings of a directory of 10,000 files by the mount.
 
 The server commits as a cluster does (`--durability commit`: every acknowledged change is on disk) and, for comparison, as an
 embedded volume does. Rounds are run in turn and the median is taken. Prints figures and the bars of issue 4, writes
@@ -23,12 +24,16 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import tempfile
+import time
 
 import common
 from common import EXAMPLES, KESTREL, ROOT, run, take_away
 
 BURSTS = (1, 10, 100, 1000)
+# Files of a directory that is listed, and how often.
+LISTED, LISTINGS = 10_000, 20
 
 # (way, operation, calls in flight, operations a second at least)
 BARS = [
@@ -45,15 +50,20 @@ def lines(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def cpu_seconds(volumes):
-    """User and system time of those who serve them so far."""
+def cpu_seconds(pids):
+    """User and system time of these processes so far."""
     ticks = 0
-    for volume in volumes:
-        pid = json.loads(run(KESTREL, "status", volume, "--json"))["pid"]
+    for pid in pids:
         with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
             words = stat.read().rsplit(")", 1)[1].split()
         ticks += int(words[11]) + int(words[12])
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def envelopes(cluster):
+    """What nodes have said to each other so far."""
+    status = [json.loads(run(KESTREL, "status", volume, "--json")) for volume in cluster.volumes]
+    return sum(peer["envelopes"] for node in status for peer in node.get("peers") or [])
 
 
 class Bench:
@@ -74,21 +84,30 @@ class Bench:
         self.load(way, server, [server.volume], directories, depths)
         server.stop()
 
-    def load(self, way, server, volumes, directories, depths):
-        before = cpu_seconds(volumes)
-        words = (server.address, server.name, self.options.seconds, directories, depths)
-        for row in lines(run(f"{EXAMPLES}/netload", *words)):
-            self.add(
-                way,
-                row["operation"],
-                row["in_flight"],
-                per_s=row["per_s"],
-                requests=row["requests_per_operation"],
-                failed=row["failed"],
-                p50_us=row["p50_us"],
-                p99_us=row["p99_us"],
-            )
-        self.add(way, "server CPU", 0, seconds=round(cpu_seconds(volumes) - before, 2))
+    def load(self, way, server, volumes, directories, depths, what="files"):
+        pids = [json.loads(run(KESTREL, "status", volume, "--json"))["pid"] for volume in volumes]
+        before = cpu_seconds(pids)
+        words = (server.address, server.name, self.options.seconds, directories, depths, what)
+        command = [f"{EXAMPLES}/netload", *map(str, words)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            # A line for each operation, when it has been measured.
+            for line in process.stdout:
+                row, now = json.loads(line), cpu_seconds(pids)
+                self.add(
+                    way,
+                    row["operation"],
+                    row["in_flight"],
+                    per_s=row["per_s"],
+                    requests=row["requests_per_operation"],
+                    messages=row["messages_per_operation"],
+                    server_cpu_us=(now - before) * 1e6 / max(1, row["operations"]),
+                    failed=row["failed"],
+                    p50_us=row["p50_us"],
+                    p99_us=row["p99_us"],
+                )
+                before = now
+        if process.returncode != 0:
+            raise SystemExit(f"{' '.join(command)}: exit {process.returncode}")
 
     def native(self):
         for durability in ("commit", "fsync"):
@@ -128,13 +147,31 @@ class Bench:
 
     def nodes(self):
         for count in (int(text) for text in self.options.nodes.split(",")):
-            cluster = common.Cluster(self.options.scratch, count)
+            cluster = common.cluster(self.options.scratch, count)
             self.load(f"native, {count} nodes", cluster, cluster.volumes, 64, "256")
+            self.load(f"changes, {count} nodes", cluster, cluster.volumes, 64, "16", "changes")
             point = tempfile.mkdtemp(dir=cluster.dir)
             run(KESTREL, "mount", cluster.url, point, "--log", f"{cluster.dir}/mount.log")
             self.load_mount(f"mount of {count} nodes", point)
+            self.listing(f"mount of {count} nodes", cluster, point)
             run(KESTREL, "umount", point)
             cluster.stop()
+
+    def listing(self, way, cluster, point):
+        """What a listing of a directory costs, by `ls`, one after the other."""
+        os.mkdir(f"{point}/listed")
+        for number in range(LISTED):
+            os.close(os.open(f"{point}/listed/{number:06}.jpg", os.O_CREAT | os.O_WRONLY))
+        figures = json.loads(run(KESTREL, "stats", point, "--once", "--json"))
+        asked, said, begun = figures["metadata_requests_total"], envelopes(cluster), time.monotonic()
+        for _ in range(LISTINGS):
+            if len(os.listdir(f"{point}/listed")) != LISTED:
+                raise SystemExit(f"{way}: a listing lacks names")
+        took = time.monotonic() - begun
+        said = envelopes(cluster) - said
+        asked = json.loads(run(KESTREL, "stats", point, "--once", "--json"))["metadata_requests_total"] - asked
+        figures = {"per_s": LISTINGS / took, "requests": asked / LISTINGS, "messages": said / LISTINGS}
+        self.add(way, f"ls of {LISTED:,}", 1, **figures)
 
     def figure(self, way, operation, depth, what="per_s"):
         found = [
@@ -211,7 +248,7 @@ def main():
     parser.add_argument("--depths", default="1,16,256,1024")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="echo,native,shared,bursts,mount,nodes")
-    parser.add_argument("--nodes", default="2,4")
+    parser.add_argument("--nodes", default="1,2,4")
     options = parser.parse_args()
     if options.quick:
         options.seconds, options.rounds = min(options.seconds, 1), 1

@@ -52,6 +52,7 @@ class Server:
         self.volume = f"{self.dir}/volume"
         run(KESTREL, "format", self.volume, *format_options)
         said = run(KESTREL, "serve", self.volume, "--listen", "127.0.0.1:0")
+        self.volumes = [self.volume]
         self.url = re.search(r"kestrel://\S+", said).group()
         self.address, self.name = self.url.removeprefix("kestrel://").split("/")
 
@@ -91,6 +92,11 @@ class Cluster:
         for volume in self.volumes:
             run(KESTREL, "serve", volume, "--stop")
         shutil.rmtree(self.dir)
+
+
+def cluster(scratch, count):
+    """A volume of so many nodes, which may be one: with the durability of a cluster in any case."""
+    return Cluster(scratch, count) if count > 1 else Server(scratch, "--durability", "commit")
 
 
 def take_away(scratch):

@@ -86,6 +86,8 @@ suites+=(
     "nodes-compare 900 $nodes COMPARE_OPS=${NODES_COMPARE_OPS:-1500} COMPARE_SEEDS=2 tests/posix/compare.sh"
     "nodes-kill 900 $nodes CYCLES=${NODES_CYCLES:-3} tests/cluster/kill.sh"
     "nodes-history 600 $nodes OPS=500 ROUNDS=1 tests/cluster/history.sh"
+    "nodes-cut 600 tests/cluster/cut.sh"
+    "nodes-s3 600 tests/s3/nodes.sh"
     "nodes-git 900 $nodes tests/programs/git.sh"
     "nodes-sqlite 900 $nodes CYCLES=2 tests/programs/sqlite.sh"
 )
@@ -129,7 +131,7 @@ on_demand+=(plain-shortcut-actors)
 # Files that the kernel reads by itself from the disk cache.
 suites+=("passthrough 600 tests/passthrough/passthrough.sh")
 # Those that run alone, as they fill the processors, a disk or judge by a clock.
-alone=(stress-ng power full-disk s3-cache serve-partition)
+alone=(stress-ng power full-disk s3-cache serve-partition nodes-cut)
 
 names=()
 for suite in "${suites[@]}"; do names+=("${suite%% *}"); done

@@ -8,54 +8,17 @@
 set -euo pipefail
 KESTREL_SERVE=1
 . "$(dirname "$0")/../lib.sh"
+# shellcheck source=tests/cluster/network.sh
+. "$(dirname "$0")/network.sh"
 needs_kestrel
 
 seed=${SEED:-$(date +%s)} rounds=${ROUNDS:-6}
 RANDOM=$((seed % 32768))
 echo "seed $seed"
 volume=$WORK/volume a=$WORK/a b=$WORK/b
-# Names of namespaces and links are short and this run's own.
-net=k$$
 lease=6 deadline=4
+make_network s a b
 
-# shellcheck disable=SC2034 # lib.sh calls them
-AT_END=heal_all AFTER_ALL=remove_network
-namespaces=("${net}s" "${net}a" "${net}b")
-
-# inside WHICH COMMAND…: runs a command in the namespace of s, a or b. (Not ip netns exec: mounts would not be seen outside.)
-inside() {
-    local which=$1
-    shift
-    nsenter --net="/run/netns/$net$which" "$@"
-}
-
-heal_all() {
-    local namespace
-    for namespace in "${namespaces[@]}"; do
-        [ ! -e "/run/netns/$namespace" ] || nsenter --net="/run/netns/$namespace" iptables -F
-    done
-}
-
-remove_network() {
-    local namespace
-    for namespace in "${namespaces[@]}"; do ip netns del "$namespace" 2>/dev/null || true; done
-    ip link del "${net}br" 2>/dev/null || true
-}
-
-# A link that a namespace of this name left behind would be in the way.
-remove_network
-number=0
-ip link add "${net}br" type bridge
-ip link set "${net}br" up
-for which in s a b; do
-    number=$((number + 1))
-    ip netns add "$net$which"
-    ip link add "$net$which" type veth peer name eth0 netns "$net$which"
-    ip link set "$net$which" master "${net}br" up
-    inside "$which" ip link set lo up
-    inside "$which" ip address add "10.99.0.$number/24" dev eth0
-    inside "$which" ip link set eth0 up
-done
 # cut WHICH in|out|both: what the client WHICH is told, what it says, or both, is lost.
 cut() {
     case $2 in
@@ -64,11 +27,7 @@ cut() {
     esac
 }
 
-heal() {
-    inside "$1" iptables -F
-}
-
-SERVE_HOST=10.99.0.1
+SERVE_HOST=$(address_of s)
 IN_SERVER=(nsenter "--net=/run/netns/${net}s")
 SERVE_OPTIONS=(--lease "${lease}s")
 make_volume "$volume"

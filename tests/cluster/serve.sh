@@ -5,7 +5,8 @@
 # others beside it. What starts, stops and kills the server does so with all of them; start_node, kill_node and node_pid with one.
 #
 # Gives start_server, stop_server, kill_server, server_pid, serve_url. SERVE_OPTIONS and MOUNT_OPTIONS are added to
-# what starts them. IN_SERVER and IN_CLIENT go before the commands (network namespaces).
+# what starts them. IN_SERVER and IN_CLIENT go before the commands (network namespaces). In IN_SERVER and SERVE_HOST {} stands for the
+# number of a node of a cluster.
 # shellcheck shell=bash disable=SC2034
 
 NODES=${KESTREL_NODES:-1}
@@ -33,15 +34,15 @@ node_dir() {
     if [ "$2" = 1 ]; then echo "$1"; else echo "$1-node$2"; fi
 }
 
-# free_ports COUNT: ports below those that outgoing connections get at which nobody listens.
+# free_ports COUNT: ports below those that outgoing connections get at which nobody listens here.
 free_ports() {
-    python3 - "$1" "$SERVE_HOST" <<'PY'
+    python3 - "$1" <<'PY'
 import random, socket, sys
-count, host, held = int(sys.argv[1]), sys.argv[2], []
+count, held = int(sys.argv[1]), []
 while len(held) < count:
     one = socket.socket()
     try:
-        one.bind((host, random.randrange(20000, 32000)))
+        one.bind(("127.0.0.1", random.randrange(20000, 32000)))
         held.append(one)
     except OSError:
         one.close()
@@ -51,20 +52,22 @@ PY
 
 # make_cluster VOLUME [FORMAT OPTION…]: a volume of $NODES nodes, none of which runs yet. Durability is that of every cluster.
 make_cluster() {
-    local volume=$1 port node options=() ports
+    local volume=$1 node options=() ports addresses=()
     shift
     while [ $# -gt 0 ]; do
         if [ "$1" = --durability ]; then shift 2; else options+=("$1") && shift; fi
     done
     read -ra ports < <(free_ports "$NODES")
     SERVE_PORT[$volume]=${ports[0]}
-    NODE_ADDRESSES[$volume]=$(printf ",$SERVE_HOST:%s" "${ports[@]}")
-    NODE_ADDRESSES[$volume]=${NODE_ADDRESSES[$volume]#,}
-    for port in "${ports[@]}"; do options+=(--node "$SERVE_HOST:$port"); done
+    for ((node = 1; node <= NODES; node++)); do
+        addresses+=("${SERVE_HOST//\{\}/$node}:${ports[$((node - 1))]}")
+        options+=(--node "${addresses[-1]}")
+    done
+    NODE_ADDRESSES[$volume]=$(IFS=, && echo "${addresses[*]}")
     "$KESTREL" cluster init "$volume" --name "$(basename "$volume")" "${options[@]}" >/dev/null
     for ((node = 2; node <= NODES; node++)); do
         "$KESTREL" cluster token "$volume" |
-            "$KESTREL" cluster join - "$(node_dir "$volume" "$node")" --node "$node" >/dev/null
+            "${IN_SERVER[@]//\{\}/$node}" "$KESTREL" cluster join - "$(node_dir "$volume" "$node")" --node "$node" >/dev/null
     done
 }
 
@@ -72,7 +75,7 @@ make_cluster() {
 start_node() {
     local volume=$1 node=$2
     shift 2
-    timeout 120 "${IN_SERVER[@]}" "$KESTREL" serve "$(node_dir "$volume" "$node")" "${SERVE_OPTIONS[@]}" "$@" \
+    timeout 120 "${IN_SERVER[@]//\{\}/$node}" "$KESTREL" serve "$(node_dir "$volume" "$node")" "${SERVE_OPTIONS[@]}" "$@" \
         >"$WORK/serve.out" 2>&1 9>&- || { cat "$WORK/serve.out" >&2 && return 1; }
 }
 

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kestrel_types::key::{Key, Table};
+use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::placement::NodeId;
 use parking_lot::Mutex;
 
@@ -172,8 +172,9 @@ impl LockTable {
     }
 
     /// Whether a lock keeps requests of the node from a row.
-    pub fn bars(&self, key: &Key, mode: Mode) -> bool {
-        self.any() && self.state.lock().row_excludes(NOBODY, key, mode)
+    #[inline]
+    pub fn bars(&self, key: KeyRef<'_>, mode: Mode) -> bool {
+        self.any() && self.state.lock().row_excludes(NOBODY, &key.to_owned(), mode)
     }
 
     /// Whether a lock keeps requests of the node from reading a range.
@@ -197,14 +198,14 @@ mod tests {
         assert!(locks.take(txn(1), std::slice::from_ref(&a), &[], Mode::Shared));
         assert!(locks.take(txn(2), std::slice::from_ref(&a), &[], Mode::Shared));
         assert!(!locks.take(txn(3), &[b.clone(), a.clone()], &[], Mode::Exclusive));
-        assert!(!locks.bars(&b, Mode::Exclusive), "nothing of a lock that was refused stays");
-        assert!(!locks.bars(&a, Mode::Shared) && locks.bars(&a, Mode::Exclusive));
+        assert!(!locks.bars(b.borrow(), Mode::Exclusive), "nothing of a lock that was refused stays");
+        assert!(!locks.bars(a.borrow(), Mode::Shared) && locks.bars(a.borrow(), Mode::Exclusive));
         locks.release(txn(1));
         assert!(
             locks.take(txn(2), std::slice::from_ref(&a), &[], Mode::Exclusive),
             "its own reading is no obstacle"
         );
-        assert!(locks.bars(&a, Mode::Shared));
+        assert!(locks.bars(a.borrow(), Mode::Shared));
         locks.release(txn(2));
         assert!(!locks.any());
         locks.release(txn(2));
@@ -217,7 +218,7 @@ mod tests {
         assert!(locks.take(txn(1), &[], &[(Table::Entry, 7)], Mode::Shared));
         assert!(!locks.take(txn(2), std::slice::from_ref(&row), &[], Mode::Exclusive));
         assert!(locks.take(txn(2), &[Key::new(Table::Entry, 8, b"x")], &[], Mode::Exclusive));
-        assert!(locks.bars(&row, Mode::Exclusive) && !locks.bars_range((Table::Entry, 7)));
+        assert!(locks.bars(row.borrow(), Mode::Exclusive) && !locks.bars_range((Table::Entry, 7)));
         assert!(locks.bars_range((Table::Entry, 8)));
         locks.release(txn(1));
         assert!(locks.take(txn(3), std::slice::from_ref(&row), &[], Mode::Exclusive));

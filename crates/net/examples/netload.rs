@@ -5,9 +5,11 @@
 //! counted, so that "one request an operation, however deep the path" is a measured figure. Directories lie five levels deep;
 //! each has as many files as were created in it. Calls for existing files take them in turn, so all of them are touched.
 //!
-//! `cargo run --release -p kestrel-net --example netload -- HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…]` prints one JSON
-//! object a line: operation, calls in flight, operations per second, requests per operation, failures, CPU microseconds of the
-//! client per operation, latency. With one directory all creates go into the same; the default is 64.
+//! `cargo run --release -p kestrel-net --example netload -- HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…] [WHAT]` prints one
+//! JSON object a line: operation, calls in flight, operations per second, requests per operation, messages between nodes per
+//! operation, failures, CPU microseconds of the client per operation, latency. With one directory all creates go into the same; the
+//! default is 64. WHAT: `files` (default), what concerns one node; or `changes`, what may concern several: directories stat'ed, changed,
+//! renamed and removed, files renamed and linked.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,9 +18,9 @@ use std::time::{Duration, Instant};
 use kestrel_net::remote::{Holder, Remote, RemoteConfig};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;
-use kestrel_types::name::Place;
+use kestrel_types::name::{InodeRef, Place};
 use kestrel_types::placement::{Member, Placement};
-use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Reply, Request};
+use kestrel_types::request::{Answer, Creds, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr};
 use kestrel_types::wire::{Reclaim, ReclaimReply, SessionState, Welcome};
 use parking_lot::Mutex;
 
@@ -33,11 +35,18 @@ const SAMPLE: u64 = 16;
 fn main() -> Result<(), Failure> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [address, volume, rest @ ..] = words.as_slice() else {
-        return Err("usage: netload HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…]".into());
+        return Err(
+            "usage: netload HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…] [files|changes]".into()
+        );
     };
     let seconds = rest.first().map_or(Ok(2.0), |text| text.parse::<f64>())?;
     let dirs = rest.get(1).map_or(Ok(64), |text| text.parse::<u64>())?.max(1);
     let depths = rest.get(2).map_or("1,16,256,1024", String::as_str);
+    let measure = match rest.get(3).map_or("files", String::as_str) {
+        "files" => files,
+        "changes" => changes,
+        other => return Err(format!("{other}: files or changes").into()),
+    };
     let config = RemoteConfig {
         addresses: vec![address.clone()],
         volume: volume.clone(),
@@ -91,10 +100,23 @@ impl Nodes {
     fn sent(&self) -> u64 {
         self.remotes.iter().map(|remote| remote.stats().sent).sum()
     }
+
+    /// What nodes have said to each other so far. (The question makes them say a few things themselves.)
+    fn envelopes(&self) -> u64 {
+        let status = |remote: &Arc<Remote>| {
+            let question = serde_json::json!({ "verb": "status" });
+            remote.admin(&question, Some(Duration::from_secs(30)), &mut |_| ()).unwrap_or_default()
+        };
+        let count = |status: serde_json::Value| -> u64 {
+            let peers = status["peers"].as_array().map_or(&[][..], Vec::as_slice);
+            peers.iter().filter_map(|peer| peer["envelopes"].as_u64()).sum()
+        };
+        self.remotes.iter().map(status).map(count).sum()
+    }
 }
 
-/// All operations with so many calls in flight.
-fn measure(nodes: &Arc<Nodes>, tree: &Arc<Tree>, depth: u64, time: Duration) {
+/// What concerns one node, with so many calls in flight.
+fn files(nodes: &Arc<Nodes>, tree: &Arc<Tree>, depth: u64, time: Duration) {
     let made = |what: Way, limit| run(nodes, tree, what, depth, time, limit);
     made(Way::MkDir, u64::MAX);
     let files = made(Way::Create, u64::MAX).max(1);
@@ -104,10 +126,28 @@ fn measure(nodes: &Arc<Nodes>, tree: &Arc<Tree>, depth: u64, time: Duration) {
     made(Way::Unlink, files);
 }
 
+/// What may concern several.
+fn changes(nodes: &Arc<Nodes>, tree: &Arc<Tree>, depth: u64, time: Duration) {
+    let made = |what: Way, limit| run(nodes, tree, what, depth, time, limit);
+    let dirs = made(Way::MkDir, u64::MAX).max(1);
+    made(Way::StatDir { dirs }, u64::MAX);
+    made(Way::ChmodDir { dirs: std::mem::take(&mut *tree.made.lock()) }, u64::MAX);
+    let dirs = made(Way::RenameDir, dirs);
+    made(Way::RmDir, dirs);
+    let files = made(Way::Create, u64::MAX);
+    let files = made(Way::Rename, files);
+    tree.made.lock().retain(|(number, _)| *number < files);
+    made(Way::Link { files: std::mem::take(&mut *tree.made.lock()) }, u64::MAX);
+}
+
 /// Directories of this run, five levels below the root.
 struct Tree {
     top: String,
     dirs: u64,
+    /// The number of each directory.
+    inos: Vec<u64>,
+    /// What was made, by the number of the call: its number.
+    made: Mutex<Vec<(u64, u64)>>,
     /// Files, and which connection they were opened over.
     opened: Mutex<Vec<(u64, usize)>>,
 }
@@ -123,8 +163,9 @@ impl Tree {
             }
             make_dir(nodes, &top)?;
         }
-        (0..dirs).try_for_each(|dir| make_dir(nodes, &format!("{top}/dir{dir}")))?;
-        Ok(Self { top, dirs, opened: Mutex::default() })
+        let inos =
+            (0..dirs).map(|dir| make_dir(nodes, &format!("{top}/dir{dir}"))).collect::<Result<_, _>>()?;
+        Ok(Self { top, dirs, inos, made: Mutex::default(), opened: Mutex::default() })
     }
 
     fn place(&self, kind: char, number: u64) -> Place {
@@ -134,11 +175,11 @@ impl Tree {
     }
 }
 
-fn make_dir(nodes: &Nodes, path: &str) -> Result<(), Failure> {
+fn make_dir(nodes: &Nodes, path: &str) -> Result<u64, Failure> {
     let op = Op::MkDir(Place::from_path(ROOT, path.as_bytes())?, 0o755);
     match nodes.remotes[nodes.of(&op, 0)].call(Request { creds: Creds::root(), op }) {
-        Ok(_) => Ok(()),
-        Err(why) => Err(format!("mkdir {path}: {why:?}").into()),
+        Ok(Answer::Entry { inode, .. }) => Ok(inode.ino),
+        other => Err(format!("mkdir {path}: {other:?}").into()),
     }
 }
 
@@ -150,6 +191,12 @@ enum Way {
     Open { files: u64 },
     Close { opens: Vec<(u64, usize)> },
     Unlink,
+    StatDir { dirs: u64 },
+    ChmodDir { dirs: Vec<(u64, u64)> },
+    RenameDir,
+    RmDir,
+    Rename,
+    Link { files: Vec<(u64, u64)> },
 }
 
 impl Way {
@@ -161,6 +208,12 @@ impl Way {
             Way::Open { .. } => "open",
             Way::Close { .. } => "close",
             Way::Unlink => "unlink",
+            Way::StatDir { .. } => "stat dir",
+            Way::ChmodDir { .. } => "chmod dir",
+            Way::RenameDir => "rename dir",
+            Way::RmDir => "rmdir",
+            Way::Rename => "rename",
+            Way::Link { .. } => "link",
         }
     }
 
@@ -178,6 +231,27 @@ impl Way {
             }
             Way::Close { opens } => Op::Release(opens.get(number as usize).map_or(0, |(ino, _)| *ino)),
             Way::Unlink => Op::Unlink(tree.place('f', number)),
+            Way::StatDir { dirs } => Op::Lookup(tree.place('d', number.wrapping_mul(7919) % dirs)),
+            Way::ChmodDir { dirs } => {
+                let (_, ino) = dirs[number as usize % dirs.len()];
+                // Another mode each time round.
+                let mode = 0o700 + (number / dirs.len() as u64 % 8) as u16;
+                Op::SetAttr(InodeRef::by_id(ino), SetAttr { mode: Some(mode), ..SetAttr::default() })
+            }
+            Way::RenameDir => {
+                Op::Rename(tree.place('d', number), tree.place('e', number), RenameFlags::default())
+            }
+            Way::RmDir => Op::RmDir(tree.place('e', number), None),
+            Way::Rename => {
+                Op::Rename(tree.place('f', number), tree.place('g', number), RenameFlags::default())
+            }
+            // A second name of a file, a third one, and so on.
+            Way::Link { files } => {
+                let (made, ino) = files[number as usize % files.len()];
+                let place = tree.place('g', made);
+                let seen = Some((tree.inos[(made % tree.dirs) as usize], place.name.clone()));
+                Op::Link(InodeRef { ino, seen }, tree.place('l', number))
+            }
         }
     }
 }
@@ -199,7 +273,7 @@ struct Run {
 /// Runs one way of asking; answers how many calls succeeded.
 fn run(nodes: &Arc<Nodes>, tree: &Arc<Tree>, what: Way, depth: u64, time: Duration, limit: u64) -> u64 {
     let name = what.name();
-    let before = nodes.sent();
+    let (before, said) = (nodes.sent(), nodes.envelopes());
     let (begun, cpu) = (Instant::now(), cpu_seconds());
     let run = Arc::new(Run {
         nodes: nodes.clone(),
@@ -214,10 +288,11 @@ fn run(nodes: &Arc<Nodes>, tree: &Arc<Tree>, what: Way, depth: u64, time: Durati
         latencies: Mutex::default(),
     });
     (0..depth).for_each(|_| next(&run));
-    // What has a limit ends by itself.
+    // What is to be gone in the end is not cut short.
+    let whole = matches!(run.what, Way::Close { .. } | Way::Unlink | Way::RmDir | Way::Open { .. });
     while run.running.load(Ordering::SeqCst) > 0 {
         std::thread::sleep(Duration::from_millis(1));
-        if begun.elapsed() >= time && limit == u64::MAX {
+        if begun.elapsed() >= time && !whole {
             run.over.store(true, Ordering::SeqCst);
         }
     }
@@ -226,14 +301,17 @@ fn run(nodes: &Arc<Nodes>, tree: &Arc<Tree>, what: Way, depth: u64, time: Durati
     let mut latencies = std::mem::take(&mut *run.latencies.lock());
     latencies.sort_unstable();
     let at = |part: f64| latencies.get((latencies.len() as f64 * part) as usize).copied().unwrap_or(0);
-    let sent = nodes.sent() - before;
+    let (sent, said) = (nodes.sent() - before, nodes.envelopes() - said);
+    let each = |count: u64| (count as f64 / (done + failed).max(1) as f64 * 1000.0).round() / 1000.0;
     let line = serde_json::json!({
         "operation": name,
         "in_flight": depth,
         "nodes": nodes.remotes.len(),
         "directories": tree.dirs,
+        "operations": done + failed,
         "per_s": (done as f64 / seconds).round(),
-        "requests_per_operation": (sent as f64 / (done + failed).max(1) as f64 * 1000.0).round() / 1000.0,
+        "requests_per_operation": each(sent),
+        "messages_per_operation": each(said),
         "failed": failed,
         "client_cpu_us": ((cpu_seconds() - cpu) * 1e6 / done.max(1) as f64 * 100.0).round() / 100.0,
         "p50_us": at(0.5),
@@ -264,8 +342,12 @@ fn next(run: &Arc<Run>) {
             match reply {
                 Ok(answer) => {
                     then.done.fetch_add(1, Ordering::Relaxed);
-                    if let Answer::Opened { inode, .. } = answer {
-                        then.tree.opened.lock().push((inode.ino, at));
+                    match answer {
+                        Answer::Opened { inode, .. } => then.tree.opened.lock().push((inode.ino, at)),
+                        Answer::Entry { inode, .. } if matches!(then.what, Way::MkDir | Way::Create) => {
+                            then.tree.made.lock().push((number, inode.ino));
+                        }
+                        _ => {}
                     }
                 }
                 Err(_) => {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kestrel_types::key::{Key, Table};
+use kestrel_types::key::{Key, KeyRef, Table};
 use rustc_hash::FxHashMap;
 
 use super::scan::Scanned;
@@ -73,11 +73,11 @@ pub struct Scope<'a> {
 }
 
 impl Scope<'_> {
-    fn bar(&self, key: &Key, mode: Mode) -> Option<Bar> {
-        if !self.table.owns(key.table, key.id, &key.suffix) {
+    fn bar(&self, key: KeyRef<'_>, mode: Mode) -> Option<Bar> {
+        if !self.table.owns(key.table, key.id, key.suffix) {
             return Some(Bar::Away);
         }
-        let locked = self.table.is_leaving(key.table, key.id, &key.suffix) || self.locks.bars(key, mode);
+        let locked = self.table.is_leaving(key.table, key.id, key.suffix) || self.locks.bars(key, mode);
         locked.then_some(Bar::Locked)
     }
 }
@@ -89,7 +89,7 @@ impl Rows {
         self.wanted.retain(|number| {
             let cell = &mut cells[*number as usize];
             let suffix = &suffixes[cell.suffix as usize..][..usize::from(cell.suffix_len)];
-            let bar = scope.bar(&Key::new(cell.table, cell.id, suffix), Mode::Shared);
+            let bar = scope.bar(KeyRef::new(cell.table, cell.id, suffix), Mode::Shared);
             if let Some(bar) = bar {
                 cell.value = Value::Barred(bar);
             }
@@ -135,7 +135,6 @@ impl Rows {
     #[inline]
     pub fn trespass(&self, scope: Scope<'_>) -> Option<Stop> {
         let Scope { table, locks } = scope;
-        let some = locks.any();
         self.journal.iter().find_map(|undo| {
             let cell = &self.cells[undo.cell as usize];
             let suffix = self.suffix_of(cell);
@@ -143,7 +142,7 @@ impl Rows {
                 return Some(Stop::Away);
             }
             let locked = table.is_leaving(cell.table, cell.id, suffix)
-                || some && locks.bars(&Key::new(cell.table, cell.id, suffix), Mode::Exclusive);
+                || locks.bars(KeyRef::new(cell.table, cell.id, suffix), Mode::Exclusive);
             locked.then_some(Stop::Locked)
         })
     }

@@ -7,6 +7,8 @@
 
 #[path = "../../../../fuzz/checks.rs"]
 mod checks;
+#[path = "../../../../fuzz/mutations.rs"]
+mod mutations;
 mod samples;
 
 use std::collections::BTreeMap;
@@ -14,6 +16,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use kestrel_types::wire::{Frame, decode_to_client, decode_to_server};
+use mutations::Random;
 use samples::{Sample, samples};
 
 /// Mutations of each file of the corpus.
@@ -78,45 +81,5 @@ fn write_corpus() {
     }
     for (name, bytes) in samples::streams() {
         fs::write(corpus("stream").join(name), bytes).unwrap();
-    }
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
-    }
-
-    fn mutate(&mut self, file: &[u8], others: &[Vec<u8>]) -> Vec<u8> {
-        let mut bytes = file.to_vec();
-        for _ in 0..=self.below(3) {
-            let at = self.below(bytes.len());
-            match self.below(6) {
-                0 => bytes.truncate(at),
-                1 if at < bytes.len() => bytes[at] ^= 1 << self.below(8),
-                2 if at < bytes.len() => bytes[at] = [0, 1, 0x7f, 0x80, 0xff][self.below(5)],
-                3 => bytes.insert(at, self.next() as u8),
-                4 => {
-                    let end = bytes.len().min(at + self.below(9));
-                    bytes.drain(at..end);
-                }
-                _ => {
-                    let other = &others[self.below(others.len())];
-                    bytes.truncate(at);
-                    bytes.extend_from_slice(&other[self.below(other.len())..]);
-                }
-            }
-        }
-        bytes
     }
 }

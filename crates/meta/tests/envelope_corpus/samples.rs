@@ -1,0 +1,168 @@
+//! One of each message, and a few things that are none.
+
+use std::sync::Arc;
+
+use kestrel_meta::engine::Mutation;
+use kestrel_meta::locks::{Mode, TxnId};
+use kestrel_meta::member::change::{Attempt, ChangeMessage};
+use kestrel_meta::member::{Answer, Fetched, LoanId, Message, Question, Vote, Weight};
+use kestrel_meta::node::{Part, TreePart};
+use kestrel_meta::rows::{Missing, Span};
+use kestrel_meta::view::Want;
+use kestrel_types::error::FsError;
+use kestrel_types::key::{Key, Table};
+use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, Placement};
+
+const TXN: TxnId = TxnId { node: 2, epoch: 3, number: 300 };
+const LOAN: LoanId = LoanId { epoch: 7, number: 1 << 40 };
+
+pub fn samples() -> Vec<(&'static str, Message)> {
+    [rows(), dirs(), ends(), polls(), changes()].concat()
+}
+
+fn key(suffix: &[u8]) -> Key {
+    Key::new(Table::Entry, 77 << 14, suffix)
+}
+
+fn value(text: &[u8]) -> Option<Box<[u8]>> {
+    Some(text.into())
+}
+
+fn span(after: Option<&[u8]>) -> Span {
+    Span { table: Table::Xattr, id: 9, after: after.map(Into::into), rows_max: 100 }
+}
+
+fn rows() -> Vec<(&'static str, Message)> {
+    let missing =
+        Missing { keys: vec![key(b"name"), key(b"")], spans: vec![span(None), span(Some(b"after"))] };
+    let nothing = Missing { keys: vec![], spans: vec![] };
+    vec![
+        ("borrow", Message::Borrow { txn: TXN, round: 4, table: 5, mode: Mode::Exclusive, rows: missing }),
+        (
+            "borrow-nothing",
+            Message::Borrow { txn: TXN, round: 4, table: 5, mode: Mode::Shared, rows: nothing },
+        ),
+        (
+            "lent",
+            Message::Lent {
+                txn: TXN,
+                round: 4,
+                loan: LOAN,
+                rows: vec![(key(b"name"), value(b"row")), (key(b"none"), None)],
+                spans: vec![
+                    (span(Some(b"x")), vec![(b"y"[..].into(), b"1"[..].into())]),
+                    (span(None), vec![]),
+                ],
+            },
+        ),
+        ("refused", Message::Refused(TXN, 4)),
+        (
+            "prepare",
+            Message::Prepare {
+                txn: TXN,
+                loan: LOAN,
+                mutations: vec![
+                    Mutation { key: key(b"new"), value: value(b"row") },
+                    Mutation { key: key(b"old"), value: None },
+                ],
+            },
+        ),
+    ]
+}
+
+fn dirs() -> Vec<(&'static str, Message)> {
+    let fetch = |want| Message::Fetch { number: 300, table: 5, want };
+    let dir = Fetched::Dir { ino: 5 << 24, mode: 0o1777, uid: 1000, gid: 100 };
+    vec![
+        ("fetch", fetch(Want::Name(1, b"name"[..].into()))),
+        ("fetch-by-id", fetch(Want::Id(5 << 24))),
+        ("fetched", Message::Fetched(300, dir)),
+        ("fetched-at", Message::Fetched(300, Fetched::At(1, b"name"[..].into()))),
+        ("fetched-none", Message::Fetched(300, Fetched::None)),
+        ("fetched-busy", Message::Fetched(300, Fetched::Busy)),
+        ("invalidate", Message::Invalidate(TXN, vec![1, 5 << 24])),
+        ("invalidated", Message::Invalidated(TXN)),
+    ]
+}
+
+fn ends() -> Vec<(&'static str, Message)> {
+    vec![
+        ("voted-yes", Message::Voted(TXN, Vote::Yes)),
+        ("voted-no", Message::Voted(TXN, Vote::No)),
+        ("voted-failed", Message::Voted(TXN, Vote::Failed(FsError::because(28, "no room")))),
+        ("decide", Message::Decide(TXN, true)),
+        ("decide-not", Message::Decide(TXN, false)),
+        ("decided", Message::Decided(TXN)),
+        ("ask", Message::Ask(TXN)),
+        ("alive", Message::Alive(TXN)),
+    ]
+}
+
+fn polls() -> Vec<(&'static str, Message)> {
+    let poll = |question| Message::Poll { number: 300, table: 5, question };
+    let polled = |answer| Message::Polled { number: 300, answer };
+    let parts = [Part::None, Part::Damaged, Part::Bytes(-4096), Part::Bytes(1 << 40)].map(Weight::Part);
+    let tree = TreePart { sum: [1000, -3, 1 << 40], children: vec![(0, 5 << 24), (1, 6 << 24)], more: true };
+    vec![
+        ("poll-usage", poll(Question::Usage)),
+        ("poll-held", poll(Question::Held(vec![1, 2 << 24]))),
+        ("poll-tree", poll(Question::Tree(vec![1, 5 << 24], None))),
+        ("poll-tree-after", poll(Question::Tree(vec![5 << 24], Some((0, 7 << 24))))),
+        ("poll-weigh", poll(Question::Weigh(4, vec![300, 1 << 60]))),
+        ("poll-confirm", poll(Question::Confirm(4, vec![300]))),
+        ("poll-forget", poll(Question::Forget(4, vec![]))),
+        ("polled-usage", polled(Answer::Usage([3, -1, 1 << 50]))),
+        ("polled-held", polled(Answer::Held(vec![2 << 24]))),
+        ("polled-tree", polled(Answer::Tree(tree))),
+        ("polled-weighed", polled(Answer::Weighed([vec![Weight::Used], parts.to_vec()].concat()))),
+        ("polled-confirmed", polled(Answer::Confirmed(vec![300]))),
+        ("polled-done", polled(Answer::Done)),
+    ]
+}
+
+fn changes() -> Vec<(&'static str, Message)> {
+    let attempt = Attempt { epoch: 7, number: 300 };
+    let members = (1..=2).map(|id| Member { id, address: format!("node{id}:9440") }).collect();
+    let map = ClusterMap::even(members).unwrap();
+    let table = Arc::new(Placement { version: 6, map, exceptions: ExceptionTable::default() });
+    let rows = vec![
+        Mutation { key: key(b"moved"), value: value(b"row") },
+        Mutation { key: key(b"gone"), value: None },
+    ];
+    let why = FsError::because(16, "node 2 keeps locks");
+    [
+        ("change-join", ChangeMessage::Join),
+        ("change-begin", ChangeMessage::Begin { attempt, next: table.clone() }),
+        ("change-clean", ChangeMessage::Clean(attempt)),
+        ("change-copy", ChangeMessage::Copy(attempt)),
+        ("change-rows", ChangeMessage::Rows { attempt, stream: 9, number: 2, rows }),
+        ("change-got-rows", ChangeMessage::GotRows { attempt, stream: 9, number: 2 }),
+        ("change-ready", ChangeMessage::Ready(attempt)),
+        ("change-freeze", ChangeMessage::Freeze(attempt)),
+        ("change-frozen", ChangeMessage::Frozen(attempt)),
+        ("change-declined", ChangeMessage::Declined { attempt, why }),
+        ("change-abort", ChangeMessage::Abort(attempt)),
+        ("change-adopt", ChangeMessage::Adopt(table)),
+        ("change-adopted", ChangeMessage::Adopted(6)),
+        ("change-ask", ChangeMessage::Ask(attempt)),
+    ]
+    .map(|(name, message)| (name, Message::Change(message)))
+    .into()
+}
+
+/// Bytes that are no envelope.
+pub fn bad() -> Vec<(&'static str, Vec<u8>)> {
+    let head = [2, 2, 0, 0, 0, 0, 0, 0, 0, 5];
+    let after = |rest: &[u8]| [&head[..], rest].concat();
+    vec![
+        ("bad-version", vec![1, 2, 0, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
+        ("bad-stamp", vec![2, 2, 0xff, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
+        ("bad-message", after(&[200, 2, 3, 4])),
+        ("bad-count", after(&[8, 2, 3, 4, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20, 1])),
+        ("bad-table", after(&[5, 2, 3, 4, 5, 1, 0, 1, 9, 0xee, 0, 0, 0, 0, 0, 0, 0, 1, 0])),
+        ("bad-question", after(&[16, 1, 5, 99])),
+        ("bad-change", after(&[18, 99, 1, 1])),
+        ("bad-tail", after(&[13, 2, 3, 4, 0])),
+        ("bad-vote", after(&[11, 2, 3, 4, 9])),
+    ]
+}
