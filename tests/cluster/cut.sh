@@ -47,7 +47,7 @@ loads() {
     kestrel-crashload run --dir "$a/$1" --log "$WORK/$1.log" --threads 4 --seed "$2" --ms "$3" >"$WORK/$1.out" 2>&1 &
     load=$!
     timeout 300 kestrel-history run --dir "$a/$1-history" --dir "$b/$1-history" --threads 4 --seed "$2" \
-        --ops $(($3 / 30)) --pause-us 40000 >"$WORK/$1-history.out" 2>&1 &
+        --ops $(($3 / 50)) --pause-us 40000 >"$WORK/$1-history.out" 2>&1 &
     history=$!
 }
 
