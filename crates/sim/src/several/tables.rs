@@ -37,13 +37,13 @@ pub struct Tables {
     asked: usize,
     /// Members that are to join or have.
     joins: usize,
-    /// Seed and number of workers of every member.
-    host: (u64, usize),
+    /// Of every member: seed, number of workers, and how many rows are many.
+    host: (u64, (usize, usize)),
 }
 
 impl Tables {
     /// None has changed yet.
-    pub fn new(on: bool, host: (u64, usize)) -> Self {
+    pub fn new(on: bool, host: (u64, (usize, usize))) -> Self {
         Self { on, host, ..Self::default() }
     }
 }
