@@ -104,6 +104,8 @@ pub struct Several {
     awaited: BTreeMap<NodeId, Vec<ClientId>>,
     history: History,
     troubled: bool,
+    /// When the faults stopped.
+    mended: Option<Nanos>,
     /// Directions that are cut, until when.
     cuts: BTreeMap<(NodeId, NodeId), Nanos>,
     /// Percent of the messages that are lost, and repeated.
@@ -244,6 +246,7 @@ impl Several {
             awaited: BTreeMap::new(),
             history: History::default(),
             troubled: true,
+            mended: None,
             cuts: BTreeMap::new(),
             loss: if dice.chance(50) { dice.below(10) } else { 0 },
             delay: MS / 10 * dice.between(1, 60),

@@ -17,6 +17,9 @@ use crate::client::Client;
 use crate::network::MS;
 use crate::workload;
 
+/// What faults have left behind may delay calls so long after they have stopped, and make them fail.
+const SETTLES: Nanos = 5 * SECOND;
+
 /// A client.
 pub struct Caller {
     /// What it knows.
@@ -54,6 +57,8 @@ pub struct Waiting {
     pub at: NodeId,
     /// The start of that member to which it was sent first.
     pub first_sent: u64,
+    /// When.
+    asked_at: Nanos,
     /// It was misdirected, and is asked again under another number.
     pub misdirected: bool,
 }
@@ -122,9 +127,9 @@ impl Several {
     /// It asks a member, under a new number.
     fn ask_at(&mut self, place: usize, record: usize, request: Request, at: NodeId) {
         self.calls_sent += 1;
-        let (number, first_sent) = (self.calls_sent, self.hosts[&at].started());
+        let (number, first_sent, asked_at) = (self.calls_sent, self.hosts[&at].started(), self.agenda.now);
         self.clients[place].waiting =
-            Some(Waiting { record, number, request, at, first_sent, misdirected: false });
+            Some(Waiting { record, number, request, at, first_sent, asked_at, misdirected: false });
         self.send_call(place, false);
     }
 
@@ -189,6 +194,12 @@ impl Several {
             && !(matches!(request.op, Op::Clone { .. }) && why.errno == libc::EOPNOTSUPP)
         {
             return self.fail(format!("call {record}, {:?}: {why}", request.op));
+        }
+        if let Err(Outcome::Failed(why)) = &reply
+            && why.errno == libc::ETIMEDOUT
+            && self.mended.is_some_and(|mended| mended + SETTLES <= waiting.asked_at)
+        {
+            return self.fail(format!("call {record}, {:?}, fails in peace: {why}", request.op));
         }
         if let Ok(Answer::Objects { first, count }) = &reply {
             self.objects_given(*first..*first + u64::from(*count));

@@ -114,6 +114,7 @@ impl Several {
     pub(super) fn mend(&mut self) {
         self.say(|| "the faults are over".into());
         self.troubled = false;
+        self.mended = Some(self.agenda.now);
         self.cuts.clear();
         let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
         for node in nodes {
