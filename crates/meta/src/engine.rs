@@ -176,6 +176,13 @@ impl fmt::Display for EngineError {
 
 impl std::error::Error for EngineError {}
 
+impl<'a> TapGuard<'a> {
+    /// For engines outside of this crate: `end` ends the tap.
+    pub fn new(end: Box<dyn FnOnce() + Send + 'a>) -> Self {
+        Self(end)
+    }
+}
+
 impl Drop for TapGuard<'_> {
     fn drop(&mut self) {
         let end = std::mem::replace(&mut self.0, Box::new(|| ()));

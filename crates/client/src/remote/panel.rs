@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::ask::connect;
 use super::{DEADLINE_DEFAULT, RemoteUrl};
+use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::storage::{Offer, Storage, StoreOptions};
 
@@ -64,6 +65,14 @@ impl Panel {
             |why: &dyn std::fmt::Display| VolumeError::Io(format!("{}: node {node}: {why}", self.url));
         let (_, remote) = link.ok_or_else(|| failed(&"there is no such node"))?;
         remote.admin(question, Some(limit), &mut |_| ()).map_err(|why| failed(&why))
+    }
+
+    /// What the volume is, as its nodes tell clients.
+    ///
+    /// # Errors
+    /// If that is damaged.
+    pub fn descriptor(&self) -> Result<Descriptor, VolumeError> {
+        self.offer.descriptor(&self.url.to_string())
     }
 
     /// Opens the block store of the volume from here.
