@@ -8,7 +8,7 @@ use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::Value;
 
 use super::ask::connect;
-use super::{DEADLINE_DEFAULT, RemoteUrl};
+use super::RemoteUrl;
 use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::storage::{Offer, Storage, StoreOptions};
@@ -29,7 +29,7 @@ impl Panel {
     /// If one of them does not answer.
     pub fn connect(url: &str, who: &str) -> Result<Option<Self>, VolumeError> {
         let url = RemoteUrl::parse(url)?;
-        let first = connect(&url, who, Some(DEADLINE_DEFAULT))?;
+        let first = connect(&url, who, crate::control::QUICK)?;
         let offer = first.offer.clone();
         let (placement, connected, _) = first.others();
         let Some(placement) = placement else {
