@@ -7,8 +7,8 @@ use kestrel_net::remote::Remote;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::Value;
 
-use super::ask::connect;
 use super::RemoteUrl;
+use super::ask::connect;
 use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::storage::{Offer, Storage, StoreOptions};

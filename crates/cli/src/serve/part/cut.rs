@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_admin::recording::Recording;
-use kestrel_client::descriptor::ClusterSection;
+use kestrel_client::descriptor::{ClusterSection, random};
 use kestrel_client::hex::to_hex;
 use kestrel_client::volume::scratch_room;
 use parking_lot::Mutex;
@@ -18,7 +18,8 @@ use crate::serve::control::Serving;
 /// Bytes of what was recorded in one answer.
 const PAGE_BYTES: usize = 384 << 10;
 
-/// The recording of a node, one at a time, and its number.
+/// The recording of a node, one at a time, and its number: a random one, so that nobody takes that of another, or of another start of the
+/// node, for his.
 #[derive(Default)]
 pub struct Cutting(Mutex<(u64, Option<Arc<Recording>>)>);
 
@@ -66,7 +67,7 @@ fn begin(serving: &Serving, section: &ClusterSection) -> Result<Value, String> {
     std::fs::remove_file(&path).map_err(fail)?;
     let recording =
         Recording::begin(serving.engine.clone(), file, scratch_room(&serving.dir)).map_err(fail)?;
-    cutting.0 += 1;
+    cutting.0 = u64::from_be_bytes(random().map_err(|why| why.to_string())?);
     cutting.1 = Some(Arc::new(recording));
     let table = section.placement().map_err(|why| why.to_string())?.version;
     Ok(json!({ "cut": cutting.0, "table": table }))

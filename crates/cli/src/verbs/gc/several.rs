@@ -45,6 +45,10 @@ pub fn collect(args: &GcArgs, target: &Target, feed: &Feed<'_>) -> Result<Option
         Target::Here(_) if at_rest::is_meant("gc", &args.volume, &args.others) => {
             let nodes = AtRest::open("gc", &args.volume, &args.others, &args.store)?;
             let whole = nodes.gather(&mut |done| feed.progress("gathering metadata", done))?;
+            if args.delete {
+                // That nothing refers to an object must be durable before it goes.
+                nodes.engines().values().try_for_each(|engine| engine.sync()).map_err(failed)?;
+            }
             let options = options(args.grace.as_secs(), args.delete, &|_| false);
             let done = collect_rows(whole.engine(), &*nodes.first()?.store, &options, feed);
             done.map(Some).map_err(failed)
