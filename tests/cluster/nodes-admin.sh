@@ -145,17 +145,20 @@ check "and at rest" fsck_volume "$third" --data
 
 echo "== gc"
 objects=$volume/objects
-sample=$(find "$objects" -type f -size +0 ! -name 'kestrel*' | head -n 1)
-plant=$(python3 - "$objects" <<'PY'
-import os, sys
-# A name beside another's, of a number that no node has made yet.
-for place, _, files in os.walk(sys.argv[1]):
-    for name in files:
-        if len(name) == 16 and all(c in "0123456789abcdef" for c in name):
-            print(os.path.join(place, "%016x" % (int(name, 16) ^ (1 << 57))))
-            sys.exit()
+# object_path NUMBER: where an object lies.
+object_path() {
+    python3 - "$1" <<'PY'
+import sys
+number, mask = int(sys.argv[1]), (1 << 64) - 1
+x = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & mask
+x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
+print("%02x/%016x" % ((x ^ x >> 31) >> 56, number))
 PY
-)
+}
+sample=$(find "$objects" -type f -size +0 ! -name 'kestrel*' | head -n 1)
+# Numbers that no node has made up yet.
+plant=$objects/$(object_path $((0x0200000000100003)))
+mkdir -p "$(dirname "$plant")"
 cp "$sample" "$plant"
 touch -d '3 hours ago' "$plant"
 says "gc finds what was planted and deletes nothing" "^1 leaked" "$KESTREL" gc "$url"
@@ -200,11 +203,12 @@ chattr +i "${dirs[2]}" 2>/dev/null && {
 }
 mount_volume "$volume" "$mnt"
 says "all nodes have it" "zstd" "$KESTREL" config "$url"
-plant=${plant%77}78
 check "compressed files" sh -c "yes 'a line' | head -c 3000000 >'$mnt/text' && yes 'a line' | head -c 3000000 | cmp - '$mnt/text'"
 umount_volume "$mnt"
 stop_server "$volume"
 # At rest nobody is asked.
+plant=$objects/$(object_path $((0x0200000000100004)))
+mkdir -p "$(dirname "$plant")"
 cp "$sample" "$plant" && touch -d '3 hours ago' "$plant"
 says "gc of the nodes at rest" "^1 deleted" "$KESTREL" gc "${dirs[@]}" --delete
 check "fsck --data of all nodes at rest" fsck_volume "$volume" --data

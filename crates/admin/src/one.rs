@@ -111,12 +111,11 @@ pub fn make(engine: &dyn Engine, now: Nanos) -> Result<(), InfoError> {
     Ok(batch.send()?)
 }
 
+/// Gets an id, and all its rows.
+pub(crate) type VisitId<'a> = dyn FnMut(u64, &[Row]) -> Result<(), InfoError> + 'a;
+
 /// Shows the rows of each id of a table together.
-pub(crate) fn add_up(
-    engine: &dyn Engine,
-    table: Table,
-    visit: &mut dyn FnMut(u64, &[Row]) -> Result<(), InfoError>,
-) -> Result<(), InfoError> {
+pub(crate) fn add_up(engine: &dyn Engine, table: Table, visit: &mut VisitId<'_>) -> Result<(), InfoError> {
     let mut rows = Rows::new(engine, table);
     let mut together: Vec<Row> = Vec::new();
     loop {
