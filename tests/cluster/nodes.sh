@@ -37,12 +37,15 @@ refuses "fsync is refused for several nodes" commit \
     "$KESTREL" cluster init "$WORK/no" --node 127.0.0.1:1 --node 127.0.0.1:2 --durability fsync
 refuses "a number that is out of range" "1 to 3" sh -c "'$KESTREL' cluster token '$volume' | '$KESTREL' cluster join - '$WORK/no' --node 4"
 refuses "a damaged token" "not whole" sh -c "'$KESTREL' cluster token '$volume' | cut -c1-99 | '$KESTREL' cluster join - '$WORK/no' --node 2"
-for verb in "mount $second $WORK/mnt" "status $second" "gc $second" "dump $second $WORK/no" "compact $second"; do
+for verb in "mount $second $WORK/mnt" "status $second" "compact $second"; do
     # shellcheck disable=SC2086 # words
     refuses "kestrel ${verb%% *} of one node's part" "only a part of the volume" "$KESTREL" $verb
 done
+for verb in "gc $second" "dump $second $WORK/no" "load $WORK/no $second" "config $second --compress lz4" "key rotate $second"; do
+    # shellcheck disable=SC2086 # words
+    refuses "kestrel ${verb%% *} without all nodes" "missing are 1 |No such file" "$KESTREL" $verb
+done
 refuses "kestrel format of one node's part" "node 2 of a cluster" "$KESTREL" format "$second" --force
-refuses "kestrel config of one node's part" "node 2 of a cluster" "$KESTREL" config "$second" --compress lz4
 refuses "fsck without all nodes" "missing are 1 .*, 3" "$KESTREL" fsck "$second"
 check "a new cluster is clean" fsck_volume "$volume"
 start_server "$volume"

@@ -8,6 +8,7 @@
 pub mod load;
 mod record;
 pub(crate) mod spool;
+pub mod spread;
 mod value;
 
 use std::fmt;

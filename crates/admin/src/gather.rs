@@ -9,21 +9,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
+use std::io::{self, Read};
 use std::path::Path;
 
 use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::engine::embedded::EmbeddedEngine;
-use kestrel_meta::engine::{Engine, Mutation};
+use kestrel_meta::engine::{Engine, EngineError, Mutation};
 use kestrel_meta::locks::TxnId;
 use kestrel_meta::member::change::records::{FROZEN, STRANGERS};
 use kestrel_meta::member::known::{Known, peer_of};
 use kestrel_meta::member::{Prepared, decode_prepared};
 use kestrel_meta::txn::{TxnKey, decode_answer, decode_session};
+use kestrel_types::clock::Nanos;
 use kestrel_types::entry::Entry;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{NodeId, Placement, maker_of_id, maker_of_object};
 
 use crate::cut::{Batch, CutError, Scratch, empty};
+use crate::dump::{DumpError, spool};
 use crate::finding::{Finding, FindingKind};
 use crate::rows::{
     CLOCK, EPOCH, INODES, OBJECTS, Row, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage,
@@ -42,7 +45,7 @@ struct Node {
     inodes: u64,
     objects: u64,
     /// Transactions that it has agreed to.
-    prepared: Vec<(TxnId, Prepared)>,
+    prepared: BTreeMap<TxnId, Prepared>,
     /// Transactions that it has decided.
     decided: BTreeSet<TxnId>,
 }
@@ -64,6 +67,15 @@ pub struct Gathered {
 }
 
 impl Gathered {
+    /// Makes of them the rows of a volume of one node ([`crate::one`]), for a dump.
+    ///
+    /// # Errors
+    /// If the copy cannot be read or written.
+    pub fn into_one(self, now: Nanos) -> Result<Self, CutError> {
+        let made = crate::one::make(&self.rows, now);
+        made.map(|()| self).map_err(|why| CutError::Rows(why.to_string()))
+    }
+
     /// The rows. Nobody changes them.
     pub fn engine(&self) -> &dyn Engine {
         &self.rows
@@ -86,7 +98,7 @@ impl Gathering {
                 records: BTreeMap::new(),
                 inodes: 0,
                 objects: 0,
-                prepared: Vec::new(),
+                prepared: BTreeMap::new(),
                 decided: BTreeSet::new(),
             };
             nodes.insert(member.id, node);
@@ -126,6 +138,43 @@ impl Gathering {
             }
         }
         batch.send().map_err(|why| CutError::Copy(copy, why.to_string()))
+    }
+
+    /// What a node changed while its rows were read, in order, as it was recorded ([`crate::recording`]).
+    ///
+    /// # Errors
+    /// If it cannot be read, and if the copy cannot be written.
+    pub fn follow(&mut self, node: NodeId, mut recorded: impl Read) -> Result<(), CutError> {
+        let Self { nodes, findings, rows, scratch } = self;
+        let mut batch = Batch::new(rows);
+        let mut failed = None;
+        let read = spool::read(&mut recorded, &mut |key, value| {
+            let change = match &value {
+                None => forget(nodes, node, &key),
+                Some(value) => match judge(nodes, node, &key, value) {
+                    Judged::Ours => false,
+                    Judged::Whole => true,
+                    Judged::Wrong(finding) => {
+                        note(findings, *finding);
+                        false
+                    }
+                },
+            };
+            if !change {
+                return Ok(());
+            }
+            let change = Mutation { key, value: value.map(Vec::into_boxed_slice) };
+            batch.add(change).map_err(|why| {
+                failed = Some(why);
+                DumpError::from(io::Error::other("the copy could not be written"))
+            })
+        });
+        let copy = |why: EngineError| CutError::Copy(scratch.0.clone(), why.to_string());
+        match (failed, read) {
+            (Some(why), _) => Err(copy(why)),
+            (None, Err(why)) => Err(CutError::Rows(why.to_string())),
+            (None, Ok(())) => batch.send().map_err(copy),
+        }
     }
 
     /// All nodes have been added: the whole.
@@ -232,6 +281,19 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
     Judged::Whole
 }
 
+/// A row of a node goes. Whether it may be part of the whole.
+fn forget(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key) -> bool {
+    let Some(node) = nodes.get_mut(&from) else { return false };
+    match (key.table, TxnKey::decode(key.id, &key.suffix)) {
+        (Table::System, _) => drop(node.records.remove(&key.suffix)),
+        (Table::Txn, Some(TxnKey::Decided(txn))) => drop(node.decided.remove(&txn)),
+        (Table::Txn, Some(TxnKey::Prepared(txn))) => drop(node.prepared.remove(&txn)),
+        (Table::Txn, _) => {}
+        _ => return node.table.owner(key.table, key.id, &key.suffix) == from,
+    }
+    false
+}
+
 /// A session, an answer, or what is on record of a transaction.
 fn judge_record(node: &mut Node, key: &Key, value: &[u8], place: &str) -> Judged {
     let wrong = |why: &dyn Display| Judged::wrong(FindingKind::TxnWrong, place.to_string(), why.to_string());
@@ -247,7 +309,7 @@ fn judge_record(node: &mut Node, key: &Key, value: &[u8], place: &str) -> Judged
         }
         Some(TxnKey::Prepared(txn)) => match decode_prepared(value) {
             Ok(prepared) => {
-                node.prepared.push((txn, prepared));
+                node.prepared.insert(txn, prepared);
                 Judged::Ours
             }
             Err(why) => wrong(&why),

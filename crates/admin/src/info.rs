@@ -121,6 +121,49 @@ pub struct TreeSums {
     pub children: u64,
 }
 
+/// The shares of a directory that lie here, added up; `below` is shown the directories in it that are known here.
+///
+/// # Errors
+/// Those of the engine; damaged shares.
+pub fn dir_sums(
+    engine: &dyn Engine,
+    dir: InodeId,
+    below: &mut dyn FnMut(InodeId),
+) -> Result<DirStat, InfoError> {
+    let mut total = DirStat::default();
+    let mut damaged = None;
+    engine.scan(Table::DirStat, dir, None, &mut |_, value, _| match DirStat::decode(value) {
+        Ok(share) => {
+            total.merge(&share);
+            ControlFlow::Continue(())
+        }
+        Err(error) => {
+            damaged = Some(error);
+            ControlFlow::Break(())
+        }
+    })?;
+    if let Some(error) = damaged {
+        return Err(error.into());
+    }
+    engine.scan(Table::Subdir, dir, None, &mut |suffix, _, _| {
+        if let Ok(child) = <[u8; 8]>::try_from(suffix) {
+            below(u64::from_be_bytes(child));
+        }
+        ControlFlow::Continue(())
+    })?;
+    Ok(total)
+}
+
+impl TreeSums {
+    /// Adds what the shares of a directory, or of several, come to.
+    pub fn add(&mut self, [children, subdirs, bytes]: [i64; 3]) {
+        let positive = |value: i64| u64::try_from(value).unwrap_or(0);
+        self.files += positive(children - subdirs);
+        self.dirs += positive(subdirs);
+        self.bytes = self.bytes.wrapping_add(positive(bytes));
+    }
+}
+
 /// Adds a directory's tree up from the shares of its directories: reads a few rows a directory and none of a file.
 ///
 /// # Errors
@@ -129,34 +172,11 @@ pub fn tree_sums(engine: &dyn Engine, top: InodeId) -> Result<TreeSums, InfoErro
     let mut sums = TreeSums::default();
     let mut todo = vec![top];
     while let Some(dir) = todo.pop() {
-        let mut total = DirStat::default();
-        let mut damaged = None;
-        engine.scan(Table::DirStat, dir, None, &mut |_, value, _| match DirStat::decode(value) {
-            Ok(share) => {
-                total.merge(&share);
-                ControlFlow::Continue(())
-            }
-            Err(error) => {
-                damaged = Some(error);
-                ControlFlow::Break(())
-            }
-        })?;
-        if let Some(error) = damaged {
-            return Err(error.into());
-        }
-        let positive = |value: i64| u64::try_from(value).unwrap_or(0);
-        sums.files += positive(total.children - total.subdirs);
-        sums.dirs += positive(total.subdirs);
-        sums.bytes = sums.bytes.wrapping_add(positive(total.bytes));
+        let total = dir_sums(engine, dir, &mut |child| todo.push(child))?;
+        sums.add([total.children, total.subdirs, total.bytes]);
         if dir == top {
-            sums.children = positive(total.children);
+            sums.children = u64::try_from(total.children).unwrap_or(0);
         }
-        engine.scan(Table::Subdir, dir, None, &mut |suffix, _, _| {
-            if let Ok(child) = <[u8; 8]>::try_from(suffix) {
-                todo.push(u64::from_be_bytes(child));
-            }
-            ControlFlow::Continue(())
-        })?;
     }
     Ok(sums)
 }
@@ -225,6 +245,18 @@ pub fn object_sums(engine: &dyn Engine) -> Result<ObjectSums, InfoError> {
 /// # Errors
 /// Those of the engine; damaged rows.
 pub fn describe(engine: &dyn Engine, inode: &Inode) -> Result<Value, InfoError> {
+    describe_by(engine, inode, &mut |dir| tree_sums(engine, dir))
+}
+
+/// The same, where `tree` adds the tree of a directory up.
+///
+/// # Errors
+/// As for [`describe`], and those of `tree`.
+pub fn describe_by(
+    engine: &dyn Engine,
+    inode: &Inode,
+    tree: &mut dyn FnMut(InodeId) -> Result<TreeSums, InfoError>,
+) -> Result<Value, InfoError> {
     let mut out = json!({
         "ino": inode.ino,
         "kind": format!("{:?}", inode.kind).to_lowercase(),
@@ -233,7 +265,7 @@ pub fn describe(engine: &dyn Engine, inode: &Inode) -> Result<Value, InfoError> 
         "data_change": inode.data_change,
     });
     if inode.kind == kestrel_types::inode::Kind::Dir {
-        let sums = tree_sums(engine, inode.ino)?;
+        let sums = tree(inode.ino)?;
         out["tree"] = json!({
             "files": sums.files, "directories": sums.dirs, "bytes": sums.bytes, "entries_here": sums.children,
         });

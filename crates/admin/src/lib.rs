@@ -13,6 +13,8 @@ pub mod gather;
 pub mod gc;
 pub mod idset;
 pub mod info;
+pub mod one;
+pub mod recording;
 pub mod references;
 pub mod repair;
 pub mod rows;

@@ -9,6 +9,7 @@ mod logger;
 #[cfg(test)]
 mod manual;
 mod metrics;
+mod nodes;
 mod progress;
 mod serve;
 mod signals;

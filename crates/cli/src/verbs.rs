@@ -85,7 +85,10 @@ impl std::fmt::Display for Target {
 }
 
 /// Directory of the volume that `url` names, absolute.
-fn locate(verb: &str, url: &str) -> Result<PathBuf, Failure> {
+///
+/// # Errors
+/// If it is the URL of something else.
+pub fn locate(verb: &str, url: &str) -> Result<PathBuf, Failure> {
     let dir = volume_dir(url).map_err(|why| Failure::usage(format!("{verb}: {why}")))?;
     Ok(std::fs::canonicalize(&dir).unwrap_or(dir))
 }
@@ -162,6 +165,15 @@ pub fn path_bytes(value: &Value) -> Option<Vec<u8>> {
         }
         _ => None,
     }
+}
+
+/// The paths that a question names.
+///
+/// # Errors
+/// If it names none.
+pub fn paths(value: &Value) -> Result<Vec<Vec<u8>>, String> {
+    let paths = value.as_array().and_then(|paths| paths.iter().map(path_bytes).collect());
+    paths.ok_or("the question does not name paths".into())
 }
 
 /// Prints a JSON document.

@@ -243,7 +243,7 @@ impl Descriptor {
         let mut descriptor = Self::read(dir)?;
         if let Some(section) = &descriptor.cluster {
             return Err(VolumeError::Invalid(format!(
-                "{}: node {} of a cluster: its settings are those of all its nodes, and they cannot be changed together yet",
+                "{}: node {} of a cluster: its settings are those of all its nodes; name the directories of all",
                 dir.display(),
                 section.node
             )));
@@ -253,6 +253,49 @@ impl Descriptor {
         descriptor.checksum = descriptor.expected_checksum()?;
         descriptor.replace(dir, &lock)?;
         Ok(descriptor)
+    }
+
+    /// Changes the descriptors of all nodes of a volume, at `dirs`, to the same settings: at all, or if one does not take it at none.
+    ///
+    /// # Errors
+    /// As for [`Descriptor::update`], and if settings differ beforehand. The text names what did not take the change, and if another
+    /// could then not be put back, which one.
+    pub fn update_nodes(
+        dirs: &[PathBuf],
+        change: impl FnOnce(&mut Self) -> Result<(), VolumeError>,
+    ) -> Result<Self, VolumeError> {
+        let locks = dirs.iter().map(|dir| DescriptorLock::take(dir)).collect::<Result<Vec<_>, _>>()?;
+        let before = dirs.iter().map(|dir| Self::read(dir)).collect::<Result<Vec<_>, _>>()?;
+        let [first, ..] = &*before else {
+            return Err(VolumeError::Invalid("no directory is named".into()));
+        };
+        let differs = |other: &Self| (&other.settings, &other.coding) != (&first.settings, &first.coding);
+        if let Some((dir, _)) = dirs.iter().zip(&before).find(|(_, other)| differs(other)) {
+            let [dir, first] = [dir, &dirs[0]].map(|dir| dir.display());
+            return Err(VolumeError::Invalid(format!(
+                "{dir}: its settings are not those of {first}: an earlier change did not come to an end; copy \"settings\" and \
+                 \"coding\" by hand, or restore the file from a backup"
+            )));
+        }
+        let mut changed = first.clone();
+        change(&mut changed)?;
+        changed.check()?;
+        for (at, (dir, lock)) in dirs.iter().zip(&locks).enumerate() {
+            let (settings, coding) = (changed.settings.clone(), changed.coding.clone());
+            let new = Self { settings, coding, ..before[at].clone() };
+            let Err(why) = new.replace(dir, lock) else { continue };
+            // The one that failed too: it may have been replaced before it failed.
+            for ((dir, lock), old) in dirs.iter().zip(&locks).zip(&before).take(at + 1) {
+                if let Err(also) = old.replace(dir, lock) {
+                    return Err(VolumeError::Invalid(format!(
+                        "{why}; and {} could not be put back: {also}",
+                        dir.display()
+                    )));
+                }
+            }
+            return Err(why);
+        }
+        Ok(changed)
     }
 
     /// Puts the descriptor in the old one's place, in one step.

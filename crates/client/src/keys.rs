@@ -122,37 +122,57 @@ pub fn change(
     given: Option<&Path>,
     now: Nanos,
 ) -> Result<Descriptor, VolumeError> {
-    Descriptor::update(dir, |descriptor| {
-        let volume = descriptor.uuid_bytes();
-        let nothing = CodingSettings { compression: Compression::None, encryption: None };
-        let before = descriptor.coding.clone();
-        let mut coding = before.clone().unwrap_or(nothing.clone());
-        coding.compression = change.compression.unwrap_or(coding.compression);
-        match (&mut coding.encryption, change.encrypt) {
-            (_, None) | (None, Some(false)) => {}
-            (Some(encryption), Some(true)) => {
-                // Whoever turns it on must be able to read what is then written.
-                volume_key(descriptor, encryption, given)?;
-                encryption.active = true;
-            }
-            (Some(encryption), Some(false)) => {
-                encryption.active = false;
-                encryption.required = false;
-            }
-            (none, Some(true)) => {
-                let Some(path) = key_file(given) else {
-                    return Err(VolumeError::Key(format!(
-                        "encryption takes a key; make one with `kestrel key create FILE` and give it with --key-file FILE or \
-                         in {KEY_FILE_ENV}"
-                    )));
-                };
-                *none = Some(new_encryption(&volume, &VolumeKey::read(&path)?, false, now)?);
-            }
+    Descriptor::update(dir, |descriptor| apply(descriptor, change, given, now))
+}
+
+/// The same for a volume that several nodes share, whose directories these are: at all of them or at none. Data keys are made once.
+///
+/// # Errors
+/// As for [`change`], and if their settings differ; the text names the directory that did not take the change.
+pub fn change_nodes(
+    dirs: &[PathBuf],
+    change: &Change,
+    given: Option<&Path>,
+    now: Nanos,
+) -> Result<Descriptor, VolumeError> {
+    Descriptor::update_nodes(dirs, |descriptor| apply(descriptor, change, given, now))
+}
+
+fn apply(
+    descriptor: &mut Descriptor,
+    change: &Change,
+    given: Option<&Path>,
+    now: Nanos,
+) -> Result<(), VolumeError> {
+    let volume = descriptor.uuid_bytes();
+    let nothing = CodingSettings { compression: Compression::None, encryption: None };
+    let before = descriptor.coding.clone();
+    let mut coding = before.clone().unwrap_or(nothing.clone());
+    coding.compression = change.compression.unwrap_or(coding.compression);
+    match (&mut coding.encryption, change.encrypt) {
+        (_, None) | (None, Some(false)) => {}
+        (Some(encryption), Some(true)) => {
+            // Whoever turns it on must be able to read what is then written.
+            volume_key(descriptor, encryption, given)?;
+            encryption.active = true;
         }
-        // Once objects may be coded, they may be forever.
-        descriptor.coding = (before.is_some() || coding != nothing).then_some(coding);
-        Ok(())
-    })
+        (Some(encryption), Some(false)) => {
+            encryption.active = false;
+            encryption.required = false;
+        }
+        (none, Some(true)) => {
+            let Some(path) = key_file(given) else {
+                return Err(VolumeError::Key(format!(
+                    "encryption takes a key; make one with `kestrel key create FILE` and give it with --key-file FILE or \
+                     in {KEY_FILE_ENV}"
+                )));
+            };
+            *none = Some(new_encryption(&volume, &VolumeKey::read(&path)?, false, now)?);
+        }
+    }
+    // Once objects may be coded, they may be forever.
+    descriptor.coding = (before.is_some() || coding != nothing).then_some(coding);
+    Ok(())
 }
 
 /// Gives the volume at `dir` a new data key for new objects, and a new volume key if `new` names one. No object is touched,
@@ -167,38 +187,60 @@ pub fn rotate(
     new: Option<&Path>,
     now: Nanos,
 ) -> Result<Descriptor, VolumeError> {
-    Descriptor::update(dir, |descriptor| {
-        let volume = descriptor.uuid_bytes();
-        let name = &descriptor.settings.name;
-        let Some(encryption) = descriptor.coding.as_ref().and_then(|coding| coding.encryption.clone()) else {
-            return Err(VolumeError::Key(format!(
-                "volume {name:?} is not encrypted and has no keys; `kestrel config {} --encrypt` encrypts what is written \
-                 from then on",
-                dir.display()
-            )));
-        };
-        if encryption.keys.len() >= DATA_KEYS_MAX {
-            return Err(VolumeError::Key(format!(
-                "volume {name:?} has {DATA_KEYS_MAX} data keys, the most there may be; copy it to a new volume to start anew"
-            )));
-        }
-        let old = volume_key(descriptor, &encryption, old)?;
-        let new = match new {
-            Some(path) => VolumeKey::read(path)?,
-            None => old.clone(),
-        };
-        let mut keys = Vec::with_capacity(encryption.keys.len() + 1);
-        for wrapped in &encryption.keys {
-            let key = old.unwrap_bytes(&volume, wrapped)?;
-            keys.push(new.wrap(&volume, wrapped.id, wrapped.created, &key)?);
-        }
-        let next = encryption.keys.last().map_or(1, |last| last.id.saturating_add(1));
-        keys.push(new.new_data_key(&volume, next, now)?);
-        if let Some(coding) = &mut descriptor.coding {
-            coding.encryption = Some(Encryption { volume_key: new.fingerprint(), keys, ..encryption });
-        }
-        Ok(())
-    })
+    Descriptor::update(dir, |descriptor| rotate_in(descriptor, dir, old, new, now))
+}
+
+/// The same for a volume that several nodes share, whose directories these are: at all of them or at none.
+///
+/// # Errors
+/// As for [`rotate`], and if their settings differ; the text names the directory that did not take the change.
+pub fn rotate_nodes(
+    dirs: &[PathBuf],
+    old: Option<&Path>,
+    new: Option<&Path>,
+    now: Nanos,
+) -> Result<Descriptor, VolumeError> {
+    let first = dirs.first().map_or(Path::new(""), PathBuf::as_path);
+    Descriptor::update_nodes(dirs, |descriptor| rotate_in(descriptor, first, old, new, now))
+}
+
+fn rotate_in(
+    descriptor: &mut Descriptor,
+    where_is: &Path,
+    old: Option<&Path>,
+    new: Option<&Path>,
+    now: Nanos,
+) -> Result<(), VolumeError> {
+    let volume = descriptor.uuid_bytes();
+    let name = &descriptor.settings.name;
+    let Some(encryption) = descriptor.coding.as_ref().and_then(|coding| coding.encryption.clone()) else {
+        return Err(VolumeError::Key(format!(
+            "volume {name:?} is not encrypted and has no keys; `kestrel config {} --encrypt` encrypts what is written \
+             from then on",
+            where_is.display()
+        )));
+    };
+    if encryption.keys.len() >= DATA_KEYS_MAX {
+        return Err(VolumeError::Key(format!(
+            "volume {name:?} has {DATA_KEYS_MAX} data keys, the most there may be; copy it to a new volume to start anew"
+        )));
+    }
+    let old = volume_key(descriptor, &encryption, old)?;
+    let new = match new {
+        Some(path) => VolumeKey::read(path)?,
+        None => old.clone(),
+    };
+    let mut keys = Vec::with_capacity(encryption.keys.len() + 1);
+    for wrapped in &encryption.keys {
+        let key = old.unwrap_bytes(&volume, wrapped)?;
+        keys.push(new.wrap(&volume, wrapped.id, wrapped.created, &key)?);
+    }
+    let next = encryption.keys.last().map_or(1, |last| last.id.saturating_add(1));
+    keys.push(new.new_data_key(&volume, next, now)?);
+    if let Some(coding) = &mut descriptor.coding {
+        coding.encryption = Some(Encryption { volume_key: new.fingerprint(), keys, ..encryption });
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -36,8 +36,8 @@ pub use cluster::{form, join};
 pub use format::{NewVolume, format};
 pub use lock::VolumeLock;
 use sizes::fitting_options;
-pub use sizes::scratch_reserve;
 pub(crate) use sizes::{data_reserve, disk_bytes};
+pub use sizes::{scratch_reserve, scratch_room};
 pub use token::Token;
 
 /// Directory of the metadata engine.

@@ -176,6 +176,13 @@ impl fmt::Display for EngineError {
 
 impl std::error::Error for EngineError {}
 
+impl TapGuard {
+    /// For engines outside of this crate: `end` ends the tap.
+    pub fn new(end: Box<dyn FnOnce() + Send>) -> Self {
+        Self(end)
+    }
+}
+
 impl Drop for TapGuard {
     fn drop(&mut self) {
         let end = std::mem::replace(&mut self.0, Box::new(|| ()));

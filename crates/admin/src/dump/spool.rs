@@ -55,18 +55,7 @@ impl Spool {
         state.file.flush()?;
         let file = state.file.get_mut();
         file.rewind()?;
-        let mut input = BufReader::with_capacity(1 << 16, file);
-        while let Some(bytes) = read_string(&mut input)? {
-            let damaged =
-                || io::Error::new(io::ErrorKind::InvalidData, "the spool file was changed by somebody else");
-            let key = KeyRef::decode(&bytes).ok_or_else(damaged)?.to_owned();
-            let mut present = [0];
-            input.read_exact(&mut present)?;
-            let value =
-                if present[0] == 1 { Some(read_string(&mut input)?.ok_or_else(damaged)?) } else { None };
-            visit(key, value)?;
-        }
-        Ok(())
+        read(&mut BufReader::with_capacity(1 << 16, file), visit)
     }
 }
 
@@ -77,24 +66,44 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 impl State {
     fn append(&mut self, batch: &[Mutation]) -> Result<(), DumpError> {
-        let mut frame = Vec::new();
-        for mutation in batch {
-            frame.clear();
-            mutation.key.borrow().encode_into(&mut frame);
-            self.string(&frame)?;
-            self.file.write_all(&[u8::from(mutation.value.is_some())])?;
-            if let Some(value) = &mutation.value {
-                self.string(value)?;
-            }
-        }
+        self.bytes += write(&mut self.file, batch)?;
         if self.bytes > self.bytes_max { Err(DumpError::TooBusy) } else { Ok(()) }
     }
+}
 
-    fn string(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.bytes += bytes.len() as u64 + 8;
-        self.file.write_all(&(bytes.len() as u64).to_be_bytes())?;
-        self.file.write_all(bytes)
+/// Appends a batch as [`read`] reads it; the bytes that it takes.
+pub(crate) fn write(out: &mut impl Write, batch: &[Mutation]) -> io::Result<u64> {
+    let (mut frame, mut bytes) = (Vec::new(), 0);
+    for mutation in batch {
+        frame.clear();
+        mutation.key.borrow().encode_into(&mut frame);
+        bytes += write_string(out, &frame)? + 1;
+        out.write_all(&[u8::from(mutation.value.is_some())])?;
+        if let Some(value) = &mutation.value {
+            bytes += write_string(out, value)?;
+        }
     }
+    Ok(bytes)
+}
+
+/// Reads changes back, in their order.
+pub(crate) fn read(input: &mut impl Read, visit: Visit<'_>) -> Result<(), DumpError> {
+    while let Some(bytes) = read_string(input)? {
+        let damaged =
+            || io::Error::new(io::ErrorKind::InvalidData, "the spool file was changed by somebody else");
+        let key = KeyRef::decode(&bytes).ok_or_else(damaged)?.to_owned();
+        let mut present = [0];
+        input.read_exact(&mut present)?;
+        let value = if present[0] == 1 { Some(read_string(input)?.ok_or_else(damaged)?) } else { None };
+        visit(key, value)?;
+    }
+    Ok(())
+}
+
+fn write_string(out: &mut impl Write, bytes: &[u8]) -> io::Result<u64> {
+    out.write_all(&(bytes.len() as u64).to_be_bytes())?;
+    out.write_all(bytes)?;
+    Ok(bytes.len() as u64 + 8)
 }
 
 fn read_string(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {

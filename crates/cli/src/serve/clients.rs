@@ -157,9 +157,9 @@ fn answer(serving: &Serving, question: &[u8], asker: &Asker) -> Result<Box<[u8]>
     let question: Value = serde_json::from_slice(question)
         .map_err(|error| format!("the question is not valid JSON: {error}"))?;
     let verb = question["verb"].as_str().unwrap_or("?");
-    // Rows are asked for page by page.
-    // So are tables, by every client.
-    let level = if matches!(verb, "rows" | "table") { log::Level::Debug } else { log::Level::Info };
+    // These are asked for page by page, or by every client.
+    let quiet = matches!(verb, "rows" | "sums" | "cut" | "table");
+    let level = if quiet { log::Level::Debug } else { log::Level::Info };
     log::log!(level, "{} asks: {verb}", asker.who());
     let mut tell = |event: &Value| asker.event(event.to_string().as_bytes());
     Ok(serving.answer_afar(&question, &mut tell)?.to_string().into_bytes().into())

@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use kestrel_admin::info;
-use kestrel_admin::warmup::Act;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::Fs;
 use kestrel_client::storage::Storage;
@@ -18,9 +17,10 @@ use super::attendant::Attendant;
 use super::clients::Clients;
 use super::facts::MountFacts;
 use super::node::NodeOfCluster;
+use super::part::cut::Cutting;
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
-use crate::verbs::{compact, dump, fsck, gc, info as info_verb, path_bytes, status, warmup};
+use crate::verbs::{compact, dump, fsck, gc, info as info_verb, paths, status, warmup};
 
 /// What questions are about.
 pub struct Serving {
@@ -50,6 +50,8 @@ pub struct Serving {
     pub begun: Instant,
     /// Held by a check or a collection: they walk all metadata, so one at a time.
     pub walking: Mutex<()>,
+    /// What is recorded of this node for a cut of all.
+    pub cutting: Cutting,
 }
 
 impl Attendant for Serving {
@@ -98,8 +100,8 @@ impl Serving {
     ) -> Result<Value, String> {
         match question["verb"].as_str() {
             Some(
-                "status" | "stats" | "info" | "fsck" | "gc" | "compact" | "rows" | "table" | "entries"
-                | "change",
+                "status" | "stats" | "info" | "fsck" | "gc" | "compact" | "rows" | "sums" | "cut" | "reap"
+                | "coding" | "table" | "entries" | "change",
             ) => self.answer(question, tell),
             verb => {
                 let verb = verb.unwrap_or("this");
@@ -131,14 +133,8 @@ impl Serving {
     }
 
     fn info(&self, question: &Value) -> Result<Value, String> {
-        let number = |name: &str| question[name].as_u64();
-        let inode = match (number("dir"), number("parent"), path_bytes(&question["name"])) {
-            (Some(dir), _, _) => info::find_dir(&*self.engine, dir),
-            (None, Some(parent), Some(name)) => info::find(&*self.engine, parent, &name),
-            _ => return Err("the question names neither a directory nor an entry".into()),
-        };
-        let mut out =
-            inode.and_then(|inode| info::describe(&*self.engine, &inode)).map_err(|why| why.to_string())?;
+        let inode = info_verb::asked(&*self.engine, question)?;
+        let mut out = info::describe(&*self.engine, &inode).map_err(|why| why.to_string())?;
         info_verb::tell_places(&mut out, &self.storage);
         Ok(out)
     }
@@ -218,22 +214,7 @@ impl Serving {
     }
 
     fn warmup(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
-        let wish = warmup::Wish {
-            paths: paths(&question["paths"])?,
-            data: match question["act"].as_str() {
-                Some("fill") => Some(Act::Fill),
-                Some("check") => Some(Act::Check),
-                Some("evict") => Some(Act::Evict),
-                _ => None,
-            },
-            metadata: question["metadata"] == true,
-            threads: usize::try_from(question["threads"].as_u64().unwrap_or(1)).unwrap_or(1),
-        };
+        let wish = warmup::Wish::of(question)?;
         warmup::warm(&*self.engine, &*self.store, &wish, feed)
     }
-}
-
-fn paths(value: &Value) -> Result<Vec<Vec<u8>>, String> {
-    let paths = value.as_array().and_then(|paths| paths.iter().map(path_bytes).collect());
-    paths.ok_or("the question does not name paths".into())
 }

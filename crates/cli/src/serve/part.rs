@@ -1,24 +1,19 @@
 //! Questions to a process that serves one of several nodes: it has a part of the volume, so it tells its part, and refuses what can only
 //! be done to the whole.
 
-use std::ops::ControlFlow;
+pub mod cut;
+mod rows;
 
 use kestrel_client::descriptor::ClusterSection;
-use kestrel_client::hex::{from_hex, to_hex};
-use kestrel_types::key::{Key, KeyRef, Table};
-use serde_json::{Value, json};
+use kestrel_types::clock::{Clock, SystemClock};
+use serde_json::Value;
 
 use super::control::Serving;
 use super::node::NodeOfCluster;
 use crate::metrics::to_json;
 use crate::serve::attendant::Attendant;
+use crate::verbs::config;
 use crate::verbs::status::several::describe_part;
-
-/// Bytes of keys and values after which an answer ends. It has at most 1 MiB, and digits are twice as long.
-const PAGE_BYTES: usize = 128 << 10;
-
-/// Largest row that fits an answer beside them, bytes.
-const ROW_BYTES_MAX: usize = 256 << 10;
 
 /// Answers one question.
 ///
@@ -33,14 +28,18 @@ pub fn answer(
     match question["verb"].as_str() {
         Some("status") => status(serving, section),
         Some("stats") => Ok(to_json(&serving.snapshot())),
-        Some("rows") => rows(serving, question),
+        Some("rows") => rows::page(&*serving.engine, question),
         Some("table" | "entries" | "change" | "expect") => super::table::answer(serving, question, tell),
-        Some("fsck") => Err(format!(
-            "node {} has only a part of the volume; run `kestrel fsck {}`",
+        Some("sums") => rows::sums(&*serving.engine, question),
+        Some("cut") => cut::answer(serving, section, question),
+        Some("reap") => schedule(serving, question),
+        Some("coding") => Ok(config::describe(&serving.descriptor)),
+        Some(verb @ ("fsck" | "info" | "dump" | "gc")) => Err(format!(
+            "node {} has only a part of the volume; use `kestrel {verb}` with {}",
             section.node,
             url(serving, section)
         )),
-        Some(verb @ ("info" | "dump" | "gc" | "compact" | "warmup" | "whole")) => Err(format!(
+        Some(verb @ ("compact" | "warmup" | "whole")) => Err(format!(
             "node {} has only a part of the volume, and {verb} does not work on a volume that several nodes share yet",
             section.node
         )),
@@ -64,39 +63,11 @@ fn status(serving: &Serving, section: &ClusterSection) -> Result<Value, String> 
     Ok(out)
 }
 
-/// A page of the rows of a table, for a check of all nodes together: `[key, value]` in hexadecimal digits, from the key `from` on.
-/// `next` is the key that the next page begins with, if there is one.
-fn rows(serving: &Serving, question: &Value) -> Result<Value, String> {
-    let table = question["table"].as_u64().and_then(|table| u8::try_from(table).ok());
-    let table = table.and_then(Table::from_u8).ok_or("the question names no table")?;
-    let from = match question["from"].as_str() {
-        None => None,
-        Some(digits) => {
-            let bytes = from_hex(digits).ok_or("the key is not hexadecimal")?;
-            let key = KeyRef::decode(&bytes).filter(|key| key.table == table).map(KeyRef::to_owned);
-            Some(key.ok_or("the key is none of the table")?)
-        }
-    };
-    let (mut page, mut next, mut bytes, mut too_large) = (Vec::new(), None, 0, None);
-    let visited = serving.engine.scan_table(table, from.as_ref().map(Key::borrow), &mut |key, value| {
-        let mut encoded = Vec::new();
-        key.encode_into(&mut encoded);
-        if bytes >= PAGE_BYTES {
-            next = Some(to_hex(&encoded));
-            return ControlFlow::Break(());
-        }
-        if value.len() > ROW_BYTES_MAX {
-            too_large = Some(value.len());
-            return ControlFlow::Break(());
-        }
-        bytes += encoded.len() + value.len();
-        page.push(json!([to_hex(&encoded), to_hex(value)]));
-        ControlFlow::Continue(())
-    });
-    visited.map_err(|why| why.to_string())?;
-    if let Some(bytes) = too_large {
-        let dirs = "stop all nodes and give `kestrel fsck` their directories";
-        return Err(format!("a row of table {table:?} has {bytes} bytes, too many for an answer: {dirs}"));
-    }
-    Ok(json!({ "rows": page, "next": next }))
+/// Schedules objects that somebody found in no row of any node. All nodes are asked again before one is deleted.
+fn schedule(serving: &Serving, question: &Value) -> Result<Value, String> {
+    let objects = question["objects"].as_array().ok_or("the question names no objects")?;
+    let objects: Vec<u64> = objects.iter().filter_map(Value::as_u64).collect();
+    let member = serving.fs.member().ok_or("the process is no node of a cluster")?;
+    member.node().schedule(&objects, SystemClock.now()).map_err(|why| why.to_string())?;
+    Ok(Value::Null)
 }

@@ -13,9 +13,11 @@ use super::attendant::Attendant;
 use super::facts::MountFacts;
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
+use crate::nodes::OfMount;
+use crate::nodes::engine::NodesEngine;
 use crate::verbs::info;
 use crate::verbs::status::several;
-use crate::verbs::warmup::whole;
+use crate::verbs::warmup::{self, whole};
 
 /// How long a quick question to the server may take.
 const QUICK: Duration = Duration::from_secs(15);
@@ -61,17 +63,27 @@ impl Attendant for RemoteMount {
                 Ok(out)
             }
             Some("info") => {
-                let mut out = self.ask(question, Some(QUICK), tell)?;
+                let mut out = match self.nodes() {
+                    Some(nodes) => info::answer_of_nodes(&nodes, question)?,
+                    None => self.ask(question, Some(QUICK), tell)?,
+                };
                 // Whose disk cache holds what is a matter of this mount, not of the server.
                 info::tell_places(&mut out, &self.storage);
                 Ok(out)
             }
             Some("fsck" | "gc" | "compact") => self.ask(question, None, tell),
             Some("whole") => whole::serve(&self.fs, &self.storage, question, &Feed::new(tell)),
-            Some("warmup") => Err(format!(
-                "{} is served by another process: read the files to fill the disk cache of this mount",
-                self.url
-            )),
+            Some("warmup") => match self.nodes() {
+                Some(nodes) => {
+                    let engine = NodesEngine::new(&nodes)?;
+                    let wish = warmup::Wish::of(question)?;
+                    warmup::warm(&engine, &*self.storage.store, &wish, &Feed::new(tell))
+                }
+                None => Err(format!(
+                    "{} is served by another process: read the files to fill the disk cache of this mount",
+                    self.url
+                )),
+            },
             Some(other) => Err(format!(
                 "the mounting process does not know {other:?}; it may be older than this program"
             )),
@@ -81,6 +93,11 @@ impl Attendant for RemoteMount {
 }
 
 impl RemoteMount {
+    /// The volume's nodes, if there are several.
+    fn nodes(&self) -> Option<OfMount> {
+        OfMount::new(self.fs.metadata().remote()?)
+    }
+
     /// How it stands with each of the volume's metadata nodes.
     fn connections(&self) -> Value {
         let nodes = self.fs.metadata().remote().map_or(Vec::new(), |metadata| metadata.nodes());

@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use clap::Args;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::keys::{self, Change};
+use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_client::volume::VolumeLock;
 use kestrel_data::store::coded::Compression;
 use kestrel_types::clock::{Clock, SystemClock};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{locate, print_json};
 use crate::failure::{Failure, Verdict};
+use crate::nodes::{ask_all, at_rest};
 
 /// Show or change how a volume stores new data.
 #[derive(Debug, Args)]
@@ -19,11 +21,17 @@ use crate::failure::{Failure, Verdict};
   kestrel config /data/vol
   kestrel config /data/vol --compress zstd:3
   kestrel config /data/vol --encrypt --key-file /root/photos.key
+  kestrel config kestrel://10.0.0.1/photos
+  kestrel config /data/node1 --node /data/node2 --node /data/node3 --compress lz4
 
-Changes apply to what is written from the next mount on; what is stored already stays as it is and stays readable.")]
+Changes apply to what is written from the next mount on; what is stored already stays as it is and stays readable. Nodes
+that share a volume have the same settings: name the directories of all, and they are changed at all or at none.")]
 pub struct ConfigArgs {
-    /// The volume: a path or file:///path
+    /// The volume: a path or file:///path; to look at one of several nodes also kestrel://host[:port]/NAME
     pub volume: String,
+    /// To change one that several nodes share: the directory of another node; once for each of them
+    #[arg(long = "node", value_name = "DIR")]
+    pub nodes: Vec<String>,
     /// Compress new objects: none, lz4, zstd or zstd:LEVEL with a level from 1 to 19
     #[arg(long, value_name = "METHOD")]
     pub compress: Option<Compression>,
@@ -41,48 +49,103 @@ pub struct ConfigArgs {
     pub json: bool,
 }
 
+/// How a volume stores new data, as it is told.
+pub fn describe(descriptor: &Descriptor) -> Value {
+    let coding = descriptor.coding.as_ref();
+    let encryption = coding.and_then(|coding| coding.encryption.as_ref());
+    json!({
+        "name": descriptor.settings.name,
+        "compression": coding.map_or(Compression::None, |coding| coding.compression).to_string(),
+        "encrypted": encryption.is_some_and(|encryption| encryption.active),
+        "encryption_required": encryption.is_some_and(|encryption| encryption.required),
+        "volume_key": encryption.map(|encryption| &encryption.volume_key),
+        "data_keys": encryption.map_or(0, |encryption| encryption.keys.len()),
+        "cipher": encryption.map(|encryption| encryption.cipher.as_str()),
+    })
+}
+
 /// Does it.
 pub fn run(args: &ConfigArgs) -> Result<Verdict, Failure> {
-    let failed = |why| Failure::new("config", why);
-    let dir = locate("config", &args.volume)?;
     let encrypt = if args.encrypt { Some(true) } else { args.no_encrypt.then_some(false) };
     let change = Change { compression: args.compress, encrypt };
     let is_changed = change.compression.is_some() || change.encrypt.is_some();
-    let descriptor = if is_changed {
-        keys::change(&dir, &change, args.key_file.as_deref(), SystemClock.now())
+    if RemoteUrl::is_one(&args.volume) {
+        return of_served(args, is_changed);
+    }
+    let failed = |why| Failure::new("config", why);
+    let dir = locate("config", &args.volume)?;
+    let now = SystemClock.now();
+    let key_file = args.key_file.as_deref();
+    let nodes = at_rest::is_meant("config", &args.volume, &args.nodes);
+    let (descriptor, dirs) = if nodes && is_changed {
+        let dirs: Vec<PathBuf> =
+            at_rest::dirs("config", &args.volume, &args.nodes)?.0.into_iter().map(|(_, dir)| dir).collect();
+        (keys::change_nodes(&dirs, &change, key_file, now), dirs)
+    } else if is_changed {
+        (keys::change(&dir, &change, key_file, now), vec![dir.clone()])
     } else {
-        Descriptor::read(&dir)
+        (Descriptor::read(&dir), vec![dir.clone()])
     };
-    let descriptor = descriptor.map_err(failed)?;
-    let coding = descriptor.coding.as_ref();
-    let compression = coding.map_or(Compression::None, |coding| coding.compression).to_string();
-    let encryption = coding.and_then(|coding| coding.encryption.as_ref());
-    let open_in = VolumeLock::holder(&dir);
+    let told = describe(&descriptor.map_err(failed)?);
+    let open_in: Vec<u32> = dirs.iter().filter_map(|dir| VolumeLock::holder(dir)).collect();
     if args.json {
-        print_json(&json!({
-            "volume": dir,
-            "name": descriptor.settings.name,
-            "compression": compression,
-            "encrypted": encryption.is_some_and(|encryption| encryption.active),
-            "encryption_required": encryption.is_some_and(|encryption| encryption.required),
-            "volume_key": encryption.map(|encryption| &encryption.volume_key),
-            "in_use_by": open_in,
-        }));
+        let mut out = told;
+        out["volume"] = dir.to_string_lossy().into();
+        out["in_use_by"] = open_in.first().copied().into();
+        print_json(&out);
         return Ok(Verdict::Good);
     }
-    println!("volume       {} ({})", descriptor.settings.name, dir.display());
-    println!("compression  {compression}");
-    match encryption {
+    show(&told, &dir.display());
+    for pid in open_in.iter().filter(|_| is_changed) {
+        let what = if nodes { "a node is started and volumes are mounted" } else { "it is mounted" };
+        println!("process {pid} has the volume open: changes apply when {what} again");
+    }
+    Ok(Verdict::Good)
+}
+
+fn show(told: &Value, place: &dyn std::fmt::Display) {
+    println!("volume       {} ({place})", told["name"].as_str().unwrap_or("?"));
+    println!("compression  {}", told["compression"].as_str().unwrap_or("?"));
+    match told["volume_key"].as_str() {
         None => println!("encryption   none"),
-        Some(encryption) => println!(
-            "encryption   {}, volume key {}, {} data keys",
-            if encryption.active { encryption.cipher.as_str() } else { "not for new objects" },
-            encryption.volume_key,
-            encryption.keys.len()
+        Some(key) => println!(
+            "encryption   {}, volume key {key}, {} data keys",
+            told["cipher"].as_str().filter(|_| told["encrypted"] == true).unwrap_or("not for new objects"),
+            told["data_keys"]
         ),
     }
-    if let Some(pid) = open_in.filter(|_| is_changed) {
-        println!("process {pid} has the volume open: changes apply when it is mounted again");
+}
+
+/// Shows the settings of a volume by its URL: those of all its nodes, which are the same.
+fn of_served(args: &ConfigArgs, is_changed: bool) -> Result<Verdict, Failure> {
+    let failed = |why: &dyn std::fmt::Display| Failure::new("config", why);
+    if is_changed || !args.nodes.is_empty() {
+        return Err(Failure::usage(
+            "config: settings are changed where the volume's directory is, of several nodes where all their directories are: name \
+             those",
+        ));
+    }
+    let who = crate::serve::who("kestrel config");
+    let panel = Panel::connect(&args.volume, &who).map_err(|why| failed(&why))?;
+    let panel = panel.ok_or_else(|| {
+        failed(&format!("{}: one node serves it; name its directory, where it is", args.volume))
+    })?;
+    let answers = ask_all(&panel, &json!({ "verb": "coding" })).map_err(|why| failed(&why))?;
+    let Some((first, told)) = answers.first() else { return Err(failed(&"the volume has no nodes")) };
+    let other = answers.iter().find(|(_, other)| other != told);
+    if args.json {
+        let mut out = told.clone();
+        out["volume"] = args.volume.as_str().into();
+        out["same_on_all_nodes"] = other.is_none().into();
+        print_json(&out);
+    } else {
+        show(told, &args.volume);
+    }
+    if let Some((node, _)) = other {
+        eprintln!(
+            "kestrel config: nodes {first} and {node} differ: one was not started since the last change"
+        );
+        return Ok(Verdict::Bad);
     }
     Ok(Verdict::Good)
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kestrel_admin::dump::{About, dump};
 use kestrel_client::descriptor::Descriptor;
+use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_meta::engine::Engine;
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
@@ -15,6 +16,8 @@ use serde_json::{Value, json};
 use super::store_args::StoreArgs;
 use super::{ask, locate, open, print_json};
 use crate::failure::{Failure, Verdict};
+use crate::nodes::at_rest::{self, AtRest};
+use crate::nodes::cut;
 use crate::progress::Progress;
 use crate::units::{bytes, count};
 
@@ -24,14 +27,21 @@ use crate::units::{bytes, count};
   kestrel dump /data/vol /backup/vol.dump
   kestrel dump /data/vol /backup/vol.dump --force --json
 
-Works on mounted and unmounted volumes; the dump of a mounted one is the state at one moment. It holds names, attributes,
-small files and the places of all others, so a dump and the objects restore everything. The format is JSON Lines,
-described in docs/format/dump.md.")]
+  kestrel dump kestrel://10.0.0.1,10.0.0.2,10.0.0.3/photos /backup/photos.dump
+  kestrel dump /data/node1 /backup/photos.dump --node /data/node2 --node /data/node3
+
+Works on mounted and unmounted volumes; the dump of one in use is the state at one moment, also of one that several nodes
+serve: it takes all of them, and changes wait for a fraction of a second. It holds names, attributes, small files and the
+places of all others, so a dump and the objects restore everything, on one node or on several, whatever it was dumped from.
+The format is JSON Lines, described in docs/format/dump.md. A volume of one node that is served is dumped where its directory is.")]
 pub struct DumpArgs {
-    /// The volume: a path or file:///path
+    /// The volume: a path or file:///path; of several nodes that run kestrel://host[:port]/NAME
     pub volume: String,
     /// File to write
     pub file: PathBuf,
+    /// Of a cluster none of whose nodes runs: the directory of another node; once for each of them
+    #[arg(long = "node", value_name = "DIR")]
+    pub nodes: Vec<String>,
     /// Replace the file if it exists
     #[arg(long)]
     pub force: bool,
@@ -93,16 +103,59 @@ pub fn write(
     written
 }
 
+/// The dump of what several nodes share; `None` if one node has the volume.
+fn of_several(args: &DumpArgs, file: &Path) -> Result<Option<Value>, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("dump", why);
+    let mut progress = Progress::new();
+    let mut tick = |rows| progress.tick("gathering rows", rows);
+    let (whole, descriptor) = if RemoteUrl::is_one(&args.volume) {
+        if !args.nodes.is_empty() {
+            return Err(Failure::usage("dump: a URL stands alone: --node is for nodes that do not run"));
+        }
+        let who = crate::serve::who("kestrel dump");
+        let Some(panel) = Panel::connect(&args.volume, &who).map_err(|why| fail(&why))? else {
+            let why = "one node serves it: run the dump there, on its directory";
+            return Err(fail(&format!("{}: {why}", args.volume)));
+        };
+        let descriptor = panel.descriptor().map_err(|why| fail(&why))?;
+        let beside = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        (cut::gather(&panel, beside, &mut tick).map_err(|why| fail(&why))?, descriptor)
+    } else if at_rest::is_meant("dump", &args.volume, &args.nodes) {
+        let nodes = AtRest::open("dump", &args.volume, &args.nodes, &args.store)?;
+        (nodes.gather(&mut tick)?, nodes.first()?.descriptor.clone())
+    } else {
+        return Ok(None);
+    };
+    let damaged = whole.findings.len();
+    let whole = whole.into_one(SystemClock.now()).map_err(|why| fail(&why))?;
+    let descriptor = descriptor.of_one().map_err(|why| fail(&why))?;
+    let mut tick = |rows| progress.tick("dumping rows", rows);
+    let written =
+        write(whole.engine(), &descriptor, file, args.force, &mut tick).map_err(|why| fail(&why))?;
+    if damaged > 0 {
+        eprintln!(
+            "kestrel dump: {damaged} rows or records of the nodes are not as they should be, and not in the dump; run `kestrel fsck`"
+        );
+    }
+    Ok(Some(written))
+}
+
 /// Dumps.
 pub fn run(args: &DumpArgs) -> Result<Verdict, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("dump", why);
-    let dir = locate("dump", &args.volume)?;
-    Descriptor::read(&dir).map_err(|why| fail(&why))?;
     let file =
         std::path::absolute(&args.file).map_err(|why| fail(&format!("{}: {why}", args.file.display())))?;
     let name = file.to_str().ok_or_else(|| Failure::usage("dump: the name of the file must be UTF-8"))?;
     let question = json!({ "verb": "dump", "file": name, "force": args.force });
-    let done = match ask("dump", &dir, &question, None)? {
+    let asked = match of_several(args, &file)? {
+        Some(done) => Some(done),
+        None => {
+            let dir = locate("dump", &args.volume)?;
+            Descriptor::read(&dir).map_err(|why| fail(&why))?;
+            ask("dump", &dir, &question, None)?
+        }
+    };
+    let done = match asked {
         Some(done) => done,
         None => {
             let volume = open("dump", &args.volume, &args.store)?;

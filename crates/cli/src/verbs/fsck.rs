@@ -23,6 +23,7 @@ use super::store_args::StoreArgs;
 use super::{Target, open, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::feed::{Feed, shown};
+use crate::nodes::at_rest;
 use crate::progress::Progress;
 use crate::units::{bytes, count};
 
@@ -187,7 +188,9 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
     };
     let of_nodes = match &target {
         Target::Served(_) => served::check(args, &Feed::new(&mut tell))?,
-        Target::Here(_) if several::is_meant(args) => Some(several::at_rest(args, &Feed::new(&mut tell))?),
+        Target::Here(_) if at_rest::is_meant("fsck", &args.volume, &args.others) => {
+            Some(several::at_rest(args, &Feed::new(&mut tell))?)
+        }
         Target::Here(_) => None,
     };
     // A repair does not ask: opening the volume says who has it mounted.
@@ -201,7 +204,7 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
     };
     let mut done = match asked {
         Some(done) => done,
-        None => at_rest(args, &Feed::new(&mut tell), &fail)?,
+        None => whole_at_rest(args, &Feed::new(&mut tell), &fail)?,
     };
     drop(progress);
     if args.json {
@@ -215,7 +218,7 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
 }
 
 /// Checks and repairs a volume that nobody serves.
-fn at_rest(
+fn whole_at_rest(
     args: &FsckArgs,
     feed: &Feed<'_>,
     fail: &dyn Fn(&dyn std::fmt::Display) -> Failure,

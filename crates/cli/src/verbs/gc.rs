@@ -1,5 +1,7 @@
 //! `kestrel gc`.
 
+mod several;
+
 use std::time::Duration;
 
 use clap::Args;
@@ -33,10 +35,14 @@ const LISTED_MAX: usize = 1000;
   kestrel gc /data/vol --grace 1d --json
 
 Works on mounted and unmounted volumes. Deletes nothing without --delete, and nothing at all if a page of the store's
-listing or a row of the metadata cannot be read.")]
+listing or a row of the metadata cannot be read. Of a volume that several nodes serve, all of them are asked; what is found is
+handed to them, and they ask each other again before they delete it.")]
 pub struct GcArgs {
     /// The volume: a path, file:///path or kestrel://host[:port]/NAME
     pub volume: String,
+    /// Of a cluster none of whose nodes runs: the directories of all other nodes
+    #[arg(value_name = "NODE")]
+    pub others: Vec<String>,
     /// Delete what is found
     #[arg(long)]
     pub delete: bool,
@@ -66,6 +72,17 @@ pub fn collect(
     options: &Options<'_>,
     feed: &Feed<'_>,
 ) -> Result<Value, GcError> {
+    collect_and(engine, store, options, feed, &mut |_| ())
+}
+
+/// The same; `leaked` gets every object that is found.
+fn collect_and(
+    engine: &dyn Engine,
+    store: &dyn BlockStore,
+    options: &Options<'_>,
+    feed: &Feed<'_>,
+    leaked: &mut dyn FnMut(ObjectId),
+) -> Result<Value, GcError> {
     let listening = feed.listening();
     let go_on = || listening.go_on();
     let engine = Watched::new(engine, &go_on);
@@ -73,6 +90,9 @@ pub fn collect(
     let options = Options { go_on: &is_on, ..*options };
     let mut listed = 0;
     let mut report = |event: Event<'_>| {
+        if let Event::Leaked { object, .. } = event {
+            leaked(object);
+        }
         listed += 1;
         if listed <= LISTED_MAX {
             feed.event(&match event {
@@ -160,17 +180,21 @@ pub fn run(args: &GcArgs) -> Result<Verdict, Failure> {
     let found = Printer::KINDS.map(|kind| (kind.to_string(), Value::Array(Vec::new())));
     let mut printer = Printer { json: args.json, found: found.into_iter().collect() };
     let mut progress = Progress::new();
-    let asked = target.ask("gc", &question, None, &mut |event| {
-        shown(&mut progress, &event, &mut |event| printer.event(event));
-    })?;
+    let mut tell = |event: &Value| {
+        shown(&mut progress, event, &mut |event| printer.event(event));
+        true
+    };
+    let of_nodes = several::collect(args, &target, &Feed::new(&mut tell))?;
+    let asked = match of_nodes {
+        Some(done) => Some(done),
+        None => target.ask("gc", &question, None, &mut |event| {
+            tell(&event);
+        })?,
+    };
     let mut done = match asked {
         Some(done) => done,
         None => {
             let volume = open("gc", &args.volume, &args.store)?;
-            let mut tell = |event: &Value| {
-                shown(&mut progress, event, &mut |event| printer.event(event));
-                true
-            };
             let options = options(grace_seconds, args.delete, &|_| false);
             collect(&*volume.engine, &*volume.store, &options, &Feed::new(&mut tell))
                 .map_err(|why| Failure::new("gc", format!("{target}: {why}")))?
@@ -209,6 +233,12 @@ fn show(args: &GcArgs, done: &Value) {
     );
     if args.delete {
         println!("{} deleted", count(number("deleted_objects")));
+        if number("handed_over_objects") > 0 {
+            println!(
+                "{} more handed to the nodes, which delete them later",
+                count(number("handed_over_objects"))
+            );
+        }
         if number("reaped_objects") > 0 {
             println!("{} more whose grace period was over", count(number("reaped_objects")));
         }

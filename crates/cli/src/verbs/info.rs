@@ -5,15 +5,21 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use clap::Args;
-use kestrel_admin::info;
+use kestrel_admin::info::{self, InfoError};
+use kestrel_client::descriptor::Descriptor;
+use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_client::storage::Storage;
 use kestrel_data::frame::stored_window;
+use kestrel_meta::engine::Engine;
+use kestrel_types::inode::Inode;
 use kestrel_types::range::Range;
 use serde_json::{Value, json};
 
 use super::store_args::StoreArgs;
-use super::{ask, control_dir, locate, mount_above, open, print_json};
+use super::{Target, ask, control_dir, locate, mount_above, open, path_bytes, path_value, print_json};
 use crate::failure::{Failure, Verdict};
+use crate::nodes::engine::NodesEngine;
+use crate::nodes::{Nodes, tree_sums};
 use crate::units::{bytes, count};
 
 /// Extents printed for people; --json prints all that are known.
@@ -25,12 +31,13 @@ const EXTENTS_SHOWN: usize = 20;
   kestrel info /mnt/data/model.bin
   kestrel info /mnt/data --json
   kestrel info --volume /data/vol /models/model.bin
+  kestrel info --volume kestrel://10.0.0.1/photos /models
 
 The sums of a directory are kept up to date by every change: they come at once, however large the tree is.")]
 pub struct InfoArgs {
     /// A path in a mounted volume
     pub path: PathBuf,
-    /// Look into this volume, which is not mounted; PATH begins at its root
+    /// Look into this volume, which is not mounted here (a path, file:///path, or kestrel://host[:port]/NAME); PATH begins at its root
     #[arg(long)]
     pub volume: Option<String>,
     /// Print JSON
@@ -55,14 +62,71 @@ pub fn run(args: &InfoArgs) -> Result<Verdict, Failure> {
 }
 
 fn in_volume(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("info", why);
+    if RemoteUrl::is_one(url) {
+        return in_served(args, url);
+    }
     let dir = locate("info", url)?;
-    kestrel_client::descriptor::Descriptor::read(&dir).map_err(|why| Failure::new("info", why))?;
+    let descriptor = Descriptor::read(&dir).map_err(|why| fail(&why))?;
+    if let Some(section) = &descriptor.cluster {
+        return in_served(args, &section.url(&descriptor.settings.name).map_err(|why| fail(&why))?);
+    }
     let volume = open("info", url, &args.store)?;
     let mut found = info::find_path(&*volume.engine, args.path.as_os_str().as_bytes())
         .and_then(|inode| info::describe(&*volume.engine, &inode))
         .map_err(|why| Failure::new("info", format!("{}: {why}", args.path.display())))?;
     tell_places(&mut found, &volume.storage);
     Ok(found)
+}
+
+/// Looks into a volume that is served, by one node or by several, which are all asked.
+fn in_served(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("info", format!("{}: {why}", args.path.display()));
+    let path = args.path.as_os_str().as_bytes();
+    let who = crate::serve::who("kestrel info");
+    let Some(panel) = Panel::connect(url, &who).map_err(|why| fail(&why))? else {
+        let question = json!({ "verb": "info", "path": path_value(path) });
+        return Target::of("info", url)?
+            .ask("info", &question, kestrel_client::control::QUICK, &mut |_| {})?
+            .ok_or_else(|| fail(&"nobody serves it"));
+    };
+    let storage = panel.open_storage(&args.store.options("info")?).map_err(|why| fail(&why))?;
+    let engine = NodesEngine::new(&panel).map_err(|why| fail(&why))?;
+    let inode = info::find_path(&engine, path).map_err(|why| fail(&why))?;
+    let mut found = of_nodes(&panel, &engine, &inode).map_err(|why| fail(&why))?;
+    tell_places(&mut found, &storage);
+    Ok(found)
+}
+
+/// What several nodes know of an inode.
+fn of_nodes(nodes: &dyn Nodes, engine: &NodesEngine<'_>, inode: &Inode) -> Result<Value, InfoError> {
+    info::describe_by(engine, inode, &mut |dir| tree_sums(nodes, dir))
+}
+
+/// The inode that a question names.
+///
+/// # Errors
+/// In words.
+pub fn asked(engine: &dyn Engine, question: &Value) -> Result<Inode, String> {
+    let number = |name: &str| question[name].as_u64();
+    let bytes = |name: &str| path_bytes(&question[name]);
+    let found = match (number("dir"), number("parent").zip(bytes("name")), bytes("path")) {
+        (Some(dir), ..) => info::find_dir(engine, dir),
+        (_, Some((parent, name)), _) => info::find(engine, parent, &name),
+        (.., Some(path)) => info::find_path(engine, &path),
+        _ => return Err("the question names neither a directory nor an entry".into()),
+    };
+    found.map_err(|why| why.to_string())
+}
+
+/// Answers a question about what several nodes share.
+///
+/// # Errors
+/// In words.
+pub fn answer_of_nodes(nodes: &dyn Nodes, question: &Value) -> Result<Value, String> {
+    let engine = NodesEngine::new(nodes)?;
+    let inode = asked(&engine, question)?;
+    of_nodes(nodes, &engine, &inode).map_err(|why| why.to_string())
 }
 
 /// Adds to each extent where its object lies and how much of it the disk cache has, if there is one.

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::{locate, print_json};
 use crate::failure::{Failure, Verdict};
+use crate::nodes::at_rest;
 
 /// Make, show and replace keys of encrypted volumes.
 #[derive(Debug, Args)]
@@ -67,12 +68,16 @@ struct ShowArgs {
 #[command(after_help = "Examples:
   kestrel key rotate /data/vol --key-file /root/photos.key --new-key-file /root/photos-2.key
   kestrel key rotate /data/vol --key-file /root/photos.key     (a new data key only)
+  kestrel key rotate /data/node1 --node /data/node2 --node /data/node3 --key-file /root/photos.key
 
-The volume may be mounted. Copies of kestrel.json and dumps from before still open with the old key; what was written
+Nodes that share a volume have the same keys: name the directories of all, and they are changed at all or at none. The volume may be mounted. Copies of kestrel.json and dumps from before still open with the old key; what was written
 before stays encrypted with the data keys of that time.")]
 struct RotateArgs {
     /// The volume: a path or file:///path
     volume: String,
+    /// Of a volume that several nodes share: the directory of another node; once for each of them
+    #[arg(long = "node", value_name = "DIR")]
+    nodes: Vec<String>,
     /// File with the volume's key; by default the one that KESTREL_KEY_FILE names
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
@@ -142,7 +147,15 @@ fn show(args: &ShowArgs) -> Result<Verdict, Failure> {
 fn rotate(args: &RotateArgs) -> Result<Verdict, Failure> {
     let dir = locate("key", &args.volume)?;
     let (old, new) = (args.key_file.as_deref(), args.new_key_file.as_deref());
-    let descriptor = keys::rotate(&dir, old, new, SystemClock.now()).map_err(failed)?;
+    let now = SystemClock.now();
+    let (descriptor, dirs) = if at_rest::is_meant("key", &args.volume, &args.nodes) {
+        let dirs = at_rest::dirs("key", &args.volume, &args.nodes)?.0;
+        let dirs: Vec<PathBuf> = dirs.into_iter().map(|(_, dir)| dir).collect();
+        (keys::rotate_nodes(&dirs, old, new, now), dirs)
+    } else {
+        (keys::rotate(&dir, old, new, now), vec![dir.clone()])
+    };
+    let descriptor = descriptor.map_err(failed)?;
     let Some(encryption) = encryption(&descriptor) else {
         return Err(failed("the volume lost its keys meanwhile; look who changes it"));
     };
@@ -152,7 +165,7 @@ fn rotate(args: &RotateArgs) -> Result<Verdict, Failure> {
     }
     let newest = encryption.keys.last().map_or(0, |key| key.id);
     println!("{}: volume key {}, data key {newest} is the newest", dir.display(), encryption.volume_key);
-    if let Some(pid) = VolumeLock::holder(&dir) {
+    for pid in dirs.iter().filter_map(|dir| VolumeLock::holder(dir)) {
         println!(
             "process {pid} has the volume open and goes on with the data key it has until it is mounted again"
         );

@@ -1,5 +1,7 @@
 //! `kestrel load`.
 
+mod several;
+
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -17,12 +19,14 @@ use kestrel_client::storage::Storage;
 use kestrel_client::volume::{self, NewVolume, Volume};
 use kestrel_data::store::BlockStore;
 use kestrel_data::store::coded::Compression;
+use kestrel_meta::engine::Engine;
 use kestrel_types::ids::ObjectId;
 use serde_json::json;
 
 use super::store_args::StoreArgs;
 use super::{locate, open, print_json};
 use crate::failure::{Failure, Verdict};
+use crate::nodes::at_rest;
 use crate::progress::Progress;
 use crate::units::{bytes, count};
 
@@ -36,13 +40,19 @@ const OBJECT_BYTES_MAX: u64 = 256 << 20;
   kestrel load /backup/vol.dump /data/restored --name restored
   kestrel load /backup/vol.dump /data/restored --objects 's3://bucket/prefix?endpoint=https://s3.example.org'
 
+  kestrel load /backup/vol.dump /data/node1 /data/node2 /data/node3 --objects /data/vol/objects
+
 The dump is verified as a whole before anything is created. It holds no file data beyond small files: --objects copies
-the objects that it refers to from the block store of the volume that was dumped.")]
+the objects that it refers to from the block store of the volume that was dumped. Several nodes are formed first (`kestrel
+cluster init`, `join`); the dump goes to all of them at once, where one machine reaches their directories and none runs.")]
 pub struct LoadArgs {
     /// The dump
     pub file: PathBuf,
     /// Volume to create: a path or file:///path; missing or empty, or a volume that holds no files
     pub volume: String,
+    /// Of a cluster: the directories of all other nodes
+    #[arg(value_name = "NODE")]
+    pub others: Vec<String>,
     /// Block store to copy objects from: that of the volume that was dumped (its directory `objects`, or its s3://… URL),
     /// or a copy of it
     #[arg(long, value_name = "DIR|URL")]
@@ -68,6 +78,14 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
         .map_err(|why| fail(&format!("{}: it describes no volume: {why}", args.file.display())))?;
     let from = args.objects.as_deref().map(|place| open_objects(args, place, &dumped)).transpose()?;
     let dir = locate("load", &args.volume)?;
+    if at_rest::is_meant("load", &args.volume, &args.others) {
+        if args.name.is_some() || args.storage.is_some() {
+            return Err(Failure::usage(
+                "load: --name and --storage are for a volume that is created; these nodes exist",
+            ));
+        }
+        return several::run(args, counts, from.as_deref());
+    }
     // A volume that is there keeps its settings and its objects; the load refuses it if it holds files.
     let existing = Descriptor::read(&dir).ok();
     let made = match &existing {
@@ -99,6 +117,11 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
             return Err(failure);
         }
     };
+    Ok(tell(args, &dir, &made, counts, missing))
+}
+
+/// Tells what was loaded.
+fn tell(args: &LoadArgs, dir: &Path, made: &Descriptor, counts: Counts, missing: u64) -> Verdict {
     if args.json {
         print_json(&json!({
             "volume": dir, "name": made.settings.name, "uuid": made.uuid, "rows": counts.rows, "changes": counts.changes,
@@ -114,7 +137,7 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
             );
         }
     }
-    Ok(if missing == 0 { Verdict::Good } else { Verdict::Bad })
+    if missing == 0 { Verdict::Good } else { Verdict::Bad }
 }
 
 /// The dumped volume's objects, with the keys that the dump holds, wrapped.
@@ -171,11 +194,26 @@ fn fill(args: &LoadArgs, volume: &Volume, from: Option<&dyn BlockStore>) -> Resu
     load(reader(&args.file)?, &*volume.engine, &mut |rows| progress.tick("loading rows", rows))
         .map_err(|why| fail(&why))?;
     if let Some(from) = from {
-        copy_objects(volume, from, &mut progress)?;
+        copy_objects((&*volume.engine, &*volume.store), from, &mut progress)?;
     }
     keep_clear_of(&*volume.engine, &*volume.store).map_err(|why| fail(&why))?;
+    look(
+        args,
+        &*volume.engine,
+        &mut Options { store: Some(&*volume.store), ..Options::default() },
+        &mut progress,
+    )
+}
+
+/// Checks what was loaded; how many files need objects that are not there.
+fn look(
+    args: &LoadArgs,
+    engine: &dyn Engine,
+    options: &mut Options<'_>,
+    progress: &mut Progress,
+) -> Result<u64, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("load", format!("{}: {why}", args.file.display()));
     let (mut missing, mut other) = (0, None);
-    let mut options = Options { store: Some(&*volume.store), ..Options::default() };
     let mut report = |finding: kestrel_admin::finding::Finding| match finding.kind {
         FindingKind::ObjectMissing | FindingKind::ObjectShort => missing += 1,
         kind if kind.severity() == kestrel_admin::finding::Severity::Error => {
@@ -183,7 +221,7 @@ fn fill(args: &LoadArgs, volume: &Volume, from: Option<&dyn BlockStore>) -> Resu
         }
         _ => {}
     };
-    check(&*volume.engine, &mut options, &mut report, &mut |what, rows| progress.tick(what, rows))
+    check(engine, options, &mut report, &mut |what, rows| progress.tick(what, rows))
         .map_err(|why| fail(&why))?;
     if let Some(other) = other {
         // The dump is a faithful copy: the damage was there before, and can be repaired here as well as there.
@@ -196,9 +234,13 @@ fn fill(args: &LoadArgs, volume: &Volume, from: Option<&dyn BlockStore>) -> Resu
 }
 
 /// Copies every object that the metadata refers to.
-fn copy_objects(volume: &Volume, from: &dyn BlockStore, progress: &mut Progress) -> Result<(), Failure> {
+fn copy_objects(
+    (engine, store): (&dyn Engine, &dyn BlockStore),
+    from: &dyn BlockStore,
+    progress: &mut Progress,
+) -> Result<(), Failure> {
     let mut wanted: Vec<ObjectId> = Vec::new();
-    for_each(&*volume.engine, &mut |seen| {
+    for_each(engine, &mut |seen| {
         if let Seen::Reference(reference) = seen
             && wanted.last() != Some(&reference.range.object)
         {
@@ -226,12 +268,12 @@ fn copy_objects(volume: &Volume, from: &dyn BlockStore, progress: &mut Progress)
         }
         let mut content = vec![0; usize::try_from(size).unwrap_or(0)];
         from.read(*object, 0, &mut [std::io::IoSliceMut::new(&mut content)]).map_err(fail)?;
-        volume.store.put(*object, &[std::io::IoSlice::new(&content)]).map_err(fail)?;
+        store.put(*object, &[std::io::IoSlice::new(&content)]).map_err(fail)?;
         copied += size;
         progress.tick("copying objects", index as u64);
     }
     log::info!("{} objects with {} copied", wanted.len(), bytes(copied));
-    volume.store.sync().map_err(|why| Failure::new("load", why))
+    store.sync().map_err(|why| Failure::new("load", why))
 }
 
 /// Removes what this process created.

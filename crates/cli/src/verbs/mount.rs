@@ -264,6 +264,7 @@ fn serve_here(args: &MountArgs, plan: &Plan, volume_dir: &Path) -> Result<Verdic
         read_only,
         begun,
         walking: parking_lot::Mutex::default(),
+        cutting: crate::serve::part::cut::Cutting::default(),
     });
     let result = attend(args, plan, (&fs, &serving.storage), volume_dir, (&serving, &serving.facts), begun);
     let stored = fs

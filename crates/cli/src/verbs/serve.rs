@@ -254,6 +254,7 @@ fn attend(
         read_only: false,
         begun,
         walking: parking_lot::Mutex::default(),
+        cutting: crate::serve::part::cut::Cutting::default(),
     });
     questions.belong_to(&serving);
     let doors = Doors::open(&plan.volume, args.process.metrics, &serving).map_err(fail)?;

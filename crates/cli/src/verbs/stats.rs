@@ -1,5 +1,7 @@
 //! `kestrel stats`.
 
+mod several;
+
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,8 +22,10 @@ use crate::units::{bytes, count, duration_arg};
   kestrel stats /mnt/data --interval 5s
   kestrel stats /mnt/data --once --json
   kestrel stats kestrel://meta1/photos
+  kestrel stats kestrel://10.0.0.1,10.0.0.2,10.0.0.3/photos --once --json
 
-Without --once a table is printed for each interval until ctrl-C. --once prints the counters since the mount began; their
+Of a volume that several nodes serve, the figures are the sums of all nodes', and each node has a line of its own (in JSON its
+own figures in `nodes`). Without --once a table is printed for each interval until ctrl-C. --once prints the counters since the mount began; their
 names are described in docs/metrics.md.")]
 pub struct StatsArgs {
     /// A directory of the mount, or kestrel://host[:port]/NAME for the server's own figures
@@ -78,6 +82,9 @@ pub fn run(args: &StatsArgs) -> Result<Verdict, Failure> {
 }
 
 fn take(volume: &Target) -> Result<Value, Failure> {
+    if let Target::Served(url) = volume {
+        return several::ask(url).map_err(|why| Failure::new("stats", why));
+    }
     volume
         .ask("stats", &json!({ "verb": "stats" }), kestrel_client::control::QUICK, &mut |_| {})?
         .ok_or_else(|| Failure::new("stats", format!("{volume}: nobody serves it any more")))
@@ -156,6 +163,7 @@ fn print_table(now: &Value, before: &Value, seconds: f64) {
         count(number("metadata_open_files")),
         count(number("bad_reads_total"))
     );
+    several::print_nodes(now, before, seconds);
 }
 
 /// Prints what the way to a metadata server cost, if there is one; times of operations above include it.

@@ -75,6 +75,26 @@ pub struct Wish {
     pub threads: usize,
 }
 
+impl Wish {
+    /// What a question asks for.
+    ///
+    /// # Errors
+    /// If it names no paths.
+    pub fn of(question: &Value) -> Result<Self, String> {
+        Ok(Self {
+            paths: super::paths(&question["paths"])?,
+            data: match question["act"].as_str() {
+                Some("fill") => Some(Act::Fill),
+                Some("check") => Some(Act::Check),
+                Some("evict") => Some(Act::Evict),
+                _ => None,
+            },
+            metadata: question["metadata"] == true,
+            threads: usize::try_from(question["threads"].as_u64().unwrap_or(1)).unwrap_or(1),
+        })
+    }
+}
+
 /// Sums of answers that are added up, by name.
 const SUMS: [&str; 7] =
     ["files", "bytes", "cached_bytes", "evicted_bytes", "metadata_rows", "missing_paths", "failed"];

@@ -9,7 +9,7 @@ use kestrel_meta::node::WORKERS_MAX;
 use kestrel_types::placement::{NodeId, Placement};
 use serde::{Deserialize, Serialize};
 
-use super::{Descriptor, Durability, FORMAT_VERSION_CLUSTER};
+use super::{Descriptor, Durability, FORMAT_VERSION, FORMAT_VERSION_CLUSTER};
 use crate::error::VolumeError;
 use crate::hex::{from_hex, to_hex};
 use crate::remote::{ADDRESSES_MAX, SCHEME};
@@ -206,6 +206,16 @@ impl Descriptor {
         let Some(section) = &self.cluster else { return Ok(()) };
         let url = section.url(&self.settings.name)?;
         Err(VolumeError::OneOfSeveral { dir: dir.into(), node: section.node, url })
+    }
+
+    /// The same of a volume that one node has: what a dump says of the volume, whoever it is loaded into.
+    ///
+    /// # Errors
+    /// If it cannot be written down.
+    pub fn of_one(&self) -> Result<Self, VolumeError> {
+        let mut one = Self { cluster: None, format_version: FORMAT_VERSION, ..self.clone() };
+        one.checksum = one.expected_checksum()?;
+        Ok(one)
     }
 
     /// The same for clients: without what only nodes may know. Of the version that programs refuse which know nothing of

@@ -7,9 +7,10 @@ use kestrel_net::remote::Remote;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::Value;
 
+use super::RemoteUrl;
 use super::ask::connect;
 use super::astray::table_of;
-use super::{DEADLINE_DEFAULT, RemoteUrl};
+use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::storage::{Offer, Storage, StoreOptions};
 
@@ -29,7 +30,7 @@ impl Panel {
     /// If one of them does not answer.
     pub fn connect(url: &str, who: &str) -> Result<Option<Self>, VolumeError> {
         let url = RemoteUrl::parse(url)?;
-        let first = connect(&url, who, Some(DEADLINE_DEFAULT))?;
+        let first = connect(&url, who, crate::control::QUICK)?;
         let offer = first.offer.clone();
         let (placement, connected, _) = first.others();
         let Some(placement) = placement else {
@@ -92,6 +93,14 @@ impl Panel {
 
     fn failed(&self, node: NodeId, why: &dyn std::fmt::Display) -> VolumeError {
         VolumeError::Io(format!("{}: node {node}: {why}", self.url))
+    }
+
+    /// What the volume is, as its nodes tell clients.
+    ///
+    /// # Errors
+    /// If that is damaged.
+    pub fn descriptor(&self) -> Result<Descriptor, VolumeError> {
+        self.offer.descriptor(&self.url.to_string())
     }
 
     /// Opens the block store of the volume from here.

@@ -31,12 +31,22 @@ pub fn scratch_reserve(dir: &Path) -> u64 {
     disk_bytes(dir).map_or(0, data_reserve)
 }
 
+/// Bytes that such work may take in a volume's directory at present.
+pub fn scratch_room(dir: &Path) -> u64 {
+    let room = disk(dir).map_or(0, |disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+    room.saturating_sub(scratch_reserve(dir))
+}
+
 /// Size of the file system that a directory lies on, bytes.
 pub fn disk_bytes(dir: &Path) -> Option<u64> {
+    disk(dir).map(|disk| disk.f_blocks.saturating_mul(disk.f_frsize))
+}
+
+fn disk(dir: &Path) -> Option<libc::statvfs> {
     let path = std::ffi::CString::new(dir.as_os_str().as_encoded_bytes()).ok()?;
     // SAFETY: statvfs is plain data for which zeros are valid.
     let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
     // SAFETY: both pointers are valid for the call, and the path ends in NUL.
     let result = unsafe { libc::statvfs(path.as_ptr(), &raw mut found) };
-    (result == 0).then_some(found.f_blocks.saturating_mul(found.f_frsize))
+    (result == 0).then_some(found)
 }

@@ -110,6 +110,31 @@ impl Node {
         Ok(())
     }
 
+    /// Schedules objects of which no row is known for deletion, due at once. Whether anything refers to them is asked then, of several
+    /// nodes of all.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn schedule(&self, objects: &[ObjectId], now: Nanos) -> FsResult<()> {
+        let seconds = (now.max(0) / SECOND).cast_unsigned();
+        let _all = self.quiesce();
+        let mut rows = Vec::new();
+        for object in objects {
+            let due = Due { seconds, object: *object, deleted: false };
+            rows.push(Mutation { key: due.key(), value: Some(Box::default()) });
+            if self.references(*object)? == Part::None {
+                // An object without a share is one that was deleted.
+                let key = Key::new(Table::ObjStat, *object, &share_suffix(self.core.own_share(0)));
+                rows.push(Mutation { key, value: Some(ObjStat::default().encode()) });
+            }
+        }
+        if !rows.is_empty() {
+            let position = self.engine.commit(BatchKind::Freeing, rows).map_err(engine_error)?;
+            self.committed_at(position);
+        }
+        Ok(())
+    }
+
     /// Rows whose time has come, the oldest first, at most [`DUE_MAX`].
     pub(crate) fn due_rows(&self, now: Nanos, limit: usize) -> FsResult<Vec<Due>> {
         let now_seconds = (now.max(0) / SECOND).cast_unsigned();

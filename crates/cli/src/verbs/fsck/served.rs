@@ -8,20 +8,14 @@ use std::time::Duration;
 
 use kestrel_admin::cut::CutError;
 use kestrel_admin::gather::{Gathered, Gathering};
-use kestrel_admin::rows::Row;
-use kestrel_client::hex::from_hex;
 use kestrel_client::remote::Panel;
 use kestrel_client::storage::Storage;
-use kestrel_types::key::{KeyRef, Table};
-use kestrel_types::placement::NodeId;
 use serde_json::{Value, json};
 
 use super::{FsckArgs, several};
 use crate::failure::Failure;
 use crate::feed::Feed;
-
-/// How long a node may take for a page of rows.
-const PAGE_TIME: Duration = Duration::from_secs(60);
+use crate::nodes::rows::Pages;
 
 /// Findings kept of one look; of more, not all are told.
 const FINDINGS_MAX: usize = 100_000;
@@ -33,68 +27,11 @@ fn failed(why: impl std::fmt::Display) -> Failure {
     Failure::new("fsck", why)
 }
 
-/// The rows of one node, fetched page by page.
-struct Pages<'a> {
-    panel: &'a Panel,
-    node: NodeId,
-    tables: std::slice::Iter<'static, Table>,
-    /// The table that is read and where the next page begins.
-    at: Option<(Table, Value)>,
-    page: std::vec::IntoIter<Value>,
-}
-
-impl<'a> Pages<'a> {
-    fn new(panel: &'a Panel, node: NodeId) -> Self {
-        Self { panel, node, tables: Table::ALL.iter(), at: None, page: Vec::new().into_iter() }
-    }
-
-    /// Fetches the next page; false at the end.
-    fn fetch(&mut self) -> Result<bool, String> {
-        let Some((table, from)) =
-            self.at.take().or_else(|| self.tables.next().map(|table| (*table, Value::Null)))
-        else {
-            return Ok(false);
-        };
-        let question = json!({ "verb": "rows", "table": table as u8, "from": from });
-        let mut answer = self.panel.ask(self.node, &question, PAGE_TIME).map_err(|why| why.to_string())?;
-        if let Value::Array(rows) = answer["rows"].take() {
-            self.page = rows.into_iter();
-        }
-        let next = answer["next"].take();
-        self.at = next.is_string().then_some((table, next));
-        Ok(true)
-    }
-
-    fn row(&self, row: &Value) -> Result<Row, String> {
-        let bytes = |at: usize| row[at].as_str().and_then(from_hex);
-        let key = bytes(0).and_then(|key| KeyRef::decode(&key).map(KeyRef::to_owned));
-        let row = key.zip(bytes(1)).map(|(key, value)| (key, value.into()));
-        row.ok_or_else(|| format!("node {} gave no valid row; use the same version of kestrel", self.node))
-    }
-}
-
-impl Iterator for Pages<'_> {
-    type Item = Result<Row, String>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            if let Some(row) = self.page.next() {
-                return Some(self.row(&row));
-            }
-            match self.fetch() {
-                Ok(true) => {}
-                Ok(false) => return None,
-                Err(why) => return Some(Err(why)),
-            }
-        }
-    }
-}
-
 fn gather(panel: &Panel, feed: &Feed<'_>) -> Result<Gathered, Failure> {
     let scratch = std::env::temp_dir();
     let mut gathering = Gathering::new(&scratch, 0, &panel.placement).map_err(failed)?;
     for node in panel.nodes() {
-        let rows = Pages::new(panel, node).map(|row| row.map_err(CutError::Rows));
+        let rows = Pages::all(panel, node).map(|row| row.map_err(CutError::Rows));
         let mut progress = |done| feed.progress("fetching metadata", done);
         gathering.add(node, rows, &mut progress).map_err(failed)?;
     }

@@ -1,0 +1,330 @@
+//! Loading a dump into a volume that several nodes share: each row goes to the node that owns it.
+//!
+//! The dump is loaded into a scratch directory first, where its changes are carried out and its rows counted, and spread from there.
+//! Inode and object numbers stay: an inode's home is the slot in its low bits, whoever made it up, and counters go on above all that is in
+//! use. A file whose name belongs to another node than its number is one that was renamed, as far as the nodes can tell, so it gets the
+//! row of table `moved` that says where it is.
+//!
+//! The root directory's entry comes last: without it nobody takes what has been loaded in part for a volume, and the load can be
+//! repeated.
+
+use std::collections::BTreeMap;
+use std::io::BufRead;
+use std::path::Path;
+
+use kestrel_data::store::{BlockStore, list_all};
+use kestrel_meta::cluster::NodeTable;
+use kestrel_meta::engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_meta::node::WORKERS_MAX;
+use kestrel_types::entry::Entry;
+use kestrel_types::ids::{ObjectId, ROOT};
+use kestrel_types::inode::Kind;
+use kestrel_types::key::{Key, Table};
+use kestrel_types::placement::{NodeId, Placement, maker_of_object};
+use kestrel_types::stat::{DirStat, ObjStat};
+
+use super::load::{Header, load};
+use super::{Counts, DumpError};
+use crate::check::CheckError;
+use crate::cut::{self, CutError};
+use crate::info::InfoError;
+use crate::one::{Highest, add_up};
+use crate::rows::{
+    CLOCK, DirId, INODES, OBJECTS, Row, Rows, USAGE, decode_ceiling, delete, encode_ceiling, get, put,
+};
+
+/// Changes committed together.
+const BATCH: usize = 4096;
+
+/// Tables whose rows are the same on one node and on several, and only lie elsewhere.
+const OWNED: [Table; 7] =
+    [Table::Entry, Table::DirId, Table::Subdir, Table::Link, Table::Chunk, Table::Xattr, Table::Sweep];
+
+/// The nodes of a cluster, all of them and none in use.
+pub type Nodes<'a> = BTreeMap<NodeId, &'a dyn Engine>;
+
+/// Loads a dump into the volume of these nodes, which holds no files. Needs room for a copy of the metadata in a scratch directory below
+/// `parent`, which goes away; `reserve_bytes` stay free there.
+///
+/// # Errors
+/// As for [`load`]; if not all nodes of the table are there. What was loaded then is no volume, and the load can be repeated.
+pub fn load_into(
+    input: impl BufRead,
+    nodes: &Nodes<'_>,
+    placement: &Placement,
+    scratch: (&Path, u64),
+    progress: &mut dyn FnMut(u64),
+) -> Result<(Header, Counts), DumpError> {
+    let mut spread = Spread::new(nodes, placement)?;
+    spread.refuse_files()?;
+    let (parent, reserve_bytes) = scratch;
+    let failed = |why: CutError| DumpError::Mismatch(why.to_string());
+    let (rows, scratch) = cut::empty(parent, reserve_bytes).map_err(failed)?;
+    let done = load(input, &rows, progress)?;
+    spread.clear()?;
+    spread.fill(&rows, progress)?;
+    drop(rows);
+    drop(scratch);
+    Ok(done)
+}
+
+/// Makes sure that no node hands out an object number that the store already uses.
+///
+/// # Errors
+/// If the store cannot be listed or an engine fails.
+pub fn keep_clear_of(nodes: &Nodes<'_>, store: &dyn BlockStore) -> Result<(), CheckError> {
+    let mut highest: BTreeMap<NodeId, u64> = BTreeMap::new();
+    for page in list_all(store) {
+        for info in page?.objects {
+            let (counter, maker) = maker_of_object(info.object);
+            let highest = highest.entry(maker).or_default();
+            *highest = counter.max(*highest);
+        }
+    }
+    for (node, engine) in nodes {
+        if let Some(counter) = highest.get(node) {
+            raise(*engine, OBJECTS, counter.saturating_add(1))?;
+            engine.sync()?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes a counter of a node stand at `least` or higher.
+fn raise(engine: &dyn Engine, name: &[u8], least: u64) -> Result<(), EngineError> {
+    let stands = get(engine, Key::new(Table::System, 0, name))?.and_then(|row| decode_ceiling(&row).ok());
+    if stands.unwrap_or(0) >= least {
+        return Ok(());
+    }
+    engine.commit(BatchKind::Growing, vec![put(Table::System, 0, name, encode_ceiling(least))]).map(drop)
+}
+
+struct Spread<'a> {
+    nodes: &'a Nodes<'a>,
+    /// Who owns what, as any of them knows it.
+    table: NodeTable,
+    members: Vec<NodeId>,
+    batches: BTreeMap<NodeId, Vec<Mutation>>,
+}
+
+impl<'a> Spread<'a> {
+    fn new(nodes: &'a Nodes<'a>, placement: &Placement) -> Result<Self, DumpError> {
+        let members: Vec<NodeId> = placement.map.members().iter().map(|member| member.id).collect();
+        let refused = |why: &str| DumpError::Mismatch(why.to_string());
+        if !members.iter().eq(nodes.keys()) {
+            return Err(refused("not all nodes of the volume are there"));
+        }
+        let first = *members.first().ok_or_else(|| refused("the volume has no nodes"))?;
+        let table = NodeTable::new(first, placement.clone()).map_err(|why| refused(&why.reason))?;
+        Ok(Self { nodes, table, members, batches: BTreeMap::new() })
+    }
+
+    fn engine(&self, node: NodeId) -> Result<&'a dyn Engine, DumpError> {
+        let found = self.nodes.get(&node).copied();
+        found.ok_or_else(|| DumpError::Mismatch(format!("a row belongs to node {node}, which there is not")))
+    }
+
+    /// Who has the root's entry, and its key.
+    fn root(&self) -> (NodeId, Key) {
+        (self.table.owner(Table::Entry, 0, b""), Key::new(Table::Entry, 0, b""))
+    }
+
+    /// A volume to load into has a root directory and nothing in it, or was not loaded to the end.
+    fn refuse_files(&self) -> Result<(), DumpError> {
+        let (owner, root) = self.root();
+        if get(self.engine(owner)?, root)?.is_none() {
+            return Ok(());
+        }
+        for engine in self.nodes.values() {
+            for row in Rows::new(*engine, Table::Entry) {
+                if row?.0.id >= ROOT {
+                    return Err(DumpError::NotEmpty);
+                }
+            }
+            if Rows::new(*engine, Table::Link).next().transpose()?.is_some() {
+                return Err(DumpError::NotEmpty);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes away what forming the cluster wrote, but for what each node knows of itself and the others.
+    fn clear(&mut self) -> Result<(), DumpError> {
+        let (owner, root) = self.root();
+        let engine = self.engine(owner)?;
+        engine.commit(BatchKind::Freeing, vec![delete(&root)])?;
+        engine.sync()?;
+        for (node, engine) in self.nodes {
+            for table in Table::ALL {
+                for row in Rows::new(*engine, table) {
+                    let (key, _) = row?;
+                    // Figures of a clean stop are not those of what is loaded.
+                    if table != Table::System || *key.suffix == *USAGE {
+                        self.send(*node, delete(&key))?;
+                    }
+                }
+            }
+        }
+        self.flush()
+    }
+
+    fn fill(&mut self, from: &dyn Engine, progress: &mut dyn FnMut(u64)) -> Result<(), DumpError> {
+        let mut highest = Highest::default();
+        let (owner, root) = self.root();
+        let (mut last, mut sent) = (None, 0);
+        for table in OWNED {
+            let mut rows = 0;
+            for row in Rows::new(from, table) {
+                let (key, value) = row?;
+                highest.add(&key, &value);
+                (rows, sent) = (rows + 1, sent + 1);
+                if sent % BATCH as u64 == 0 {
+                    progress(sent);
+                }
+                if key == root {
+                    last = Some(value);
+                    continue;
+                }
+                if let Some((home, moved)) = self.moved(&key, &value) {
+                    self.send(home, moved)?;
+                }
+                let to = self.table.owner(table, key.id, &key.suffix);
+                self.send(to, Mutation { key, value: Some(value) })?;
+            }
+            self.flush()?;
+            self.count(table, rows - u64::from(table == Table::Entry && last.is_some()))?;
+        }
+        self.shares(from, &mut highest)?;
+        for row in Rows::new(from, Table::Reap) {
+            let (key, value) = row?;
+            if let Ok(object) = <[u8; 8]>::try_from(&*key.suffix).map(u64::from_be_bytes) {
+                self.send(self.keeper(object), Mutation { key, value: Some(value) })?;
+            }
+        }
+        self.flush()?;
+        self.counters(from, &highest)?;
+        for engine in self.nodes.values() {
+            engine.sync()?;
+        }
+        let Some(value) = last else { return Ok(()) };
+        let engine = self.engine(owner)?;
+        engine.commit(BatchKind::Growing, vec![Mutation { key: root, value: Some(value) }])?;
+        Ok(engine.sync()?)
+    }
+
+    /// The row that says where a file is whose name belongs to another node than its number, and its owner.
+    fn moved(&self, key: &Key, value: &[u8]) -> Option<(NodeId, Mutation)> {
+        if key.table != Table::Entry {
+            return None;
+        }
+        let Ok(Entry::Inode(inode)) = Entry::decode(value) else { return None };
+        let home = self.table.home_of(inode.ino);
+        if inode.kind == Kind::Dir || home == self.table.owner(Table::Entry, key.id, &key.suffix) {
+            return None;
+        }
+        let place = DirId { parent: key.id, name: key.suffix.clone() };
+        Some((home, put(Table::Moved, inode.ino, &[], place.encode())))
+    }
+
+    /// The node that has what is known of an object.
+    fn keeper(&self, object: ObjectId) -> NodeId {
+        self.members[usize::try_from(object % self.members.len() as u64).unwrap_or(0)]
+    }
+
+    /// Shares, added up, are one node's: those of a directory where it is at home.
+    fn shares(&mut self, from: &dyn Engine, highest: &mut Highest) -> Result<(), DumpError> {
+        // The first share of each node.
+        let first = |node: NodeId| u16::try_from(node as usize * WORKERS_MAX).unwrap_or(0).to_be_bytes();
+        let mut sent = Vec::new();
+        add_up(from, Table::DirStat, &mut |dir, rows: &[Row]| {
+            let mut total = DirStat::default();
+            for (_, value) in rows {
+                total.merge(&DirStat::decode(value)?);
+            }
+            let node = self.table.home_of(dir);
+            sent.push((node, put(Table::DirStat, dir, &first(node), total.encode())));
+            self.send_all(&mut sent)
+        })
+        .map_err(damaged)?;
+        add_up(from, Table::ObjStat, &mut |object, rows: &[Row]| {
+            let mut total = ObjStat::default();
+            for (_, value) in rows {
+                total.referenced = total.referenced.saturating_add(ObjStat::decode(value)?.referenced);
+            }
+            highest.object(object);
+            let node = self.keeper(object);
+            sent.push((node, put(Table::ObjStat, object, &first(node), total.encode())));
+            self.send_all(&mut sent)
+        })
+        .map_err(damaged)
+    }
+
+    /// Every node counts on above what it has made up, whichever volume it did that for.
+    fn counters(&self, from: &dyn Engine, highest: &Highest) -> Result<(), DumpError> {
+        let clock = get(from, Key::new(Table::System, 0, CLOCK))?.and_then(|row| decode_ceiling(&row).ok());
+        for (node, engine) in self.nodes {
+            if let Some([inodes, objects]) = highest.counters.get(node) {
+                raise(*engine, INODES, inodes.saturating_add(1))?;
+                raise(*engine, OBJECTS, objects.saturating_add(1))?;
+            }
+            raise(*engine, CLOCK, clock.unwrap_or(0))?;
+        }
+        Ok(())
+    }
+
+    /// As many rows lie at the nodes as were sent.
+    fn count(&self, table: Table, expected: u64) -> Result<(), DumpError> {
+        let mut found = 0;
+        for engine in self.nodes.values() {
+            for row in Rows::new(*engine, table) {
+                row?;
+                found += 1;
+            }
+        }
+        if found == expected {
+            return Ok(());
+        }
+        Err(DumpError::Mismatch(format!(
+            "table {table:?} has {found} rows at all nodes, the dump {expected}"
+        )))
+    }
+
+    fn send_all(&mut self, changes: &mut Vec<(NodeId, Mutation)>) -> Result<(), InfoError> {
+        for (node, change) in changes.drain(..) {
+            self.add(node, change)?;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, node: NodeId, change: Mutation) -> Result<(), DumpError> {
+        self.engine(node)?;
+        Ok(self.add(node, change)?)
+    }
+
+    /// For a node that there is.
+    fn add(&mut self, node: NodeId, change: Mutation) -> Result<(), EngineError> {
+        let batch = self.batches.entry(node).or_default();
+        batch.push(change);
+        if batch.len() < BATCH {
+            return Ok(());
+        }
+        let batch = std::mem::take(batch);
+        self.nodes.get(&node).map_or(Ok(()), |engine| engine.commit(BatchKind::Growing, batch).map(drop))
+    }
+
+    fn flush(&mut self) -> Result<(), DumpError> {
+        for (node, batch) in std::mem::take(&mut self.batches) {
+            if !batch.is_empty() {
+                self.engine(node)?.commit(BatchKind::Growing, batch)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn damaged(why: InfoError) -> DumpError {
+    match why {
+        InfoError::Engine(why) => DumpError::Engine(why),
+        why => DumpError::Mismatch(why.to_string()),
+    }
+}

@@ -1,0 +1,315 @@
+//! Dumps of what several nodes share: of one moment, loadable into one node and into several, and back.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{Cursor, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::*;
+use kestrel_admin::check::{Options, check};
+use kestrel_admin::cut::CutError;
+use kestrel_admin::dump::load::load;
+use kestrel_admin::dump::spread::{Nodes, keep_clear_of, load_into};
+use kestrel_admin::dump::{About, DumpError, dump};
+use kestrel_admin::gather::{Gathered, Gathering};
+use kestrel_admin::recording::Recording;
+use kestrel_admin::rows::{CLOCK, DirId, Rows, USAGE, decode_ceiling, encode_usage, get, put};
+use kestrel_data::store::BlockStore;
+use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_meta::engine::{BatchKind, Engine, Mutation};
+use kestrel_meta::member::Member;
+use kestrel_meta::node::RootAttr;
+use kestrel_types::inode::{Data, Kind};
+use kestrel_types::key::{Key, Table};
+use kestrel_types::placement::{
+    self, ClusterMap, ExceptionTable, NodeId, Placement, id_in, maker_of_id, object_in,
+};
+use serde_json::json;
+use tempfile::TempDir;
+
+fn placement(nodes: u32) -> Placement {
+    let member = |id| placement::Member { id, address: format!("node-{id}:9440") };
+    let map = ClusterMap::even((1..=nodes).map(member).collect()).unwrap();
+    Placement { version: 1, map, exceptions: ExceptionTable::default() }
+}
+
+type Cluster = BTreeMap<NodeId, MemoryEngine>;
+
+fn formed(nodes: u32) -> Cluster {
+    let root = RootAttr { mode: 0o755, uid: 0, gid: 0 };
+    let node = |id| {
+        let engine = MemoryEngine::new(SyncWhen::Asked);
+        Member::format(&engine, root, 1, id, placement(nodes)).unwrap();
+        (id, engine)
+    };
+    (1..=nodes).map(node).collect()
+}
+
+fn engines(cluster: &Cluster) -> Nodes<'_> {
+    cluster.iter().map(|(node, engine)| (*node, engine as &dyn Engine)).collect()
+}
+
+/// A gathering, and the directory that it is in, which goes after it.
+struct Whole(Gathered, #[allow(dead_code, reason = "it goes away when it is dropped")] TempDir);
+
+impl Whole {
+    fn engine(&self) -> &dyn Engine {
+        self.0.engine()
+    }
+}
+
+fn gather_one(cluster: &Cluster) -> Whole {
+    let Whole(whole, dir) = gather(cluster);
+    Whole(whole.into_one(NOW).unwrap(), dir)
+}
+
+fn gather(cluster: &Cluster) -> Whole {
+    let dir = tempfile::tempdir().unwrap();
+    let mut gathering = Gathering::new(dir.path(), 0, &placement(cluster.len() as u32)).unwrap();
+    for (node, engine) in cluster {
+        let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(engine, table));
+        gathering.add(*node, rows.map(|row| row.map_err(CutError::from)), &mut |_| ()).unwrap();
+    }
+    Whole(gathering.finish().unwrap(), dir)
+}
+
+fn dump_of(engine: &dyn Engine) -> Vec<u8> {
+    let about = About { volume: json!({"name": "v"}), program: "test".into(), now: NOW };
+    let mut out = Vec::new();
+    dump(engine, &about, &mut out, tempfile::tempfile().unwrap(), &mut |_| {}).unwrap();
+    out
+}
+
+fn load_nodes(file: &[u8], cluster: &Cluster) -> Result<(), DumpError> {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = engines(cluster);
+    let loaded =
+        load_into(Cursor::new(file), &nodes, &placement(cluster.len() as u32), (dir.path(), 0), &mut |_| {});
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the scratch directory goes away");
+    loaded.map(drop)
+}
+
+fn findings(cluster: &Cluster, store: &dyn BlockStore) -> Vec<String> {
+    let whole = gather(cluster);
+    let mut found: Vec<String> = whole.0.findings.iter().map(|finding| format!("{finding:?}")).collect();
+    let mut options = Options { is_of_several: true, store: Some(store), ..Options::default() };
+    let mut report = |finding| found.push(format!("{finding:?}"));
+    check(whole.engine(), &mut options, &mut report, &mut |_, _| ()).unwrap();
+    found
+}
+
+/// The rows that a dump of any volume of this content has, whoever keeps it: without shares' numbers and counters.
+fn content(volume: &Volume) -> HashMap<Key, Box<[u8]>> {
+    let owned =
+        |key: &Key| !matches!(key.table, Table::System | Table::DirStat | Table::ObjStat | Table::Moved);
+    volume.all().into_iter().filter(|(key, _)| owned(key)).collect()
+}
+
+fn fresh(store: kestrel_data::store::MemoryStore) -> Volume {
+    Volume { engine: MemoryEngine::new(SyncWhen::Asked), store }
+}
+
+#[test]
+fn a_dump_of_one_node_goes_to_several_and_back() {
+    let volume = Volume::new();
+    let file = dump_of(&volume.engine);
+    for nodes in [1, 2, 3, 5] {
+        let cluster = formed(nodes);
+        load_nodes(&file, &cluster).unwrap();
+        keep_clear_of(&engines(&cluster), &volume.store).unwrap();
+        assert_eq!(findings(&cluster, &volume.store), Vec::<String>::new());
+        assert!(nodes == 1 || cluster.values().all(|engine| Rows::new(engine, Table::Entry).count() < 9));
+        let back = fresh(common::Volume::new().store);
+        let whole = gather_one(&cluster);
+        load(Cursor::new(dump_of(whole.engine())), &back.engine, &mut |_| {}).unwrap();
+        assert!(content(&back) == content(&volume));
+        assert_eq!(back.kinds(), [], "{nodes} nodes");
+    }
+}
+
+#[test]
+fn files_whose_names_are_not_at_home_are_found_by_their_number() {
+    let file = dump_of(&Volume::new().engine);
+    let cluster = formed(3);
+    load_nodes(&file, &cluster).unwrap();
+    let table = placement(3);
+    let mut away = 0;
+    for (parent, name, ino) in
+        [(A, "inline", INLINE), (A, "packed", PACKED), (B, "big", BIG), (C, "empty", EMPTY)]
+    {
+        let home = table.home_of(ino).id;
+        let row = get(&cluster[&home], Key::new(Table::Moved, ino, b"")).unwrap();
+        let is_away = table.owner_of(parent, name.as_bytes()).id != home;
+        let expected = DirId { parent, name: name.as_bytes().into() };
+        assert_eq!(row.map(|row| DirId::decode(&row).unwrap()), is_away.then_some(expected), "{name}");
+        away += usize::from(is_away);
+    }
+    assert!(away > 0);
+}
+
+#[test]
+fn counters_go_on_above_everything_whoever_made_it() {
+    let volume = Volume::new();
+    let (ino, object) = (id_in(70_000_000, 2, 77), object_in(5 << 20, 3));
+    volume.apply(vec![
+        entry(
+            C,
+            "far",
+            inode(ino, Kind::File, 10, Data::Packed { range: range(object, 0, 10), visible: 10 }),
+        ),
+        obj_stat(object, 0, 10),
+        dir_stat(C, 2, 1, 0, 10),
+    ]);
+    assert_eq!(maker_of_id(ino).1, 2);
+    let cluster = formed(3);
+    let ceiling = |node: NodeId, name: &[u8]| {
+        decode_ceiling(&get(&cluster[&node], Key::new(Table::System, 0, name)).unwrap().unwrap()).unwrap()
+    };
+    let before = ceiling(1, b"inodes");
+    load_nodes(&dump_of(&volume.engine), &cluster).unwrap();
+    assert_eq!((ceiling(1, b"inodes"), ceiling(2, b"inodes")), (before, 70_000_001));
+    assert_eq!(ceiling(3, b"objects"), (5 << 20) + 1);
+    assert!((1..=3).all(|node| ceiling(node, CLOCK) >= 1000));
+    let whole = gather_one(&cluster);
+    let back = fresh(Volume::new().store);
+    load(Cursor::new(dump_of(whole.engine())), &back.engine, &mut |_| {}).unwrap();
+    let counter = |name: &[u8]| decode_ceiling(&back.value(Table::System, 0, name).unwrap()).unwrap();
+    assert_eq!((counter(b"inodes"), counter(b"objects")), (ino + 1, object + 1));
+}
+
+#[test]
+fn what_holds_files_is_refused_and_what_was_loaded_in_part_is_not() {
+    let file = dump_of(&Volume::new().engine);
+    let cluster = formed(3);
+    let figures = put(Table::System, 0, USAGE, encode_usage([0, 0, 0]));
+    cluster[&2].commit(BatchKind::Growing, vec![figures]).unwrap();
+    let half = &file[..file.len() / 2];
+    assert!(matches!(load_nodes(half, &cluster), Err(DumpError::Corrupt(..))));
+    assert_eq!(
+        findings(&cluster, &Volume::new().store).len(),
+        1,
+        "objects that nothing refers to: nothing has been done"
+    );
+    load_nodes(&file, &cluster).unwrap();
+    assert_eq!(get(&cluster[&2], Key::new(Table::System, 0, USAGE)).unwrap(), None);
+    assert!(matches!(load_nodes(&file, &cluster), Err(DumpError::NotEmpty)));
+    let root = Key::new(Table::Entry, 0, b"");
+    let owner = &cluster[&placement(3).owner_of(0, b"").id];
+    owner.commit(BatchKind::Freeing, vec![Mutation { key: root, value: None }]).unwrap();
+    load_nodes(&file, &cluster).unwrap();
+    assert_eq!(findings(&cluster, &Volume::new().store), Vec::<String>::new());
+    let two: Cluster = formed(3).into_iter().take(2).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let refused = load_into(Cursor::new(&file), &engines(&two), &placement(3), (dir.path(), 0), &mut |_| {});
+    assert!(matches!(refused, Err(DumpError::Mismatch(_))));
+}
+
+#[test]
+fn shares_of_all_nodes_are_added_up_and_what_nobody_uses_is_scheduled_once() {
+    let cluster = formed(2);
+    let share = |node: u16| (node << 6).to_be_bytes();
+    let stat = |referenced| kestrel_types::stat::ObjStat { referenced }.encode();
+    for (node, referenced) in [(1_u16, 50), (2, -50)] {
+        let rows = vec![
+            put(Table::ObjStat, 7, &share(node), stat(referenced)),
+            put(Table::Reap, 5, &7u64.to_be_bytes(), Box::default()),
+        ];
+        cluster[&u32::from(node)].commit(BatchKind::Growing, rows).unwrap();
+    }
+    let whole = gather_one(&cluster);
+    let rows = |table| Rows::new(whole.engine(), table).map(Result::unwrap).collect::<Vec<_>>();
+    assert_eq!(rows(Table::ObjStat), [(Key::new(Table::ObjStat, 7, &[0, 0]), stat(0))]);
+    let reap = Key::new(Table::Reap, (NOW / 1_000_000_000) as u64, &7u64.to_be_bytes());
+    assert_eq!(rows(Table::Reap), [(reap, Box::default())]);
+}
+
+/// Commits rows of `node` from `from` on for as long as `until` says, each with a number of all nodes together.
+fn busy(engine: &EmbeddedEngine, node: u64, count: &AtomicU64, until: &(dyn Fn() -> bool + Sync)) {
+    while !until() {
+        let number = count.fetch_add(1, Ordering::SeqCst);
+        let row = put(Table::Sweep, number, &node.to_be_bytes(), Box::default());
+        engine.commit(BatchKind::Growing, vec![row]).unwrap();
+    }
+}
+
+/// What a recording has recorded.
+fn recorded(recording: &Recording, bytes: u64) -> usize {
+    let mut read = Vec::new();
+    while (read.len() as u64) < bytes {
+        read.extend(recording.read(read.len() as u64, 1000).unwrap());
+    }
+    assert_eq!(read.len() as u64, bytes);
+    // Of each row: length and bytes of its key, whether it has a value, length of that.
+    let (mut input, mut rows) = (Cursor::new(read), 0);
+    let mut len = [0; 8];
+    while input.read_exact(&mut len).is_ok() {
+        input.set_position(input.position() + u64::from_be_bytes(len) + 1 + 8);
+        rows += 1;
+    }
+    rows
+}
+
+#[test]
+fn nothing_is_committed_while_nodes_are_held_and_what_is_recorded_ends_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = |node| {
+        let (options, nothing) = (EmbeddedOptions::default(), Arc::new(|| Ok(())));
+        EmbeddedEngine::open(&dir.path().join(format!("{node}")), [0; 16], options, nothing, &mut |_| true)
+            .unwrap()
+    };
+    let engines: Vec<Arc<EmbeddedEngine>> = (0..3).map(|node| Arc::new(open(node))).collect();
+    let begin = |engine: &Arc<EmbeddedEngine>| {
+        Recording::begin(engine.clone(), tempfile::tempfile().unwrap(), 1 << 30).unwrap()
+    };
+    let recordings: Vec<Recording> = engines.iter().map(begin).collect();
+    let count = AtomicU64::new(0);
+    let end = Instant::now() + Duration::from_secs(3);
+    std::thread::scope(|scope| {
+        for (node, engine) in engines.iter().enumerate() {
+            let count = &count;
+            scope.spawn(move || busy(engine, node as u64, count, &|| Instant::now() > end));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(recordings[0].end().is_err(), "it was not held");
+        for recording in &recordings {
+            recording.hold(Duration::from_millis(20), Duration::from_millis(1500)).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        let held: Vec<usize> =
+            engines.iter().map(|engine| Rows::new(&**engine, Table::Sweep).count()).collect();
+        std::thread::sleep(Duration::from_millis(200));
+        let begun = Instant::now();
+        let ended: Vec<u64> = recordings.iter().map(|recording| recording.end().unwrap()).collect();
+        for ((recording, bytes), held) in recordings.iter().zip(ended).zip(held) {
+            assert_eq!(recorded(recording, bytes), held);
+        }
+        assert!(begun.elapsed() < Duration::from_millis(900), "the end of a recording ends its hold");
+        let now = count.load(Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(count.load(Ordering::SeqCst) > now, "they go on");
+    });
+}
+
+#[test]
+fn a_hold_ends_by_itself_and_a_recording_that_is_too_long_says_so() {
+    let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
+    let recording = Recording::begin(engine.clone(), tempfile::tempfile().unwrap(), 40).unwrap();
+    let commit = |id| {
+        let begun = Instant::now();
+        engine.commit(BatchKind::Growing, vec![put(Table::Sweep, id, b"", Box::default())]).unwrap();
+        begun.elapsed()
+    };
+    recording.hold(Duration::ZERO, Duration::from_millis(200)).unwrap();
+    assert!(commit(1) >= Duration::from_millis(150));
+    assert!(commit(2) < Duration::from_millis(150));
+    assert!(commit(3) < Duration::from_millis(150));
+    assert!(recording.end().unwrap_err().contains("room"));
+    drop(recording);
+    commit(4);
+}

@@ -1,0 +1,133 @@
+//! A volume that several nodes share, as verbs see it that are about the whole: rows from wherever they lie.
+
+pub mod at_rest;
+pub mod cut;
+pub mod engine;
+pub mod rows;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kestrel_admin::info::{InfoError, TreeSums};
+use kestrel_client::remote::{Panel, RemoteMetadata};
+use kestrel_meta::engine::EngineError;
+use kestrel_net::remote::Remote;
+use kestrel_types::ids::InodeId;
+use kestrel_types::placement::{NodeId, Placement};
+use serde_json::{Value, json};
+
+/// How long a node may take for an answer.
+const ANSWER_TIME: Duration = Duration::from_secs(60);
+
+/// Directories in one question for sums.
+const DIRS: usize = 1000;
+
+/// The nodes of a volume, which can be asked one by one.
+pub trait Nodes: Send + Sync {
+    /// Who owns what.
+    fn placement(&self) -> &Placement;
+
+    /// Asks a node.
+    ///
+    /// # Errors
+    /// In words, which name it.
+    fn ask(&self, node: NodeId, question: &Value) -> Result<Value, String>;
+}
+
+impl Nodes for Panel {
+    fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    fn ask(&self, node: NodeId, question: &Value) -> Result<Value, String> {
+        Panel::ask(self, node, question, ANSWER_TIME).map_err(|why| why.to_string())
+    }
+}
+
+/// The nodes that a mount is connected to.
+pub struct OfMount {
+    placement: Placement,
+    links: Vec<(NodeId, Arc<Remote>)>,
+}
+
+impl OfMount {
+    /// None if the volume has one node.
+    pub fn new(metadata: &RemoteMetadata) -> Option<Self> {
+        let placement = Placement::clone(&*metadata.placement()?);
+        let links = metadata.nodes().iter().map(|link| (link.node, link.remote.clone())).collect();
+        Some(Self { placement, links })
+    }
+}
+
+impl Nodes for OfMount {
+    fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    fn ask(&self, node: NodeId, question: &Value) -> Result<Value, String> {
+        let link = self.links.iter().find(|(other, _)| *other == node);
+        let (_, remote) = link.ok_or(format!("node {node}: there is no such node"))?;
+        if let Some(outage) = remote.stats().outage {
+            return Err(format!("node {node}: it has not answered for {} s", outage.as_secs()));
+        }
+        let answer = remote.admin(question, Some(ANSWER_TIME), &mut |_| ());
+        answer.map_err(|why| format!("node {node}: {why}"))
+    }
+}
+
+/// All of them, ascending.
+pub fn members(nodes: &dyn Nodes) -> impl Iterator<Item = NodeId> + '_ {
+    nodes.placement().map.members().iter().map(|member| member.id)
+}
+
+/// Asks all of them at the same time what `question` makes for each; the answers are in the order of their numbers.
+pub fn ask_each(
+    nodes: &dyn Nodes,
+    question: &(dyn Fn(NodeId) -> Value + Sync),
+) -> Vec<(NodeId, Result<Value, String>)> {
+    std::thread::scope(|scope| {
+        let ask = |node| (node, scope.spawn(move || nodes.ask(node, &question(node))));
+        let asking: Vec<_> = members(nodes).map(ask).collect();
+        let answers = asking.into_iter().map(|(node, thread)| {
+            let failed = |_| Err(format!("node {node}: the thread that asks has failed"));
+            (node, thread.join().unwrap_or_else(failed))
+        });
+        answers.collect()
+    })
+}
+
+/// The same question to all.
+///
+/// # Errors
+/// The first there is.
+pub fn ask_all(nodes: &dyn Nodes, question: &Value) -> Result<Vec<(NodeId, Value)>, String> {
+    let answers = ask_each(nodes, &|_| question.clone()).into_iter();
+    answers.map(|(node, answer)| answer.map(|answer| (node, answer))).collect()
+}
+
+/// Adds a directory's tree up, asking all nodes about many directories at a time.
+///
+/// # Errors
+/// If one does not answer.
+pub fn tree_sums(nodes: &dyn Nodes, top: InodeId) -> Result<TreeSums, InfoError> {
+    let failed = |why| InfoError::Engine(EngineError::Io(why));
+    let mut sums = TreeSums::default();
+    let mut todo = vec![top];
+    while !todo.is_empty() {
+        // The first look is at the top alone: its own entries are told.
+        let some = todo.split_off(todo.len().saturating_sub(DIRS));
+        let answers = ask_all(nodes, &json!({ "verb": "sums", "dirs": some })).map_err(failed)?;
+        let mut all = [0; 3];
+        for (_, answer) in answers {
+            for (sum, name) in all.iter_mut().zip(["children", "subdirs", "bytes"]) {
+                *sum = i64::wrapping_add(*sum, answer[name].as_i64().unwrap_or(0));
+            }
+            todo.extend(answer["below"].as_array().into_iter().flatten().filter_map(Value::as_u64));
+        }
+        if some == [top] {
+            sums.children = u64::try_from(all[0]).unwrap_or(0);
+        }
+        sums.add(all);
+    }
+    Ok(sums)
+}

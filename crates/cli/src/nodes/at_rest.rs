@@ -1,0 +1,163 @@
+//! The volume of a cluster of which no node runs: the directories of all its nodes, in this process.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use kestrel_admin::cut::{Cut, CutError};
+use kestrel_admin::gather::{Gathered, Gathering};
+use kestrel_admin::rows::Rows;
+use kestrel_client::descriptor::{ClusterSection, Descriptor};
+use kestrel_client::volume::{Resources, Volume, scratch_reserve};
+use kestrel_meta::engine::Engine;
+use kestrel_types::key::Table;
+use kestrel_types::placement::{NodeId, Placement};
+
+use crate::failure::Failure;
+use crate::verbs::locate;
+use crate::verbs::store_args::StoreArgs;
+
+/// Whether a volume and further directories name nodes of a cluster.
+pub fn is_meant(verb: &str, volume: &str, others: &[String]) -> bool {
+    let is_node = |dir: &Path| Descriptor::read(dir).is_ok_and(|descriptor| descriptor.cluster.is_some());
+    !others.is_empty() || locate(verb, volume).is_ok_and(|dir| is_node(&dir))
+}
+
+/// A node that the arguments name.
+struct Named {
+    dir: PathBuf,
+    descriptor: Descriptor,
+    section: ClusterSection,
+}
+
+/// The directories of the nodes of one cluster.
+fn named(verb: &'static str, urls: &[&str]) -> Result<BTreeMap<NodeId, Named>, Failure> {
+    let failed = |why: String| Failure::new(verb, why);
+    let mut nodes: BTreeMap<NodeId, Named> = BTreeMap::new();
+    for url in urls {
+        let dir = locate(verb, url)?;
+        let descriptor = Descriptor::read(&dir).map_err(|why| failed(why.to_string()))?;
+        let Some(section) = descriptor.cluster.clone() else {
+            let why = "not a node of a cluster; several directories are for the nodes of one";
+            return Err(failed(format!("{}: {why}", dir.display())));
+        };
+        let differs = |other: &&Named| {
+            other.descriptor.uuid != descriptor.uuid
+                || other.section.placement_hex() != section.placement_hex()
+        };
+        if let Some(other) = nodes.values().find(differs) {
+            return Err(failed(format!(
+                "{}: of another cluster than {}",
+                dir.display(),
+                other.dir.display()
+            )));
+        }
+        if let Some(other) = nodes.get(&section.node) {
+            let [dir, other] = [&dir, &other.dir].map(|dir| dir.display());
+            return Err(failed(format!("{dir}: node {}, as {other} is", section.node)));
+        }
+        nodes.insert(section.node, Named { dir, descriptor, section });
+    }
+    Ok(nodes)
+}
+
+/// Refuses a part of a volume.
+fn are_all(
+    verb: &'static str,
+    nodes: &BTreeMap<NodeId, Named>,
+    placement: &Placement,
+) -> Result<(), Failure> {
+    let members = placement.map.members();
+    let missing: Vec<String> = members
+        .iter()
+        .filter(|member| !nodes.contains_key(&member.id))
+        .map(|member| format!("{} ({})", member.id, member.address))
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        verb,
+        format!(
+            "{} nodes share the volume; name the directories of all: missing are {}",
+            members.len(),
+            missing.join(", ")
+        ),
+    ))
+}
+
+/// The directories of all nodes of a cluster, and its table.
+pub fn dirs(
+    verb: &'static str,
+    volume: &str,
+    others: &[String],
+) -> Result<(Vec<(NodeId, PathBuf)>, Placement), Failure> {
+    let urls: Vec<&str> = std::iter::once(volume).chain(others.iter().map(String::as_str)).collect();
+    let named = named(verb, &urls)?;
+    let placement = match named.values().next() {
+        Some(node) => node.section.placement().map_err(|why| Failure::new(verb, why))?,
+        None => return Err(Failure::usage(format!("{verb}: no directory is named"))),
+    };
+    are_all(verb, &named, &placement)?;
+    Ok((named.into_iter().map(|(node, named)| (node, named.dir)).collect(), placement))
+}
+
+/// All nodes of a volume, opened here.
+pub struct AtRest {
+    verb: &'static str,
+    /// Who owns what.
+    pub placement: Placement,
+    /// Each node's part.
+    pub parts: BTreeMap<NodeId, Volume>,
+}
+
+impl AtRest {
+    /// Opens the nodes in these directories.
+    ///
+    /// # Errors
+    /// If they are not all nodes of one cluster, or one is in use.
+    pub fn open(
+        verb: &'static str,
+        volume: &str,
+        others: &[String],
+        store: &StoreArgs,
+    ) -> Result<Self, Failure> {
+        let (dirs, placement) = dirs(verb, volume, others)?;
+        let resources = Resources { store: store.options(verb)?, ..Resources::default() };
+        let mut parts = BTreeMap::new();
+        for (node, dir) in dirs {
+            let opened = Volume::open_part(&dir, &format!("kestrel {verb}"), &resources);
+            parts.insert(node, opened.map_err(|why| Failure::new(verb, why))?);
+        }
+        Ok(Self { verb, placement, parts })
+    }
+
+    /// The part of the first node, for what is the same of all.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn first(&self) -> Result<&Volume, Failure> {
+        let none = || Failure::usage(format!("{}: no directory is named", self.verb));
+        self.parts.values().next().ok_or_else(none)
+    }
+
+    /// The nodes' engines.
+    pub fn engines(&self) -> BTreeMap<NodeId, &dyn Engine> {
+        self.parts.iter().map(|(node, part)| (*node, &*part.engine as &dyn Engine)).collect()
+    }
+
+    /// Gathers the rows of all.
+    ///
+    /// # Errors
+    /// If they cannot be read, or the copy cannot be written.
+    pub fn gather(&self, progress: &mut dyn FnMut(u64)) -> Result<Gathered, Failure> {
+        let failed = |why: CutError| Failure::new(self.verb, why);
+        let dir = &self.first()?.dir;
+        Cut::remove_stale(dir);
+        let mut gathering = Gathering::new(dir, scratch_reserve(dir), &self.placement).map_err(failed)?;
+        for (node, part) in &self.parts {
+            let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(&*part.engine, table));
+            gathering.add(*node, rows.map(|row| row.map_err(CutError::from)), progress).map_err(failed)?;
+        }
+        gathering.finish().map_err(failed)
+    }
+}

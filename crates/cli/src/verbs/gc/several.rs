@@ -1,0 +1,101 @@
+//! The collection of a volume that several nodes share.
+//!
+//! What refers to an object may lie at any node, so the rows of all are gathered, of one moment; if one does not answer, nothing is
+//! looked at. Of nodes in use no object is deleted here: it is scheduled with them, and they ask each other whether anybody refers to it or a
+//! client may come to, as they do for what files gave up.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use kestrel_client::remote::Panel;
+use kestrel_data::store::{BlockStore, list_all};
+use kestrel_types::ids::ObjectId;
+use serde_json::{Value, json};
+
+use super::{GcArgs, Target, collect as collect_rows, collect_and, options};
+use crate::failure::Failure;
+use crate::feed::Feed;
+use crate::nodes::at_rest::{self, AtRest};
+use crate::nodes::{Nodes, cut, members};
+
+/// Objects in one question.
+const OBJECTS: usize = 10_000;
+
+/// Times between two looks at what the nodes have deleted.
+const LOOKS: [Duration; 4] =
+    [Duration::from_secs(2), Duration::from_secs(3), Duration::from_secs(5), Duration::from_secs(10)];
+
+fn failed(why: impl std::fmt::Display) -> Failure {
+    Failure::new("gc", why)
+}
+
+/// Collects what several nodes share; `None` if one node has the volume.
+pub fn collect(args: &GcArgs, target: &Target, feed: &Feed<'_>) -> Result<Option<Value>, Failure> {
+    match target {
+        Target::Served(url) => {
+            if !args.others.is_empty() {
+                return Err(Failure::usage(
+                    "gc: a URL stands alone: all nodes of a volume that is served are asked",
+                ));
+            }
+            let who = crate::serve::who("kestrel gc");
+            let Some(panel) = Panel::connect(url, &who).map_err(failed)? else { return Ok(None) };
+            served(args, &panel, feed).map(Some)
+        }
+        Target::Here(_) if at_rest::is_meant("gc", &args.volume, &args.others) => {
+            let nodes = AtRest::open("gc", &args.volume, &args.others, &args.store)?;
+            let whole = nodes.gather(&mut |done| feed.progress("gathering metadata", done))?;
+            if args.delete {
+                // That nothing refers to an object must be durable before it goes.
+                nodes.engines().values().try_for_each(|engine| engine.sync()).map_err(failed)?;
+            }
+            let options = options(args.grace.as_secs(), args.delete, &|_| false);
+            let done = collect_rows(whole.engine(), &*nodes.first()?.store, &options, feed);
+            done.map(Some).map_err(failed)
+        }
+        Target::Here(_) => Ok(None),
+    }
+}
+
+fn served(args: &GcArgs, panel: &Panel, feed: &Feed<'_>) -> Result<Value, Failure> {
+    let storage = panel.open_storage(&args.store.options("gc")?).map_err(failed)?;
+    // What is written from now on is young.
+    let options = options(args.grace.as_secs(), false, &|_| false);
+    let scratch = std::env::temp_dir();
+    let mut progress = |done| feed.progress("fetching metadata", done);
+    let whole = cut::gather(panel, &scratch, &mut progress).map_err(failed)?;
+    let mut leaked = Vec::new();
+    let done =
+        collect_and(whole.engine(), &*storage.store, &options, feed, &mut |object| leaked.push(object));
+    let mut done = done.map_err(failed)?;
+    done["dry_run"] = (!args.delete).into();
+    if args.delete && !leaked.is_empty() {
+        let node = members(panel).next().ok_or_else(|| failed("the volume has no nodes"))?;
+        for some in leaked.chunks(OBJECTS) {
+            Nodes::ask(panel, node, &json!({ "verb": "reap", "objects": some })).map_err(failed)?;
+        }
+        let left = wait_for(&*storage.store, &leaked, feed)?;
+        done["deleted_objects"] = (leaked.len() - left).into();
+        done["handed_over_objects"] = left.into();
+    }
+    Ok(done)
+}
+
+/// How many of these objects are still there when the nodes have had time to delete them.
+fn wait_for(store: &dyn BlockStore, objects: &[ObjectId], feed: &Feed<'_>) -> Result<usize, Failure> {
+    let objects: HashSet<ObjectId> = objects.iter().copied().collect();
+    let mut left = objects.len();
+    for pause in LOOKS {
+        std::thread::sleep(pause);
+        left = 0;
+        for page in list_all(store) {
+            left +=
+                page.map_err(failed)?.objects.iter().filter(|info| objects.contains(&info.object)).count();
+        }
+        feed.progress("deleting objects", (objects.len() - left.min(objects.len())) as u64);
+        if left == 0 {
+            break;
+        }
+    }
+    Ok(left)
+}
