@@ -88,9 +88,12 @@ mod tests {
         ];
         engine.commit(BatchKind::Growing, rows).unwrap();
         let mut question = json!({ "verb": "rows", "table": Table::Chunk as u8 });
-        let (mut value, mut keys) = (Vec::new(), 0);
+        let (mut value, mut keys, mut next) = (Vec::new(), 0, Value::Null);
         loop {
             let answer = page(&engine, &question).unwrap();
+            if answer["next"].is_string() {
+                next = answer["next"].clone();
+            }
             keys += answer["rows"].as_array().unwrap().len();
             let last = answer["rows"].as_array().unwrap().last().unwrap();
             let piece = from_hex(last[1].as_str().unwrap()).unwrap();
@@ -102,7 +105,7 @@ mod tests {
             if answer["left"] == 0 {
                 assert_eq!(value, long);
                 value.clear();
-                question = json!({ "table": Table::Chunk as u8, "from": answer["next"] });
+                question = json!({ "table": Table::Chunk as u8, "from": next });
             } else {
                 question =
                     json!({ "table": Table::Chunk as u8, "from": last[0], "skip": value.len(), "max": 1 });
