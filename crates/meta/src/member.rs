@@ -60,7 +60,7 @@ use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::{Creds, Op, OpenFlags, Reply, Request};
 use parking_lot::Mutex;
 
-use change::records::{ChangeRecords, Strangers};
+use change::records::ChangeRecords;
 use change::{Changed, Changing, Expected, LockGuard, TableListener};
 use coordinate::Coordinator;
 pub use message::{Envelope, Fetched, LoanId, Message, Vote};
@@ -290,7 +290,7 @@ impl Member {
         }
         let changes = ChangeRecords::read(&*engine)?;
         let changing = Changing::new(&changes, config.joining, now);
-        let cluster = Cluster::with(present_table(config.me, config.placement, &changes)?);
+        let cluster = Cluster::with(changes.present(config.me, config.placement)?);
         let epoch = next_epoch(&*engine)?;
         let records = records::read(&*engine)?;
         let coordinator = Coordinator::new(changes, epoch, now);
@@ -617,14 +617,6 @@ impl Member {
         let bits = self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 1;
         bits.cast_signed() % most.max(1)
     }
-}
-
-/// The table that a member starts with: the one on record, or else that with which it was formed.
-fn present_table(me: NodeId, formed: Placement, records: &ChangeRecords) -> FsResult<NodeTable> {
-    let table = NodeTable::new(me, records.table.clone().unwrap_or(formed))?;
-    let leaving = records.frozen.as_ref().map(|(_, next)| next.clone());
-    let strangers = records.strangers != Strangers::None;
-    Ok(NodeTable { leaving, strangers, only_here: records.only_here, ..table })
 }
 
 /// Counts a start, durably.

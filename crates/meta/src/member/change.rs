@@ -50,8 +50,10 @@
 pub(crate) mod adopt;
 mod copying;
 mod freeze;
+mod message;
 mod purge;
 pub mod records;
+mod taking;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,12 +63,13 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::placement::{NodeId, Placement, SLOTS, Slot};
 
+use super::Member;
 use super::message::Message;
-use super::{Member, Todo};
 use crate::cluster::NodeTable;
 use crate::engine::{BatchKind, Mutation};
 use crate::pipeline::engine_error;
 use copying::Copying;
+pub use message::{Attempt, ChangeFigures, ChangeMessage, Phase};
 use purge::Purge;
 use records::{ChangeRecords, Strangers};
 
@@ -84,124 +87,6 @@ pub type LockGuard = dyn Fn(&dyn Fn(InodeId) -> bool) -> usize + Send + Sync;
 
 /// Hears of tables: one that is the node's from now on, and a next one that has new nodes, before it is anybody's. It must not block.
 pub type TableListener = dyn Fn(&Placement) + Send + Sync;
-
-/// A try to change the table.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Attempt {
-    /// Start of the coordinator.
-    pub epoch: u64,
-    /// Counts his attempts since.
-    pub number: u64,
-}
-
-/// What members say to each other about changes of the table: the coordinator and each of them, sources and destinations.
-#[derive(Debug, Clone, PartialEq)]
-pub enum ChangeMessage {
-    /// A node that is not in the table yet asks to be taken in.
-    Join,
-    /// An attempt begins; the next table. Answered by Clean.
-    Begin {
-        /// Which.
-        attempt: Attempt,
-        /// What the table shall be.
-        next: Arc<Placement>,
-    },
-    /// There are no strangers.
-    Clean(Attempt),
-    /// Rows that leave are to be copied. Answered by Ready.
-    Copy(Attempt),
-    /// Rows for their next owner.
-    Rows {
-        /// Of this attempt.
-        attempt: Attempt,
-        /// Which copying of the source's: another one after a restart.
-        stream: u64,
-        /// Counts its messages to this destination, from 1.
-        number: u64,
-        /// The rows, as they are or deleted.
-        rows: Vec<Mutation>,
-    },
-    /// They are durable.
-    GotRows {
-        /// As it came.
-        attempt: Attempt,
-        /// As it came.
-        stream: u64,
-        /// As it came.
-        number: u64,
-    },
-    /// Little is left to copy.
-    Ready(Attempt),
-    /// Rows that leave are to be kept from everybody. Answered by Frozen.
-    Freeze(Attempt),
-    /// They are, durably, and their next owners have all of them.
-    Frozen(Attempt),
-    /// The attempt cannot go on.
-    Declined {
-        /// Which.
-        attempt: Attempt,
-        /// Why.
-        why: FsError,
-    },
-    /// The attempt has failed.
-    Abort(Attempt),
-    /// This is decided to be the table.
-    Adopt(Arc<Placement>),
-    /// A table of this version, or a later one, is the member's.
-    Adopted(u64),
-    /// The member waits: how is it with this attempt?
-    Ask(Attempt),
-}
-
-/// How far a change of the table is at a member.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Phase {
-    /// None is under way.
-    #[default]
-    None,
-    /// Rows that are not the member's are being deleted before it begins.
-    Cleaning,
-    /// Rows are copied to their next owners.
-    Copying,
-    /// What is left to copy is, while nobody has it.
-    Freezing,
-    /// It waits for the coordinator's decision.
-    Frozen,
-}
-
-impl Phase {
-    /// In a word, for people.
-    pub fn word(self) -> &'static str {
-        match self {
-            Phase::None => "none",
-            Phase::Cleaning => "cleaning",
-            Phase::Copying => "copying",
-            Phase::Freezing => "freezing",
-            Phase::Frozen => "frozen",
-        }
-    }
-}
-
-/// What a member has to say of changes of the table.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ChangeFigures {
-    /// Version of the present table.
-    pub table: u64,
-    /// How far a change is here.
-    pub phase: Phase,
-    /// It leads a change.
-    pub leads: bool,
-    /// It waits to be taken into the cluster.
-    pub joining: bool,
-    /// Rows sent to other members since the start.
-    pub rows_sent: u64,
-    /// Rows taken from other members since the start.
-    pub rows_taken: u64,
-    /// Rows that are not the member's are being deleted.
-    pub purging: bool,
-    /// Such rows deleted since the start.
-    pub rows_purged: u64,
-}
 
 /// A member's part in an attempt.
 struct Part {
@@ -481,65 +366,6 @@ impl Member {
         let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
         self.node.note_commit(position);
         Ok(position)
-    }
-
-    /// Takes rows from their owner, who gives them to this member.
-    fn take_rows(
-        &mut self,
-        from: NodeId,
-        attempt: Attempt,
-        (stream, number): (u64, u64),
-        rows: Vec<Mutation>,
-    ) {
-        let (table, me) = (self.table.clone(), self.me);
-        let Some(part) = self.part_in(attempt) else { return };
-        if matches!(part.step, Step::Cleaning) {
-            return;
-        }
-        let got = ChangeMessage::GotRows { attempt, stream, number };
-        match part.taken.get(&from) {
-            // A message that was late could bring back what a later one, which has been forgotten, replaced.
-            _ if part.restarted => return self.decline(attempt, forgotten()),
-            Some(taken) if taken.stream != stream => return self.decline(attempt, forgotten()),
-            Some(taken) if number <= taken.number => {
-                let position = taken.position;
-                return self.when_durable(position, Todo::Send(from, Message::Change(got)));
-            }
-            Some(taken) if number > taken.number + 1 => return,
-            None if number > 1 => return self.decline(attempt, forgotten()),
-            _ => {}
-        }
-        let ours = |row: &Mutation| {
-            let (kind, id, suffix) = (row.key.table, row.key.id, &*row.key.suffix);
-            table.owner(kind, id, suffix) == from
-                && from != me
-                && crate::cluster::owner(&part.next, me, kind, id, suffix) == me
-        };
-        if !rows.iter().all(ours) {
-            let text = format!("metadata: node {from} sent rows to node {me} that are not to go there");
-            return self.decline(attempt, FsError::because(libc::EIO, text));
-        }
-        let count = rows.len() as u64;
-        let mut batch = rows;
-        if self.changing.strangers != Strangers::Coming(attempt) {
-            if !self.table.strangers {
-                self.set_table(NodeTable { strangers: true, ..NodeTable::clone(&self.table) });
-            }
-            batch.push(records::strangers_row(Strangers::Coming(attempt)));
-        }
-        // They may bear timestamps above all on record here, as in `prepare`.
-        let kept = self.node.raise_ceiling().and_then(|()| self.commit_beside(BatchKind::Growing, batch));
-        match kept {
-            Ok(position) => {
-                self.changing.strangers = Strangers::Coming(attempt);
-                self.changing.rows_taken += count;
-                if let Some(part) = &mut self.changing.part {
-                    part.taken.insert(from, Taken { stream, number, position });
-                }
-                self.when_durable(position, Todo::Send(from, Message::Change(got)));
-            }
-            Err(why) => self.decline(attempt, why),
-        }
     }
 
     pub(super) fn tick_change(&mut self) {

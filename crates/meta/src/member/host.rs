@@ -16,6 +16,7 @@
 //! nothing is done here about copies.
 
 mod bell;
+mod tables;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,15 +28,14 @@ use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::name::InodeRef;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Op, Outcome, Reply, Request};
 use kestrel_types::wire::TooLarge;
 use parking_lot::Mutex;
 
-use super::change::{ChangeFigures, Changed, Expected, LockGuard, TableListener};
 use super::reap::{Forgot, Reap};
 use super::{Asker, Envelope, Member, MemberConfig, ONE_OF_SEVERAL};
-use crate::cluster::{Cluster, NodeTable};
+use crate::cluster::Cluster;
 use crate::engine::Engine;
 use crate::node::{Done, Ear, Node, Replies};
 use crate::txn::Origin;
@@ -262,52 +262,6 @@ impl MemberHost {
     /// As [`Member::set_object_users`].
     pub fn set_object_users(&self, used: Box<super::ObjectUsers>) {
         self.desk.turn(move |member, _| member.set_object_users(used));
-    }
-
-    /// As [`Member::set_lock_guard`].
-    pub fn set_lock_guard(&self, guard: Box<LockGuard>) {
-        self.desk.turn(move |member, _| member.set_lock_guard(guard));
-    }
-
-    /// As [`Member::set_table_listener`].
-    pub fn set_table_listener(&self, told: Box<TableListener>) {
-        self.desk.turn(move |member, _| member.set_table_listener(told));
-    }
-
-    /// As [`Member::change`]; `done` hears it on any thread, with no lock held, and must not block.
-    pub fn change(&self, next: Placement, done: Changed) {
-        let done = self.desk.later(done);
-        self.desk.turn(move |member, now| member.change(next, done, now));
-    }
-
-    /// As [`Member::expect`]; `done` as above.
-    pub fn expect(&self, address: String, done: Expected) {
-        let done = self.desk.later(done);
-        self.desk.turn(move |member, now| member.expect(address, done, now));
-    }
-
-    /// As [`Member::expected`].
-    pub fn expected(&self) -> Vec<(NodeId, String)> {
-        let expected = self.desk.member.lock().expected();
-        self.desk.bell.wake();
-        expected
-    }
-
-    /// The present table.
-    pub fn placement(&self) -> Placement {
-        self.table().placement.clone()
-    }
-
-    /// The present table as its node has it.
-    pub fn table(&self) -> Arc<NodeTable> {
-        self.desk.cluster().table()
-    }
-
-    /// As [`Member::change_figures`].
-    pub fn change_figures(&self) -> ChangeFigures {
-        let figures = self.desk.member.lock().change_figures();
-        self.desk.bell.wake();
-        figures
     }
 
     /// As [`Member::condemn`]; `done` hears it on any thread, with no lock held, and must not block.

@@ -150,7 +150,9 @@ impl Several {
         let used = self.used_slots();
         let back = self.dice.chance(20).then(|| self.dice.pick(&self.tables.past).cloned()).flatten();
         if let Some(old) = back {
-            owners = (0..1 << 14).map(|slot| old.map.owner(slot).id).collect();
+            // It may have members that those who run at the moment do not know yet.
+            let known = |node: NodeId| if members.contains(&node) { node } else { members[0] };
+            owners = (0..1 << 14).map(|slot| known(old.map.owner(slot).id)).collect();
             exceptions = old.exceptions;
         }
         for _ in 0..self.dice.below(5) {

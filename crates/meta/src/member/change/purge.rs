@@ -109,7 +109,7 @@ impl Member {
     fn purge_some(&mut self, cursor: &mut Cursor) -> FsResult<bool> {
         let (table, mut rows) = (&self.table, Vec::new());
         let (visited, most) = (visited_max(&self.node), deleted_max(&self.node));
-        let mut all = cursor.walk(&**self.node.engine(), visited, |key, _| {
+        let all = cursor.walk(&**self.node.engine(), visited, |key, _| {
             if !table.owns(key.table, key.id, key.suffix) {
                 rows.push(Mutation { key: key.to_owned(), value: None });
             }
@@ -123,7 +123,6 @@ impl Member {
             self.commit_beside(BatchKind::Freeing, rows)?;
         }
         self.changing.rows_purged += count;
-        all &= self.changing.strangers == Strangers::Leftover;
         Ok(all)
     }
 

@@ -11,6 +11,7 @@ use kestrel_types::placement::map::ADDRESS_MAX;
 use kestrel_types::placement::{NodeId, PLACEMENT_BYTES_MAX, Placement};
 
 use super::Attempt;
+use crate::cluster::NodeTable;
 use crate::engine::{Engine, Mutation};
 use crate::ids::{counter_row, decode_counter};
 use crate::pipeline::engine_error;
@@ -188,6 +189,20 @@ impl ChangeRecords {
         });
         visited.map_err(engine_error)?;
         damage.map_or(Ok(records), |why| Err(FsError::because(libc::EIO, why)))
+    }
+
+    /// The table that a member starts with: the one on record, or else that with which it was formed.
+    pub(crate) fn present(&self, me: NodeId, formed: Placement) -> FsResult<NodeTable> {
+        let table = NodeTable::new(me, self.table.clone().unwrap_or(formed))?;
+        let leaving = self.frozen.as_ref().map(|(_, next)| next.clone());
+        let strangers = self.strangers != Strangers::None;
+        Ok(NodeTable { leaving, strangers, only_here: self.only_here, ..table })
+    }
+
+    /// The newest table that these say is decided. Of several nodes at rest the newest of all is the cluster's: who has an older one has not
+    /// heard of it, and everything is where the newest one says, besides rows that records "strangers" and "frozen" explain.
+    pub fn newest(&self) -> Option<&Placement> {
+        self.table.iter().chain(self.change.as_deref()).max_by_key(|table| table.version)
     }
 
     fn take(&mut self, name: &[u8], row: &[u8]) -> Result<(), DecodeError> {

@@ -1,0 +1,57 @@
+//! Tables that change, as a process with threads sees them.
+
+use std::sync::Arc;
+
+use kestrel_types::placement::{NodeId, Placement};
+
+use super::MemberHost;
+use crate::cluster::NodeTable;
+use crate::member::change::{ChangeFigures, Changed, Expected, LockGuard, TableListener};
+
+impl MemberHost {
+    /// As [`Member::set_lock_guard`].
+    pub fn set_lock_guard(&self, guard: Box<LockGuard>) {
+        self.desk.turn(move |member, _| member.set_lock_guard(guard));
+    }
+
+    /// As [`Member::set_table_listener`].
+    pub fn set_table_listener(&self, told: Box<TableListener>) {
+        self.desk.turn(move |member, _| member.set_table_listener(told));
+    }
+
+    /// As [`Member::change`]; `done` hears it on any thread, with no lock held, and must not block.
+    pub fn change(&self, next: Placement, done: Changed) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.change(next, done, now));
+    }
+
+    /// As [`Member::expect`]; `done` as above.
+    pub fn expect(&self, address: String, done: Expected) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.expect(address, done, now));
+    }
+
+    /// As [`Member::expected`].
+    pub fn expected(&self) -> Vec<(NodeId, String)> {
+        let expected = self.desk.member.lock().expected();
+        self.desk.bell.wake();
+        expected
+    }
+
+    /// The present table.
+    pub fn placement(&self) -> Placement {
+        self.table().placement.clone()
+    }
+
+    /// The present table as its node has it.
+    pub fn table(&self) -> Arc<NodeTable> {
+        self.desk.cluster().table()
+    }
+
+    /// As [`Member::change_figures`].
+    pub fn change_figures(&self) -> ChangeFigures {
+        let figures = self.desk.member.lock().change_figures();
+        self.desk.bell.wake();
+        figures
+    }
+}
