@@ -14,7 +14,7 @@ use kestrel_meta::member::{Asker, DEADLINE, Member, MemberConfig, Message, Vote}
 use kestrel_meta::node::{Durability, Node, NodeConfig};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, SECOND};
-use kestrel_types::name::{InodeRef, Name};
+use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, Placement};
 use kestrel_types::request::{Creds, Op, Outcome, RenameFlags, Reply, Request, SetAttr};
 use kestrel_types::wire::ClientId;
@@ -145,6 +145,19 @@ fn a_renamed_file_is_found_by_number_after_every_member_was_started_again() {
         assert_eq!(cluster.inode(3, Op::GetAttr(reference)).ino, file.ino);
     }
     assert_eq!(cluster.inode(1, Op::Link(InodeRef::by_id(file.ino), at("c3"))).nlink, 2);
+}
+
+#[test]
+fn a_name_that_led_to_a_file_is_the_name_of_the_directory_it_is_linked_into() {
+    let mut cluster = Cluster::new(3);
+    let file = cluster.inode(1, mknod("a1"));
+    assert_eq!(errno(&cluster.ask(1, Op::Rename(at("a1"), at("c3"), RenameFlags::default()))), 0);
+    let dir = cluster.inode(1, Op::MkDir(at("a1"), 0o755));
+    // Its leader does not know the directory, whose entry it locks to look for the file.
+    cluster.restart(2);
+    let seen = InodeRef { ino: file.ino, seen: Some((1, Name::new(b"a1").unwrap())) };
+    let place = Place::new(dir.ino, Name::new(b"b2").unwrap());
+    assert_eq!(cluster.inode(2, Op::Link(seen, place)).nlink, 2);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;
 
 use super::message::{Fetched, Message};
-use super::work::Stage;
+use super::work::{Stage, Work};
 use super::{Member, RESEND, Todo};
 use crate::locks::{Mode, TxnId};
 use crate::perm::{Dentry, Guard};
@@ -138,18 +138,20 @@ impl Member {
         }
     }
 
-    /// Whoever changes it may need what a waiting transaction holds.
+    /// Whoever changes it may need what a waiting transaction holds, and so may whoever asks: a row that it has locked may be the dentry's
+    /// own. So it gives that up, and begins again when the dentry is there.
     fn ask_later(&mut self, mut fetching: Fetching) {
-        fetching.tickets.retain(|ticket| {
-            let leads = self.works.get(ticket).is_some_and(|work| matches!(work.stage, Stage::Leading(_)));
-            if leads {
-                self.give_up(*ticket);
-                self.rest(*ticket, true);
+        for ticket in &fetching.tickets {
+            let leads = |work: &Work| matches!(work.stage, Stage::Leading(_));
+            if !self.works.get(ticket).is_some_and(leads) {
+                continue;
             }
-            !leads
-        });
-        if fetching.tickets.is_empty() {
-            return;
+            self.give_up(*ticket);
+            if let Some(work) = self.works.get_mut(ticket) {
+                // They may be directories by then.
+                work.no_dirs.clear();
+                work.stage = Stage::Fetching;
+            }
         }
         fetching.at = None;
         fetching.rests = true;
