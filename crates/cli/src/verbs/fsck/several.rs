@@ -11,6 +11,7 @@ use kestrel_admin::rows::Rows;
 use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::volume::{Resources, Volume, scratch_reserve};
 use kestrel_data::store::BlockStore;
+use kestrel_meta::member::change::records::ChangeRecords;
 use kestrel_types::key::Table;
 use kestrel_types::placement::{NodeId, Placement};
 use serde_json::Value;
@@ -47,9 +48,9 @@ fn named(args: &FsckArgs) -> Result<BTreeMap<NodeId, Named>, Failure> {
             let why = "not a node of a cluster; several directories are checked together if they are all nodes of one";
             return Err(failed(format!("{}: {why}", dir.display())));
         };
+        let secret = section.secret().map_err(failed)?;
         let differs = |other: &&Named| {
-            other.descriptor.uuid != descriptor.uuid
-                || other.section.placement_hex() != section.placement_hex()
+            other.descriptor.uuid != descriptor.uuid || other.section.secret().ok() != Some(secret)
         };
         if let Some(other) = nodes.values().find(differs) {
             return Err(failed(format!(
@@ -65,6 +66,15 @@ fn named(args: &FsckArgs) -> Result<BTreeMap<NodeId, Named>, Failure> {
         nodes.insert(section.node, Named { dir, descriptor, section });
     }
     Ok(nodes)
+}
+
+/// The newest table that a node at rest knows of.
+fn table_of(volume: &Volume, section: &ClusterSection) -> Result<Placement, Failure> {
+    let records = ChangeRecords::read(&*volume.engine).map_err(failed)?;
+    match records.newest() {
+        Some(table) => Ok(table.clone()),
+        None => section.placement().map_err(failed),
+    }
 }
 
 /// Refuses to judge a part of a volume.
@@ -93,16 +103,18 @@ pub fn at_rest(args: &FsckArgs, feed: &Feed<'_>) -> Result<Value, Failure> {
         ));
     }
     let named = named(args)?;
-    let placement = match named.values().next() {
-        Some(node) => node.section.placement().map_err(failed)?,
-        None => return Err(Failure::usage("fsck: no directory is named")),
-    };
-    are_all(&named, &placement)?;
     let resources = Resources { store: args.store.options("fsck")?, ..Resources::default() };
     let mut nodes: Vec<(NodeId, Volume)> = Vec::with_capacity(named.len());
-    for (node, Named { dir, .. }) in named {
-        nodes.push((node, Volume::open_part(&dir, "kestrel fsck", &resources).map_err(failed)?));
+    let mut tables = Vec::with_capacity(named.len());
+    for (node, Named { dir, section, .. }) in &named {
+        let volume = Volume::open_part(dir, "kestrel fsck", &resources).map_err(failed)?;
+        tables.push(table_of(&volume, section)?);
+        nodes.push((*node, volume));
     }
+    // The newest of all is the cluster's.
+    let newest = tables.into_iter().max_by_key(|table| table.version);
+    let placement = newest.ok_or_else(|| Failure::usage("fsck: no directory is named"))?;
+    are_all(&named, &placement)?;
     let [(_, first), ..] = &*nodes else { return Err(Failure::usage("fsck: no directory is named")) };
     Cut::remove_stale(&first.dir);
     let mut gathering =
