@@ -69,7 +69,8 @@ pub struct NodeConfig {
     pub replica_bytes: usize,
     /// Most requests in one batch.
     pub batch_max: usize,
-    /// Most chunks of a file that one batch deletes; more than that go in several. Of several nodes all have the same.
+    /// Most chunks of a file that one batch deletes; more than that go in several. Of several nodes all have the same. Half as many
+    /// rows are looked at in one step when the table changes.
     pub scan_rows: usize,
     /// Clients across a network use this node: after a start it waits, until [`Node::end_grace`], for them to claim what they
     /// had open. If not set, nothing is open at the start.

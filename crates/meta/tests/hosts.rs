@@ -19,7 +19,7 @@ use kestrel_types::clock::{SECOND, SystemClock};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::Place;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement};
-use kestrel_types::request::{Answer, Creds, Op, RenameFlags, Reply, Request};
+use kestrel_types::request::{Answer, Creds, Op, Outcome, RenameFlags, Reply, Request};
 use kestrel_types::wire::{ClientId, TooLarge};
 use parking_lot::{Mutex, RwLock};
 
@@ -129,7 +129,8 @@ fn what_a_session_sends_to_the_wrong_member_is_refused_and_counted() {
     let op = mknod("somewhere");
     let leader = cluster.placement.leader(&op).unwrap().id;
     let other = cluster.hosts.keys().find(|id| **id != leader).unwrap();
-    assert_eq!(errno(&ask_at(&cluster.hosts[other], op.clone(), None)), libc::EINVAL);
+    let reply = ask_at(&cluster.hosts[other], op.clone(), None);
+    assert_eq!(reply, Err(Outcome::Misdirected { table: 1 }));
     assert_eq!(cluster.hosts[other].figures().misdirected, 1);
     assert_eq!(errno(&cluster.ask(op, None)), 0);
     // What the node itself wants goes where it is led.
@@ -251,4 +252,69 @@ fn who_needs_a_message_that_is_too_large_hears_so_at_once() {
     }
     *cluster.wire.too_large.lock() = None;
     assert_eq!(errno(&rename()), 0);
+}
+
+#[test]
+fn tables_change_while_many_threads_work() {
+    let cluster = Arc::new(Cluster::new());
+    // As a client: asks again by the newest table.
+    let ask = |cluster: &Cluster, op: Op| {
+        let until = Instant::now() + Duration::from_secs(60);
+        while Instant::now() < until {
+            let tables = cluster.hosts.values().map(|host| host.placement());
+            let table = tables.max_by_key(|table| table.version).unwrap();
+            let leader = table.leader(&op).map_or(1, |member| member.id);
+            match ask_at(&cluster.hosts[&leader], op.clone(), None) {
+                Err(Outcome::Misdirected { .. }) => thread::sleep(Duration::from_millis(2)),
+                reply => return reply,
+            }
+        }
+        panic!("nobody leads {op:?}");
+    };
+    assert_eq!(errno(&ask(&cluster, Op::MkDir(at("dir"), 0o777))), 0);
+    let over = Arc::new(AtomicU64::new(0));
+    let workers: Vec<_> = (0..4)
+        .map(|worker| {
+            let (cluster, over) = (cluster.clone(), over.clone());
+            thread::spawn(move || {
+                let mut names = Vec::new();
+                for step in 0.. {
+                    let (made, kept) = (format!("dir/a{worker}-{step}"), format!("dir/b{worker}-{step}"));
+                    assert_eq!(errno(&ask(&cluster, mknod(&made))), 0, "{made}");
+                    if step % 2 == 0 {
+                        let rename = Op::Rename(at(&made), at(&kept), RenameFlags::default());
+                        assert_eq!(errno(&ask(&cluster, rename)), 0, "{made}");
+                        names.push(kept);
+                    } else {
+                        assert_eq!(errno(&ask(&cluster, Op::Unlink(at(&made)))), 0, "{made}");
+                    }
+                    if over.load(Ordering::Relaxed) > 0 {
+                        break;
+                    }
+                }
+                names
+            })
+        })
+        .collect();
+    for _ in 0..5 {
+        let present = cluster.hosts[&1].placement();
+        let map = ClusterMap::new(present.map.members().to_vec(), |slot| {
+            if slot % 3 == 0 { present.map.owner(slot).id % NODES + 1 } else { present.map.owner(slot).id }
+        });
+        let next = Placement { version: present.version + 1, map: map.unwrap(), ..present };
+        let (sender, ended) = channel();
+        cluster.hosts[&1].change(next, Box::new(move |result| sender.send(result).unwrap()));
+        ended.recv_timeout(Duration::from_secs(60)).expect("an end within a minute").unwrap();
+    }
+    over.store(1, Ordering::Relaxed);
+    let mut names: Vec<String> = workers.into_iter().flat_map(|worker| worker.join().unwrap()).collect();
+    names.sort();
+    let Ok(Answer::Entry { inode, .. } | Answer::Inode(inode)) = ask(&cluster, Op::Lookup(at("dir"))) else {
+        panic!("no directory")
+    };
+    let list = Op::ReadDir { dir: inode.ino, after: None, limit: 10_000, check: true };
+    let Ok(Answer::Entries { entries, end: true, .. }) = ask(&cluster, list) else { panic!("no listing") };
+    let listed =
+        entries.iter().map(|entry| format!("dir/{}", String::from_utf8_lossy(entry.name.as_bytes())));
+    assert_eq!(listed.collect::<Vec<_>>(), names);
 }

@@ -17,7 +17,7 @@ mod tables;
 
 use std::collections::BTreeMap;
 
-use kestrel_meta::member::Envelope;
+use kestrel_meta::member::{Envelope, Message};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::ids::{InodeId, ObjectId};
@@ -66,6 +66,7 @@ pub(crate) enum Event {
     /// A member's disk has done its work.
     Synced(NodeId, u64),
     Start(NodeId),
+    Crash(NodeId),
     /// A client whose call was misdirected asks again.
     AskAgain(usize, u64),
     /// A client asks a member for its table.
@@ -205,6 +206,7 @@ impl Scene for Several {
                 }
             }
             Event::Start(node) => self.start(node),
+            Event::Crash(node) => self.crash(node),
             Event::Reap(node) => self.reap(node),
             Event::Delete(node, start, objects) => self.delete(node, start, &objects),
             Event::Done(objects) => self.objects_done(&objects),
@@ -222,7 +224,7 @@ impl Several {
         let agenda = Agenda::new(plan.trace);
         let clock = agenda.clock.clone();
         let placement = placement(nodes, &mut dice);
-        let workers = 1 + dice.below(3) as usize;
+        let workers = (1 + dice.below(3) as usize, *dice.pick(&[2, 2, 6, 24]).expect("not empty"));
         let seed = dice.bits();
         let objects = Objects::default();
         let used = objects.used.clone();
@@ -295,6 +297,9 @@ impl Several {
     fn after(&mut self, node: NodeId) {
         for (to, envelope) in self.host(node).take_outbox() {
             self.say(|| format!("{node} → {to}: {:?}", envelope.message));
+            if matches!(envelope.message, Message::Change(_)) {
+                self.fault_in_change(node, to);
+            }
             self.carry(node, to, |world, after| world.plan_in(after, Event::Message(to, envelope.clone())));
         }
         self.hear_of_tables();

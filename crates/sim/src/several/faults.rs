@@ -38,7 +38,15 @@ impl Several {
         }
     }
 
-    fn crash(&mut self, node: NodeId) {
+    /// Now and then a change of the table loses one of those who say something about it.
+    pub(super) fn fault_in_change(&mut self, from: NodeId, to: NodeId) {
+        if self.troubled && self.dice.chance(1) {
+            let (node, after) = (*self.dice.pick(&[from, to]).expect("two"), self.dice.between(0, 20 * MS));
+            self.plan_in(after, Event::Crash(node));
+        }
+    }
+
+    pub(super) fn crash(&mut self, node: NodeId) {
         if self.hosts[&node].member().is_none() {
             return;
         }

@@ -52,7 +52,7 @@ impl Host {
         (me, joining): (NodeId, bool),
         placement: Placement,
         clock: Arc<ManualClock>,
-        workers: usize,
+        (workers, scan_rows): (usize, usize),
         seed: u64,
         used: Used,
     ) -> Self {
@@ -66,8 +66,8 @@ impl Host {
             serves: true,
             replies: Replies::Inline,
             batch_max: 64,
-            // So few that small files are cut in several batches.
-            scan_rows: 2,
+            // So few that small files are cut in several batches, and tables change in many steps.
+            scan_rows,
             // So little that dentries are evicted.
             replica_bytes: 1,
         };

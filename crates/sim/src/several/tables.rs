@@ -37,13 +37,13 @@ pub struct Tables {
     asked: usize,
     /// Members that are to join or have.
     joins: usize,
-    /// Seed and number of workers of every member.
-    host: (u64, usize),
+    /// Of every member: seed, number of workers, and how many rows are many.
+    host: (u64, (usize, usize)),
 }
 
 impl Tables {
     /// None has changed yet.
-    pub fn new(on: bool, host: (u64, usize)) -> Self {
+    pub fn new(on: bool, host: (u64, (usize, usize))) -> Self {
         Self { on, host, ..Self::default() }
     }
 }
@@ -150,7 +150,9 @@ impl Several {
         let used = self.used_slots();
         let back = self.dice.chance(20).then(|| self.dice.pick(&self.tables.past).cloned()).flatten();
         if let Some(old) = back {
-            owners = (0..1 << 14).map(|slot| old.map.owner(slot).id).collect();
+            // It may have members that those who run at the moment do not know yet.
+            let known = |node: NodeId| if members.contains(&node) { node } else { members[0] };
+            owners = (0..1 << 14).map(|slot| known(old.map.owner(slot).id)).collect();
             exceptions = old.exceptions;
         }
         for _ in 0..self.dice.below(5) {

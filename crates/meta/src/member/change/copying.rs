@@ -12,7 +12,7 @@ use kestrel_types::key::Key;
 use kestrel_types::placement::{NodeId, Placement};
 use parking_lot::Mutex;
 
-use super::purge::Cursor;
+use super::purge::{Cursor, visited_max};
 use super::{Attempt, ChangeMessage, Step, loses};
 use crate::cluster::{NodeTable, owner};
 use crate::engine::{Mutation, TapGuard};
@@ -27,10 +27,14 @@ const MESSAGE_BYTES: usize = 256 << 10;
 const QUEUE_BYTES: usize = 2 * MESSAGE_BYTES;
 
 /// Most rows that are read again in one step.
-const READ_MAX: usize = 2048;
+fn read_max(node: &Node) -> usize {
+    (node.core().scan_rows / 4).max(1)
+}
 
 /// Rows that may be left to send when a source says that it is ready: they are sent while nobody has them.
-const LEFT_MAX: usize = 256;
+fn left_max(node: &Node) -> usize {
+    node.core().scan_rows / 32
+}
 
 /// After reading changed rows again so often a source is ready however many have changed since.
 const PASSES_MAX: u32 = 64;
@@ -119,7 +123,7 @@ impl Copying {
     fn scan_some(&mut self, node: &Node, table: &NodeTable) -> FsResult<()> {
         let Some(mut cursor) = self.scan.take() else { return Ok(()) };
         let me = table.me;
-        let walked = cursor.walk(&**node.engine(), |key, value| {
+        let walked = cursor.walk(&**node.engine(), visited_max(node), |key, value| {
             if table.owns(key.table, key.id, key.suffix)
                 && owner(&self.next, me, key.table, key.id, key.suffix) != me
             {
@@ -137,7 +141,7 @@ impl Copying {
     fn read_some(&mut self, node: &Node, me: NodeId) -> FsResult<()> {
         let keys = {
             let mut changed = self.changed.lock();
-            let rest = changed.iter().nth(READ_MAX).cloned();
+            let rest = changed.iter().nth(read_max(node)).cloned();
             let rest = rest.map(|rest| changed.split_off(&rest)).unwrap_or_default();
             std::mem::replace(&mut *changed, rest)
         };
@@ -243,13 +247,13 @@ impl Member {
             Ok(())
         } else if copying.scan.is_some() {
             copying.scan_some(&node, &table)
-        } else if copying.is_delivered() && (freezing || copying.changed.lock().len() > LEFT_MAX) {
+        } else if copying.is_delivered() && (freezing || copying.changed.lock().len() > left_max(&node)) {
             copying.read_some(&node, table.me)
         } else {
             Ok(())
         };
         let (messages, count) = copying.messages(attempt, now);
-        let few = copying.changed.lock().len() <= LEFT_MAX || copying.passes >= PASSES_MAX;
+        let few = copying.changed.lock().len() <= left_max(&node) || copying.passes >= PASSES_MAX;
         let ready = !copying.said && copying.scan.is_none() && copying.is_delivered() && few;
         copying.said |= ready;
         self.changing.rows_sent += count;

@@ -11,6 +11,7 @@ use super::{ChangeMessage, Step};
 use crate::cluster::NodeTable;
 use crate::engine::{BatchKind, Engine, Mutation};
 use crate::member::Member;
+use crate::node::Node;
 use crate::pipeline::engine_error;
 
 /// Tables whose rows may get other owners.
@@ -26,10 +27,14 @@ const TABLES: [Table; 8] = [
 ];
 
 /// Most rows that one step of a walk looks at: the member serves nobody else meanwhile.
-pub(super) const VISITED_MAX: usize = 4096;
+pub(super) fn visited_max(node: &Node) -> usize {
+    (node.core().scan_rows / 2).max(1)
+}
 
 /// Most rows that one step deletes.
-const DELETED_MAX: usize = 1024;
+fn deleted_max(node: &Node) -> usize {
+    (node.core().scan_rows / 8).max(1)
+}
 
 /// Pause after rows could not be deleted.
 const PAUSE: Nanos = 5 * SECOND;
@@ -42,13 +47,14 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// Visits up to [`VISITED_MAX`] rows more, or until `visit` says no. Whether the walk has ended.
+    /// Visits up to `most` rows more, or until `visit` says no. Whether the walk has ended.
     pub fn walk(
         &mut self,
         engine: &dyn Engine,
+        most: usize,
         mut visit: impl FnMut(KeyRef<'_>, &[u8]) -> bool,
     ) -> FsResult<bool> {
-        let mut left = VISITED_MAX;
+        let mut left = most;
         while let Some(table) = TABLES.get(self.table) {
             let (before, mut last, mut broke) = (self.last.take(), None, false);
             let visited = engine.scan_table(*table, before.as_ref().map(Key::borrow), &mut |key, row| {
@@ -102,11 +108,12 @@ impl Member {
     /// Whether that was all.
     fn purge_some(&mut self, cursor: &mut Cursor) -> FsResult<bool> {
         let (table, mut rows) = (&self.table, Vec::new());
-        let all = cursor.walk(&**self.node.engine(), |key, _| {
+        let (visited, most) = (visited_max(&self.node), deleted_max(&self.node));
+        let all = cursor.walk(&**self.node.engine(), visited, |key, _| {
             if !table.owns(key.table, key.id, key.suffix) {
                 rows.push(Mutation { key: key.to_owned(), value: None });
             }
-            rows.len() < DELETED_MAX
+            rows.len() < most
         })?;
         let count = rows.len() as u64;
         if all {
