@@ -101,7 +101,12 @@ fn open(verb: &str, url: &str, store: &StoreArgs) -> Result<Volume, Failure> {
 }
 
 /// Asks the process that serves the volume at `dir`; `None` if nobody has it open.
-fn ask(verb: &str, dir: &Path, question: &Value, limit: Option<Duration>) -> Result<Option<Value>, Failure> {
+pub(crate) fn ask(
+    verb: &str,
+    dir: &Path,
+    question: &Value,
+    limit: Option<Duration>,
+) -> Result<Option<Value>, Failure> {
     if VolumeLock::holder(dir).is_none() {
         return Ok(None);
     }

@@ -6,15 +6,19 @@ use std::path::{Path, PathBuf};
 use kestrel_admin::cut::{Cut, CutError};
 use kestrel_admin::gather::{Gathered, Gathering};
 use kestrel_admin::rows::Rows;
+use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::{ClusterSection, Descriptor};
+use kestrel_client::storage::StoreOptions;
 use kestrel_client::volume::{Resources, Volume, scratch_reserve};
 use kestrel_meta::engine::Engine;
+use kestrel_meta::member::change::records::ChangeRecords;
 use kestrel_types::key::Table;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{Member, NodeId, Placement};
+use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::verbs::locate;
 use crate::verbs::store_args::StoreArgs;
+use crate::verbs::{ask, locate};
 
 /// Whether a volume and further directories name nodes of a cluster.
 pub fn is_meant(verb: &str, volume: &str, others: &[String]) -> bool {
@@ -40,9 +44,9 @@ fn named(verb: &'static str, urls: &[&str]) -> Result<BTreeMap<NodeId, Named>, F
             let why = "not a node of a cluster; several directories are for the nodes of one";
             return Err(failed(format!("{}: {why}", dir.display())));
         };
+        let secret = section.secret().map_err(|why| failed(why.to_string()))?;
         let differs = |other: &&Named| {
-            other.descriptor.uuid != descriptor.uuid
-                || other.section.placement_hex() != section.placement_hex()
+            other.descriptor.uuid != descriptor.uuid || other.section.secret().ok() != Some(secret)
         };
         if let Some(other) = nodes.values().find(differs) {
             return Err(failed(format!(
@@ -60,13 +64,17 @@ fn named(verb: &'static str, urls: &[&str]) -> Result<BTreeMap<NodeId, Named>, F
     Ok(nodes)
 }
 
+/// The newest table that a node at rest knows of.
+fn table_of(verb: &'static str, volume: &Volume, section: &ClusterSection) -> Result<Placement, Failure> {
+    let records = ChangeRecords::read(&*volume.engine).map_err(|why| Failure::new(verb, why))?;
+    match records.newest() {
+        Some(table) => Ok(table.clone()),
+        None => section.placement().map_err(|why| Failure::new(verb, why)),
+    }
+}
+
 /// Refuses a part of a volume.
-fn are_all(
-    verb: &'static str,
-    nodes: &BTreeMap<NodeId, Named>,
-    placement: &Placement,
-) -> Result<(), Failure> {
-    let members = placement.map.members();
+fn are_all(verb: &'static str, nodes: &BTreeMap<NodeId, Named>, members: &[Member]) -> Result<(), Failure> {
     let missing: Vec<String> = members
         .iter()
         .filter(|member| !nodes.contains_key(&member.id))
@@ -85,20 +93,49 @@ fn are_all(
     ))
 }
 
-/// The directories of all nodes of a cluster, and its table.
+/// The nodes that a node knows of, and the version of its table: asked if it runs, read with this key if it does not.
+fn members_of(
+    verb: &'static str,
+    named: &Named,
+    key_file: Option<&Path>,
+) -> Result<(u64, Vec<Member>), Failure> {
+    let question = json!({ "verb": "status" });
+    if let Some(status) = ask(verb, &named.dir, &question, QUICK)? {
+        let member = |node: &Value| {
+            let address = node["address"].as_str()?.to_string();
+            Some(Member { id: NodeId::try_from(node["node"].as_u64()?).ok()?, address })
+        };
+        let members = status["nodes"].as_array().and_then(|nodes| nodes.iter().map(member).collect());
+        let told = status["table"].as_u64().zip(members);
+        let why = "the process that serves it does not tell which nodes there are; stop it";
+        return told.ok_or_else(|| Failure::new(verb, format!("{}: {why}", named.dir.display())));
+    }
+    let store = StoreOptions { key_file: key_file.map(Path::to_path_buf), ..StoreOptions::default() };
+    let resources = Resources { store, ..Resources::default() };
+    let opened = Volume::open_part(&named.dir, &format!("kestrel {verb}"), &resources);
+    let part = opened.map_err(|why| Failure::new(verb, why))?;
+    let table = table_of(verb, &part, &named.section)?;
+    Ok((table.version, table.map.members().to_vec()))
+}
+
+/// The directories of all nodes of a cluster.
+///
+/// # Errors
+/// If they are not all nodes of one cluster, or it cannot be told which nodes there are.
 pub fn dirs(
     verb: &'static str,
     volume: &str,
     others: &[String],
-) -> Result<(Vec<(NodeId, PathBuf)>, Placement), Failure> {
+    key_file: Option<&Path>,
+) -> Result<Vec<PathBuf>, Failure> {
     let urls: Vec<&str> = std::iter::once(volume).chain(others.iter().map(String::as_str)).collect();
     let named = named(verb, &urls)?;
-    let placement = match named.values().next() {
-        Some(node) => node.section.placement().map_err(|why| Failure::new(verb, why))?,
-        None => return Err(Failure::usage(format!("{verb}: no directory is named"))),
-    };
-    are_all(verb, &named, &placement)?;
-    Ok((named.into_iter().map(|(node, named)| (node, named.dir)).collect(), placement))
+    let known = named.values().map(|node| members_of(verb, node, key_file));
+    let known = known.collect::<Result<Vec<_>, _>>()?;
+    let newest = known.into_iter().max_by_key(|(version, _)| *version);
+    let (_, members) = newest.ok_or_else(|| Failure::usage(format!("{verb}: no directory is named")))?;
+    are_all(verb, &named, &members)?;
+    Ok(named.into_values().map(|node| node.dir).collect())
 }
 
 /// All nodes of a volume, opened here.
@@ -121,13 +158,20 @@ impl AtRest {
         others: &[String],
         store: &StoreArgs,
     ) -> Result<Self, Failure> {
-        let (dirs, placement) = dirs(verb, volume, others)?;
+        let urls: Vec<&str> = std::iter::once(volume).chain(others.iter().map(String::as_str)).collect();
+        let named = named(verb, &urls)?;
         let resources = Resources { store: store.options(verb)?, ..Resources::default() };
-        let mut parts = BTreeMap::new();
-        for (node, dir) in dirs {
-            let opened = Volume::open_part(&dir, &format!("kestrel {verb}"), &resources);
-            parts.insert(node, opened.map_err(|why| Failure::new(verb, why))?);
+        let (mut parts, mut tables) = (BTreeMap::new(), Vec::with_capacity(named.len()));
+        for (node, Named { dir, section, .. }) in &named {
+            let opened = Volume::open_part(dir, &format!("kestrel {verb}"), &resources);
+            let part = opened.map_err(|why| Failure::new(verb, why))?;
+            tables.push(table_of(verb, &part, section)?);
+            parts.insert(*node, part);
         }
+        // The newest of all is the cluster's.
+        let newest = tables.into_iter().max_by_key(|table| table.version);
+        let placement = newest.ok_or_else(|| Failure::usage(format!("{verb}: no directory is named")))?;
+        are_all(verb, &named, placement.map.members())?;
         Ok(Self { verb, placement, parts })
     }
 

@@ -31,7 +31,7 @@ pub fn answer(
         Some("rows") => rows::page(&*serving.engine, question),
         Some("table" | "entries" | "change" | "expect") => super::table::answer(serving, question, tell),
         Some("sums") => rows::sums(&*serving.engine, question),
-        Some("cut") => cut::answer(serving, section, question),
+        Some("cut") => cut::answer(serving, question),
         Some("reap") => schedule(serving, question),
         Some("coding") => Ok(config::describe(&serving.descriptor)),
         Some(verb @ ("fsck" | "info" | "dump" | "gc")) => Err(format!(

@@ -78,8 +78,7 @@ pub fn run(args: &ConfigArgs) -> Result<Verdict, Failure> {
     let key_file = args.key_file.as_deref();
     let nodes = at_rest::is_meant("config", &args.volume, &args.nodes);
     let (descriptor, dirs) = if nodes && is_changed {
-        let dirs: Vec<PathBuf> =
-            at_rest::dirs("config", &args.volume, &args.nodes)?.0.into_iter().map(|(_, dir)| dir).collect();
+        let dirs = at_rest::dirs("config", &args.volume, &args.nodes, key_file)?;
         (keys::change_nodes(&dirs, &change, key_file, now), dirs)
     } else if is_changed {
         (keys::change(&dir, &change, key_file, now), vec![dir.clone()])

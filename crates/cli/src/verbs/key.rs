@@ -149,8 +149,7 @@ fn rotate(args: &RotateArgs) -> Result<Verdict, Failure> {
     let (old, new) = (args.key_file.as_deref(), args.new_key_file.as_deref());
     let now = SystemClock.now();
     let (descriptor, dirs) = if at_rest::is_meant("key", &args.volume, &args.nodes) {
-        let dirs = at_rest::dirs("key", &args.volume, &args.nodes)?.0;
-        let dirs: Vec<PathBuf> = dirs.into_iter().map(|(_, dir)| dir).collect();
+        let dirs = at_rest::dirs("key", &args.volume, &args.nodes, old)?;
         (keys::rotate_nodes(&dirs, old, new, now), dirs)
     } else {
         (keys::rotate(&dir, old, new, now), vec![dir.clone()])

@@ -24,12 +24,12 @@ const PAGE_BYTES: usize = 384 << 10;
 pub struct Cutting(Mutex<(u64, Option<Arc<Recording>>)>);
 
 /// Answers one step.
-pub fn answer(serving: &Serving, section: &ClusterSection, question: &Value) -> Result<Value, String> {
+pub fn answer(serving: &Serving, question: &Value) -> Result<Value, String> {
     let number = |name: &str| question[name].as_u64().ok_or(format!("the question has no {name}"));
     let time = |name: &str| number(name).map(Duration::from_millis);
     let act = question["act"].as_str().unwrap_or_default();
     if act == "begin" {
-        return begin(serving, section);
+        return begin(serving);
     }
     let recording = serving.cutting.find(number("cut")?)?;
     match act {
@@ -53,7 +53,7 @@ impl Cutting {
     }
 }
 
-fn begin(serving: &Serving, section: &ClusterSection) -> Result<Value, String> {
+fn begin(serving: &Serving) -> Result<Value, String> {
     let mut cutting = serving.cutting.0.lock();
     if cutting.1.as_ref().is_some_and(|recording| !recording.is_given_up()) {
         return Err("the nodes are being dumped or searched already; wait for that".into());
@@ -69,6 +69,7 @@ fn begin(serving: &Serving, section: &ClusterSection) -> Result<Value, String> {
         Recording::begin(serving.engine.clone(), file, scratch_room(&serving.dir)).map_err(fail)?;
     cutting.0 = u64::from_be_bytes(random().map_err(|why| why.to_string())?);
     cutting.1 = Some(Arc::new(recording));
-    let table = section.placement().map_err(|why| why.to_string())?.version;
+    let host = serving.fs.member().ok_or("this is no node of a cluster")?;
+    let table = host.placement().version;
     Ok(json!({ "cut": cutting.0, "table": table }))
 }
