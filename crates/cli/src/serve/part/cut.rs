@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_admin::recording::Recording;
-use kestrel_client::descriptor::{ClusterSection, random};
+use kestrel_client::descriptor::random;
 use kestrel_client::hex::to_hex;
 use kestrel_client::volume::scratch_room;
 use parking_lot::Mutex;
