@@ -98,7 +98,7 @@ NODES=3 SERVING=1
 echo "== into other nodes"
 check "dump of all" "$KESTREL" dump "$url" "$WORK/all.dump"
 refuses "one that is there is not replaced" "exists" "$KESTREL" dump "$url" "$WORK/all.dump"
-refuses "of a directory of one node that runs" "missing are" "$KESTREL" dump "$volume" "$WORK/no"
+refuses "of a directory of one node that runs" "in use" "$KESTREL" dump "$volume" "$WORK/no"
 other=$WORK/other
 make_cluster "$other"
 mapfile -t dirs < <(node_dirs "$other")

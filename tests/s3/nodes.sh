@@ -125,7 +125,7 @@ start_node "$secret" 2
 refuses "a client without the key" 'key' env -u KESTREL_KEY_FILE "$KESTREL" mount "$(serve_url "$secret")" "$WORK/mnt"
 refuses "a client with another key" 'key' "$KESTREL" mount "$(serve_url "$secret")" "$WORK/mnt" --key-file "$WORK/wrong"
 refuses "fsck --data with another key" 'key' "$KESTREL" fsck "$(serve_url "$secret")" --data --key-file "$WORK/wrong"
-refuses "rotating the keys of one node" 'cluster' "$KESTREL" key rotate "$second" --new-key-file "$WORK/wrong"
+refuses "rotating the keys of one node" 'missing are' "$KESTREL" key rotate "$second" --new-key-file "$WORK/wrong"
 check "the others have gone on" cmp "$a/text" "$b/text"
 ends "$secret"
 refuses "fsck at rest without the key" 'key' env -u KESTREL_KEY_FILE "$KESTREL" fsck "$secret" "$second" "$(node_dir "$secret" 3)" --data

@@ -9,6 +9,7 @@
 
 use std::fmt;
 use std::fs::{self, OpenOptions};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -152,7 +153,8 @@ impl Cut {
         &self.rows
     }
 
-    /// Removes what a process that was killed left below `parent`. Not while another process makes cuts there.
+    /// Removes what a process that was killed left below `parent`, the directory of a volume that this process has locked: nobody else makes
+    /// cuts there, or has directories with such names.
     pub fn remove_stale(parent: &Path) {
         let Ok(entries) = fs::read_dir(parent) else { return };
         for entry in entries.flatten() {
@@ -165,9 +167,10 @@ impl Cut {
 
 /// An engine without rows in a scratch directory below `parent`; it leaves `reserve_bytes` free there.
 pub(crate) fn empty(parent: &Path, reserve_bytes: u64) -> Result<(EmbeddedEngine, Scratch), CutError> {
-    let dir = parent.join(format!("{PREFIX}{}", std::process::id()));
+    // Others may make theirs in the same directory, with the same number in another container.
+    let unlike = RandomState::new().hash_one(std::process::id());
+    let dir = parent.join(format!("{PREFIX}{}-{unlike:016x}", std::process::id()));
     let copy = |why: &dyn fmt::Display| CutError::Copy(dir.clone(), why.to_string());
-    let _ = fs::remove_dir_all(&dir);
     fs::DirBuilder::new().mode(0o700).create(&dir).map_err(|why| copy(&why))?;
     let scratch = Scratch(dir.clone());
     let nothing: BeforeSync = Arc::new(|| Ok(()));

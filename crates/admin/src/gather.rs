@@ -16,7 +16,7 @@ use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::engine::embedded::EmbeddedEngine;
 use kestrel_meta::engine::{Engine, EngineError, Mutation};
 use kestrel_meta::locks::TxnId;
-use kestrel_meta::member::change::records::{FROZEN, STRANGERS};
+use kestrel_meta::member::change::records::{FROZEN, STRANGERS, TABLE};
 use kestrel_meta::member::known::{Known, peer_of};
 use kestrel_meta::member::{Prepared, decode_prepared};
 use kestrel_meta::txn::{TxnKey, decode_answer, decode_session};
@@ -183,6 +183,9 @@ impl Gathering {
     /// If the copy cannot be written.
     pub fn finish(self) -> Result<Gathered, CutError> {
         let Self { mut nodes, mut findings, rows, scratch } = self;
+        for (id, node) in &nodes {
+            unchanged(*id, node).map_err(CutError::Rows)?;
+        }
         let copy = |why: &dyn Display| CutError::Copy(scratch.0.clone(), why.to_string());
         let decided: BTreeSet<(NodeId, TxnId)> =
             nodes.iter().flat_map(|(id, node)| node.decided.iter().map(|txn| (*id, *txn))).collect();
@@ -206,6 +209,17 @@ impl Gathering {
         batch.send().map_err(|why| copy(&why))?;
         drop(batch);
         Ok(Gathered { rows, _scratch: scratch, findings })
+    }
+}
+
+/// Whether a node still had the table by which its rows were judged when the last of them was read: by a newer one some of them are
+/// another node's, which has them among those that were passed over.
+fn unchanged(id: NodeId, node: &Node) -> Result<(), String> {
+    let Some(row) = node.records.get(TABLE.as_bytes()) else { return Ok(()) };
+    match Placement::decode(row) {
+        Ok(table) if table.version <= node.table.placement.version => Ok(()),
+        Ok(_) => Err(format!("node {id}: the table of placement has changed meanwhile; repeat it")),
+        Err(why) => Err(format!("node {id}: record \"{TABLE}\": {why}")),
     }
 }
 

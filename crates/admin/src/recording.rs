@@ -27,6 +27,9 @@ const LEASE: Duration = Duration::from_secs(60);
 pub const HOLD_MAX: Duration = Duration::from_secs(2);
 
 /// Why there is no recording any more.
+/// Most holds of one recording: nobody keeps a node from its work for long.
+const HOLDS_MAX: u32 = 8;
+
 const GONE: &str = "the recording of changes has ended; begin anew";
 
 #[derive(Clone, Copy)]
@@ -42,6 +45,8 @@ struct State {
     bytes_max: u64,
     failed: Option<String>,
     hold: Option<Hold>,
+    /// How often it was held.
+    holds: u32,
     /// Bytes that were recorded when the hold began.
     mark: Option<u64>,
     asked: Instant,
@@ -81,6 +86,7 @@ impl Recording {
             bytes_max,
             failed: None,
             hold: None,
+            holds: 0,
             mark: None,
             asked: Instant::now(),
             over: false,
@@ -125,6 +131,10 @@ impl Recording {
         if state.over {
             return Err(GONE.into());
         }
+        if state.holds == HOLDS_MAX {
+            return Err("the node was held too often; begin anew".into());
+        }
+        state.holds += 1;
         let now = Instant::now();
         state.asked = now;
         state.mark = None;

@@ -273,8 +273,8 @@ impl Descriptor {
         if let Some((dir, _)) = dirs.iter().zip(&before).find(|(_, other)| differs(other)) {
             let [dir, first] = [dir, &dirs[0]].map(|dir| dir.display());
             return Err(VolumeError::Invalid(format!(
-                "{dir}: its settings are not those of {first}: an earlier change did not come to an end; copy \"settings\" and \
-                 \"coding\" by hand, or restore the file from a backup"
+                "{dir}: its settings are not those of {first}: an earlier change did not come to an end; restore kestrel.json of \
+                 the one or the other from a backup, so that they agree"
             )));
         }
         let mut changed = first.clone();

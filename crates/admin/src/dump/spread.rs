@@ -40,6 +40,9 @@ const BATCH: usize = 4096;
 const OWNED: [Table; 7] =
     [Table::Entry, Table::DirId, Table::Subdir, Table::Link, Table::Chunk, Table::Xattr, Table::Sweep];
 
+/// Record of a node, in table `system`, while it is loaded into.
+const LOADING: &[u8] = b"loading";
+
 /// The nodes of a cluster, all of them and none in use.
 pub type Nodes<'a> = BTreeMap<NodeId, &'a dyn Engine>;
 
@@ -129,10 +132,15 @@ impl<'a> Spread<'a> {
         (self.table.owner(Table::Entry, 0, b""), Key::new(Table::Entry, 0, b""))
     }
 
-    /// A volume to load into has a root directory and nothing in it, or was not loaded to the end.
+    /// A volume to load into has a root directory and nothing in it, or was not loaded to the end: it has no root, and
+    /// all nodes have a record of that.
     fn refuse_files(&self) -> Result<(), DumpError> {
         let (owner, root) = self.root();
-        if get(self.engine(owner)?, root)?.is_none() {
+        let mut loading = get(self.engine(owner)?, root)?.is_none();
+        for engine in self.nodes.values() {
+            loading &= get(*engine, Key::new(Table::System, 0, LOADING))?.is_some();
+        }
+        if loading {
             return Ok(());
         }
         for engine in self.nodes.values() {
@@ -151,6 +159,10 @@ impl<'a> Spread<'a> {
     /// Takes away what forming the cluster wrote, but for what each node knows of itself and the others.
     fn clear(&mut self) -> Result<(), DumpError> {
         let (owner, root) = self.root();
+        for engine in self.nodes.values() {
+            engine.commit(BatchKind::Growing, vec![put(Table::System, 0, LOADING, [1].into())])?;
+            engine.sync()?;
+        }
         let engine = self.engine(owner)?;
         engine.commit(BatchKind::Freeing, vec![delete(&root)])?;
         engine.sync()?;
@@ -209,7 +221,12 @@ impl<'a> Spread<'a> {
         let Some(value) = last else { return Ok(()) };
         let engine = self.engine(owner)?;
         engine.commit(BatchKind::Growing, vec![Mutation { key: root, value: Some(value) }])?;
-        Ok(engine.sync()?)
+        engine.sync()?;
+        for engine in self.nodes.values() {
+            engine.commit(BatchKind::Freeing, vec![delete(&Key::new(Table::System, 0, LOADING))])?;
+            engine.sync()?;
+        }
+        Ok(())
     }
 
     /// The row that says where a file is whose name belongs to another node than its number, and its owner.

@@ -9,7 +9,7 @@ use kestrel_admin::rows::Rows;
 use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::storage::StoreOptions;
-use kestrel_client::volume::{Resources, Volume, scratch_reserve};
+use kestrel_client::volume::{Resources, Volume, VolumeLock, scratch_reserve};
 use kestrel_meta::engine::Engine;
 use kestrel_meta::member::change::records::ChangeRecords;
 use kestrel_types::key::Table;
@@ -162,7 +162,12 @@ impl AtRest {
         let named = named(verb, &urls)?;
         let resources = Resources { store: store.options(verb)?, ..Resources::default() };
         let (mut parts, mut tables) = (BTreeMap::new(), Vec::with_capacity(named.len()));
-        for (node, Named { dir, section, .. }) in &named {
+        for (node, Named { dir, section, descriptor }) in &named {
+            if let Some(pid) = VolumeLock::holder(dir) {
+                let url = section.url(&descriptor.settings.name).unwrap_or_default();
+                let why = format!("in use by process {pid}: end all nodes of the volume, or ask them: {url}");
+                return Err(Failure::new(verb, format!("{}: {why}", dir.display())));
+            }
             let opened = Volume::open_part(dir, &format!("kestrel {verb}"), &resources);
             let part = opened.map_err(|why| Failure::new(verb, why))?;
             tables.push(table_of(verb, &part, section)?);

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kestrel_admin::cut::{Cut, CutError};
+use kestrel_admin::cut::CutError;
 use kestrel_admin::gather::{Gathered, Gathering};
 use kestrel_client::hex::from_hex;
 use kestrel_client::volume::scratch_reserve;
@@ -143,7 +143,6 @@ impl Read for Recorded<'_> {
 /// # Errors
 /// If one of the nodes does not answer, or there is no room; in words.
 pub fn gather(nodes: &dyn Nodes, parent: &Path, progress: &mut dyn FnMut(u64)) -> Result<Gathered, String> {
-    Cut::remove_stale(parent);
     let failed = |why: CutError| why.to_string();
     let mut gathering = Gathering::new(parent, scratch_reserve(parent), nodes.placement()).map_err(failed)?;
     let mut recordings = Recordings::begin(nodes)?;

@@ -114,8 +114,8 @@ fn of_several(args: &DumpArgs, file: &Path) -> Result<Option<Value>, Failure> {
         }
         let who = crate::serve::who("kestrel dump");
         let Some(panel) = Panel::connect(&args.volume, &who).map_err(|why| fail(&why))? else {
-            let why = "one node serves it: run the dump there, on its directory";
-            return Err(fail(&format!("{}: {why}", args.volume)));
+            let why = "one node serves it, and the dump needs the volume's directory: run it there";
+            return Err(Failure::usage(format!("dump: {}: {why}", args.volume)));
         };
         let descriptor = panel.descriptor().map_err(|why| fail(&why))?;
         let beside = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -130,8 +130,9 @@ fn of_several(args: &DumpArgs, file: &Path) -> Result<Option<Value>, Failure> {
     let whole = whole.into_one(SystemClock.now()).map_err(|why| fail(&why))?;
     let descriptor = descriptor.of_one().map_err(|why| fail(&why))?;
     let mut tick = |rows| progress.tick("dumping rows", rows);
-    let written =
+    let mut written =
         write(whole.engine(), &descriptor, file, args.force, &mut tick).map_err(|why| fail(&why))?;
+    written["left_out"] = damaged.into();
     if damaged > 0 {
         eprintln!(
             "kestrel dump: {damaged} rows or records of the nodes are not as they should be, and not in the dump; run `kestrel fsck`"
@@ -177,5 +178,8 @@ pub fn run(args: &DumpArgs) -> Result<Verdict, Failure> {
             bytes(number("bytes"))
         );
     }
-    Ok(Verdict::Good)
+    match done["left_out"].as_u64() {
+        None | Some(0) => Ok(Verdict::Good),
+        Some(_) => Ok(Verdict::Bad),
+    }
 }

@@ -1,5 +1,7 @@
 //! What the verbs that change the table of a cluster have in common.
 
+use std::time::Duration;
+
 use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_placement::report::{NameCount, Report};
@@ -10,6 +12,9 @@ use serde_json::{Value, json};
 use super::failed;
 use crate::failure::Failure;
 use crate::progress::Progress;
+
+/// How long the coordinator may take to say how it is.
+const QUICK: Duration = Duration::from_secs(10);
 
 /// A cluster whose table is to change.
 pub struct Target {
@@ -83,7 +88,15 @@ impl Target {
         // The answer may be lost, and the change done.
         match self.panel.table_of(coordinator) {
             Ok(table) if table == *next => Ok(()),
-            _ => Err(fail(format!("the table did not change: {why}"))),
+            Ok(_) => Err(fail(match self.panel.ask(coordinator, &json!({ "verb": "status" }), QUICK) {
+                Ok(status) if status["change"]["leads"] == false => {
+                    format!("the table did not change: {why}")
+                }
+                _ => format!("{why}; the change may go on: `kestrel cluster status` tells"),
+            })),
+            Err(_) => Err(fail(format!(
+                "{why}; it is not known whether the table changed: see `kestrel cluster status`"
+            ))),
         }
     }
 }

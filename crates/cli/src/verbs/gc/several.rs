@@ -46,6 +46,11 @@ pub fn collect(args: &GcArgs, target: &Target, feed: &Feed<'_>) -> Result<Option
             let nodes = AtRest::open("gc", &args.volume, &args.others, &args.store)?;
             let whole = nodes.gather(&mut |done| feed.progress("gathering metadata", done))?;
             if args.delete {
+                // Rows that are not in the whole may refer to what seems to be left over.
+                if let Some(finding) = whole.findings.first() {
+                    let why = "nothing was deleted; run `kestrel fsck` with the same directories";
+                    return Err(failed(format!("{}: {}; {why}", finding.path, finding.detail)));
+                }
                 // That nothing refers to an object must be durable before it goes.
                 nodes.engines().values().try_for_each(|engine| engine.sync()).map_err(failed)?;
             }
