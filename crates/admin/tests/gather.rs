@@ -10,6 +10,7 @@ use kestrel_admin::rows::{Rows, delete, encode_ceiling, put};
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::member::Member;
+use kestrel_meta::member::change::records::TABLE;
 use kestrel_meta::member::known::Known;
 use kestrel_meta::node::RootAttr;
 use kestrel_types::ids::ROOT;
@@ -62,6 +63,28 @@ fn kinds(nodes: &[(NodeId, MemoryEngine)]) -> Vec<FindingKind> {
 /// Who owns the root's entry.
 fn owner_of_root() -> usize {
     placement().owner_of(0, b"").id as usize - 1
+}
+
+#[test]
+fn a_table_that_changes_meanwhile_makes_no_whole() {
+    let nodes = nodes();
+    for (newer, whole) in [(false, true), (true, false)] {
+        let version = 1 + u64::from(newer);
+        let table =
+            put(Table::System, 0, TABLE.as_bytes(), Placement { version, ..placement() }.encode().into());
+        nodes[1].1.commit(BatchKind::Growing, vec![table]).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut gathering = Gathering::new(dir.path(), 0, &placement()).unwrap();
+        for (node, engine) in &nodes {
+            let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(engine, table));
+            gathering.add(*node, rows.map(|row| row.map_err(CutError::from)), &mut |_| ()).unwrap();
+        }
+        let finished = gathering.finish().map(drop).map_err(|why| why.to_string());
+        assert!(
+            if whole { finished.is_ok() } else { finished.clone().unwrap_err().contains("repeat it") },
+            "{finished:?}"
+        );
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use common::*;
 use kestrel_admin::check::{Options, check};
 use kestrel_admin::cut::CutError;
 use kestrel_admin::dump::load::load;
-use kestrel_admin::dump::spread::{Nodes, keep_clear_of, load_into};
+use kestrel_admin::dump::spread::{LOADING, Nodes, keep_clear_of, load_into};
 use kestrel_admin::dump::{About, DumpError, dump};
 use kestrel_admin::gather::{Gathered, Gathering};
 use kestrel_admin::recording::Recording;
@@ -202,6 +202,13 @@ fn what_holds_files_is_refused_and_what_was_loaded_in_part_is_not() {
     let root = Key::new(Table::Entry, 0, b"");
     let owner = &cluster[&placement(3).owner_of(0, b"").id];
     owner.commit(BatchKind::Freeing, vec![Mutation { key: root, value: None }]).unwrap();
+    assert!(
+        matches!(load_nodes(&file, &cluster), Err(DumpError::NotEmpty)),
+        "a root that is lost is no reason"
+    );
+    for engine in cluster.values() {
+        engine.commit(BatchKind::Growing, vec![put(Table::System, 0, LOADING, [1].into())]).unwrap();
+    }
     load_nodes(&file, &cluster).unwrap();
     assert_eq!(findings(&cluster, &Volume::new().store), Vec::<String>::new());
     let two: Cluster = formed(3).into_iter().take(2).collect();

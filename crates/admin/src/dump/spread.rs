@@ -41,7 +41,7 @@ const OWNED: [Table; 7] =
     [Table::Entry, Table::DirId, Table::Subdir, Table::Link, Table::Chunk, Table::Xattr, Table::Sweep];
 
 /// Record of a node, in table `system`, while it is loaded into.
-const LOADING: &[u8] = b"loading";
+pub const LOADING: &[u8] = b"loading";
 
 /// The nodes of a cluster, all of them and none in use.
 pub type Nodes<'a> = BTreeMap<NodeId, &'a dyn Engine>;
@@ -62,12 +62,13 @@ pub fn load_into(
     spread.refuse_files()?;
     let (parent, reserve_bytes) = scratch;
     let failed = |why: CutError| DumpError::Mismatch(why.to_string());
-    let (rows, scratch) = cut::empty(parent, reserve_bytes).map_err(failed)?;
+    // However this ends, the rows are let go before their directory goes.
+    let made = cut::empty(parent, reserve_bytes).map_err(failed)?;
+    let _scratch = made.1;
+    let rows = made.0;
     let done = load(input, &rows, progress)?;
     spread.clear()?;
     spread.fill(&rows, progress)?;
-    drop(rows);
-    drop(scratch);
     Ok(done)
 }
 
