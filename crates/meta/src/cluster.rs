@@ -19,7 +19,7 @@
 //! opens alone has no such record, and pays nothing for it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
@@ -54,6 +54,8 @@ pub struct Cluster {
     table: RwLock<Arc<NodeTable>>,
     /// Version of the table, for those who need no more of it.
     version: AtomicU64,
+    /// The node is not one of the cluster yet: it serves nobody.
+    joining: AtomicBool,
 }
 
 impl Cluster {
@@ -68,7 +70,13 @@ impl Cluster {
     /// As [`Cluster::new`], in the middle of what a table may be in the middle of.
     pub(crate) fn with(table: NodeTable) -> Self {
         let (me, version) = (table.me, AtomicU64::new(table.placement.version));
-        Self { me, locks: LockTable::default(), table: RwLock::new(Arc::new(table)), version }
+        Self {
+            me,
+            locks: LockTable::default(),
+            table: RwLock::new(Arc::new(table)),
+            version,
+            joining: AtomicBool::new(false),
+        }
     }
 
     /// Who owns what at present. Who holds a role sees the same table until he lets it go.
@@ -79,6 +87,16 @@ impl Cluster {
     /// Version of the present table.
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
+    }
+
+    /// Whether it serves nobody yet.
+    pub fn is_joining(&self) -> bool {
+        self.joining.load(Ordering::Acquire)
+    }
+
+    /// It serves from now on, or does not.
+    pub(crate) fn set_joining(&self, joining: bool) {
+        self.joining.store(joining, Ordering::Release);
     }
 
     /// From now on this is who owns what. With every role held.

@@ -237,6 +237,8 @@ pub struct Member {
     failure: Option<FsError>,
     /// Files without names at their home.
     nameless: BTreeMap<InodeId, Asking>,
+    /// Says what time it is now, for whoever must not go by the time that was told last.
+    time: Option<Box<dyn Fn() -> Nanos + Send>>,
     /// Requests that wait until locks are given up; some may have ended.
     parked: BTreeSet<u64>,
     /// Locks were given up: those who wait for that may go on.
@@ -299,6 +301,7 @@ impl Member {
         let changes = ChangeRecords::read(&*engine)?;
         let changing = Changing::new(&changes, config.joining, now);
         let cluster = Cluster::with(changes.present(config.me, config.placement)?);
+        cluster.set_joining(changing.joining);
         let epoch = next_epoch(&*engine)?;
         let records = records::read(&*engine)?;
         let coordinator = Coordinator::new(changes, epoch, now);
@@ -332,6 +335,7 @@ impl Member {
             sync_failure: Arc::default(),
             failure: None,
             nameless: BTreeMap::new(),
+            time: None,
             parked: BTreeSet::new(),
             unlocked: false,
             unlocks: 0,
@@ -500,9 +504,9 @@ impl Member {
             Message::Decide(txn, commit) => self.decide(from, txn, commit),
             Message::Decided(txn) => self.decided(from, txn),
             Message::Ask(txn) => self.asked(from, txn),
-            Message::Alive(txn) => self.alive(txn),
+            Message::Alive(txn) => self.alive(from, txn),
             Message::Poll { number, table, question } => {
-                if self.agrees(table) {
+                if self.agrees(from, table) {
                     self.polled(from, number, question);
                 }
             }

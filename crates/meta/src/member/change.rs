@@ -232,9 +232,10 @@ impl Member {
         self.table.nodes().next().unwrap_or(self.me)
     }
 
-    /// Whether a member that has a table of this version may be lent rows and told things.
-    pub(super) fn agrees(&self, table: u64) -> bool {
-        !self.changing.joining && self.table.placement.version == table
+    /// Whether this one, with a table of this version, may be lent rows and told things: nobody who is yet to join.
+    pub(super) fn agrees(&self, from: NodeId, table: u64) -> bool {
+        let present = &self.table.placement;
+        !self.changing.joining && present.version == table && present.map.member(from).is_some()
     }
 
     pub(super) fn tell(&mut self, to: NodeId, message: ChangeMessage) {
@@ -286,6 +287,13 @@ impl Member {
         }
         if !self.end_part() {
             return;
+        }
+        // They are looked at again when rows are frozen; here so that nothing is copied in vain.
+        let (table, me) = (&self.table, self.me);
+        let leaves = |ino: InodeId| table.home_of(ino) == me && next.home_of(ino).id != me;
+        let files = self.lock_guard.as_ref().map_or(0, |guard| guard(&leaves));
+        if files > 0 {
+            return self.decline(attempt, self.has_locks(files));
         }
         let told = self.table_listener.as_ref();
         if let Some(told) = told.filter(|_| next.map.members().len() > self.table.nodes().count()) {

@@ -70,7 +70,7 @@ impl Member {
         };
         let (mut found, mut wait) = (Ok(Fetched::None), 0);
         let leaves = self.table.is_leaving(key.table, key.id, &key.suffix);
-        if !self.agrees(table) || leaves || self.cluster().locks.bars(key.borrow(), Mode::Shared) {
+        if !self.agrees(from, table) || leaves || self.cluster().locks.bars(key.borrow(), Mode::Shared) {
             found = Ok(Fetched::Busy);
         } else {
             let read = self.node.engine().get_many(&[key.borrow()], &mut |_, row| {

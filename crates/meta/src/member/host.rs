@@ -169,7 +169,9 @@ impl MemberHost {
         // Whether an earlier process has just ended nobody knows.
         std::thread::sleep(Duration::from_nanos(RESTART_MIN.unsigned_abs()));
         let (bell, me) = (Arc::new(Bell::default()), config.me);
-        let member = Member::open_with(engine, clock, config, 0, Some(bell.clone()))?;
+        let opened = Instant::now();
+        let mut member = Member::open_with(engine, clock, config, 0, Some(bell.clone()))?;
+        member.time = Some(Box::new(move || since(opened)));
         let desk = Arc::new(Desk {
             node: member.node().clone(),
             me,
@@ -179,7 +181,7 @@ impl MemberHost {
             calls: Arc::default(),
             bell,
             carrier,
-            opened: Instant::now(),
+            opened,
             // What an earlier start has agreed to is asked about.
             waiting: AtomicBool::new(true),
             late: AtomicBool::new(false),
@@ -220,9 +222,11 @@ impl MemberHost {
         let table = desk.cluster().table();
         let relay: Arc<dyn Ear> = Arc::new(Relay { desk: Arc::downgrade(desk), ear: ear.clone() });
         let (mut refused, mut brought) = (Vec::new(), false);
+        let joining = desk.cluster().is_joining();
         let alone = requests.into_iter().enumerate().filter_map(|(number, (request, origin))| {
-            if table.leader(&request.op) != desk.me
-                && !origin.is_some_and(|origin| desk.node.has_answer(origin))
+            if joining
+                || table.leader(&request.op) != desk.me
+                    && !origin.is_some_and(|origin| desk.node.has_answer(origin))
             {
                 refused.push(number);
                 return None;
@@ -354,7 +358,7 @@ impl Desk {
     }
 
     fn now(&self) -> Nanos {
-        Nanos::try_from(self.opened.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
+        since(self.opened)
     }
 
     fn bring(&self, what: Incoming) {
@@ -434,7 +438,7 @@ impl Desk {
         match what {
             Incoming::Envelope(envelope) => member.receive(envelope, now),
             Incoming::Request(request, asker, done) => member.submit(request, asker, done, now),
-            Incoming::Stray(stray, done) => member.take_up(stray, done),
+            Incoming::Stray(stray, done) => member.take_up(stray, done, now),
             Incoming::Unsent(to, unsent) => member.unsent(to, unsent.envelope.message, unsent.why),
             Incoming::Turn(turn) => turn(member, now),
         }
@@ -470,6 +474,10 @@ impl Desk {
             self.drive();
         }
     }
+}
+
+fn since(opened: Instant) -> Nanos {
+    Nanos::try_from(opened.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
 }
 
 /// A member is being changed. If that ends by a panic nobody knows what state it is in, and the other nodes would wait for one that

@@ -77,7 +77,7 @@ impl Member {
             && !self.parked.is_empty()
             && !self.loans.contains_key(&txn)
             && self.cluster().locks.holds_any(&wanted.keys, &ranges);
-        if waited_for || !self.agrees(table) || self.some_leave(wanted) {
+        if waited_for || !self.agrees(from, table) || self.some_leave(wanted) {
             return self.send(from, Message::Refused(txn, round));
         }
         let quiet = self.node.quiesce();
@@ -204,6 +204,9 @@ impl Member {
 
     /// The leader says how it ended.
     pub(super) fn decide(&mut self, from: NodeId, txn: TxnId, commit: bool) {
+        if from != txn.node {
+            return;
+        }
         let done = Message::Decided(txn);
         let Some(loan) = self.loans.get(&txn) else {
             // It is done, or was never begun. What was done may still wait for the log.
@@ -237,8 +240,8 @@ impl Member {
         }
     }
 
-    pub(super) fn alive(&mut self, txn: TxnId) {
-        if let Some(loan) = self.loans.get_mut(&txn) {
+    pub(super) fn alive(&mut self, from: NodeId, txn: TxnId) {
+        if let Some(loan) = self.loans.get_mut(&txn).filter(|_| from == txn.node) {
             loan.heard = self.now;
         }
     }

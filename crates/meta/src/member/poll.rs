@@ -160,7 +160,8 @@ impl Member {
     /// A member has answered.
     pub(super) fn told(&mut self, from: NodeId, number: u64, answer: Answer) {
         let count = self.table.nodes().count();
-        let Some(poll) = self.polls.get_mut(&number) else { return };
+        let is_asked = self.table.placement.map.member(from).is_some();
+        let Some(poll) = self.polls.get_mut(&number).filter(|_| is_asked) else { return };
         if !poll.question.is_answered_by(&answer) {
             return log::error!("node {from} answered something else than it was asked");
         }

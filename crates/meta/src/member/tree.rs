@@ -54,7 +54,7 @@ impl Member {
         let Some(walk) = self.walks.get_mut(&ticket) else { return };
         if walk.todo.is_empty() {
             let [children, subdirs, bytes] = walk.sum;
-            let files = (children - subdirs).max(0).cast_unsigned();
+            let files = children.wrapping_sub(subdirs).max(0).cast_unsigned();
             // Without the one that was asked about.
             let usage = Usage { files, dirs: walk.dirs - 1, bytes: bytes.max(0).cast_unsigned() };
             self.walks.remove(&ticket);

@@ -89,7 +89,8 @@ impl Member {
     }
 
     /// Takes a request of a session that the node has tried to serve alone. Copies of it do not come: its session sees to that.
-    pub(super) fn take_up(&mut self, stray: Stray, done: Done) {
+    pub(super) fn take_up(&mut self, stray: Stray, done: Done, now: Nanos) {
+        self.now = now;
         let Stray { request, origin, why } = stray;
         if let Some(failure) = self.failure() {
             let failure = failure.clone();

@@ -46,6 +46,10 @@ impl Member {
                 "this node has table {present} of placement, and table {version} is to follow"
             );
         }
+        let frozen = self.changing.part.as_ref().filter(|part| part.recorded);
+        if frozen.is_some_and(|part| part.next != next) {
+            return log::error!("this node is frozen for another table {version} than is to follow");
+        }
         match self.adopt_now(next) {
             Ok(position) => self.when_durable(position, Todo::Send(self.coordinator(), adopted)),
             // It is said again.
@@ -75,6 +79,7 @@ impl Member {
 
         log::info!("metadata: table {} of placement", next.version);
         self.changing.joining = false;
+        self.cluster().set_joining(false);
         self.changing.part = None;
         self.changing.strangers = strangers;
         self.changing.purge = left.then(Purge::default);

@@ -36,6 +36,9 @@ fn left_max(node: &Node) -> usize {
     node.core().scan_rows / 32
 }
 
+/// So many changed rows are not remembered: some are read again before the scan goes on.
+const CHANGED_MAX: usize = 1 << 16;
+
 /// After reading changed rows again so often a source is ready however many have changed since.
 const PASSES_MAX: u32 = 64;
 
@@ -148,7 +151,7 @@ impl Copying {
         if keys.is_empty() {
             return Ok(());
         }
-        self.passes += 1;
+        self.passes += u32::from(self.scan.is_none());
         // They are named before they can be read: whoever named these is done when every role has been held.
         drop(node.quiesce());
         let keys: Vec<Key> = keys.into_iter().collect();
@@ -245,9 +248,11 @@ impl Member {
         let (Step::Copying(copying) | Step::Freezing(copying)) = &mut part.step else { return };
         let read = if copying.is_full() {
             Ok(())
-        } else if copying.scan.is_some() {
+        } else if copying.scan.is_some() && copying.changed.lock().len() <= CHANGED_MAX {
             copying.scan_some(&node, &table)
-        } else if copying.is_delivered() && (freezing || copying.changed.lock().len() > left_max(&node)) {
+        } else if copying.scan.is_some()
+            || copying.is_delivered() && (freezing || copying.changed.lock().len() > left_max(&node))
+        {
             copying.read_some(&node, table.me)
         } else {
             Ok(())

@@ -35,14 +35,19 @@ impl Member {
         // After that: no lock of such a file is given from now on.
         let files = self.locked_files();
         if files > 0 {
-            let text = format!(
-                "metadata: node {} keeps locks of {files} files in slots that are to move; tried again",
-                self.me
-            );
             self.end_part();
-            return self.decline(attempt, FsError::because(libc::EBUSY, text));
+            return self.decline(attempt, self.has_locks(files));
         }
         self.drive_freezing();
+    }
+
+    /// Why rows cannot leave.
+    pub(super) fn has_locks(&self, files: usize) -> FsError {
+        let text = format!(
+            "metadata: node {} keeps locks of {files} files in slots that are to move; tried again",
+            self.me
+        );
+        FsError::because(libc::EBUSY, text)
     }
 
     /// How many files that leave have locks, or calls that wait for them.
