@@ -28,7 +28,7 @@ IN_CLIENT=(nsenter "--net=/run/netns/${net}a")
 mount_volume "$volume" "$a"
 IN_CLIENT=(nsenter "--net=/run/netns/${net}b")
 mount_volume "$volume" "$b" --deadline ${deadline}s
-check "two clients and three nodes in namespaces" "${IN_CLIENT[@]}" "$KESTREL" cluster status "$(serve_url "$volume")"
+check "two clients and three nodes in namespaces" settled "$volume"
 
 # cut ONE OTHER…: no packet between ONE and the OTHERs arrives.
 cut() {

@@ -157,7 +157,7 @@ PY
 check "fsck --data while all serve" fsck_volume "$volume" --data
 stop_server "$volume"
 check "all nodes start again with the table they have" start_server "$volume"
-check "and tell the same" "$KESTREL" cluster status "$url"
+check "and reach each other" settled "$volume"
 
 # An old copy of the fourth node, and one that is made anew.
 stop_server "$volume"

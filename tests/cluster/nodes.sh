@@ -53,7 +53,7 @@ check "a new cluster is clean while it serves" fsck_volume "$volume"
 
 mount_volume "$volume" "$a"
 mount_volume "$volume" "$b"
-check "all nodes are up" "$KESTREL" cluster status "$url"
+check "all nodes are up" settled "$volume"
 refuses "a second process for a node" "in use by process" "$KESTREL" serve "$second" --listen 127.0.0.1:0
 refuses "a node that is up cannot join again" "has joined" \
     sh -c "'$KESTREL' cluster token '$volume' | '$KESTREL' cluster join - '$WORK/no' --node 2"

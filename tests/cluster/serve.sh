@@ -115,6 +115,17 @@ start_server() {
     return 1
 }
 
+# settled VOLUME: the nodes of a cluster all reach each other. They serve before that: connections between them come about on the way.
+settled() {
+    local try
+    for ((try = 0; try < 100; try++)); do
+        "${IN_CLIENT[@]}" "$KESTREL" cluster status "$(serve_url "$1")" >"$WORK/settled.out" 2>&1 && return
+        sleep 0.3
+    done
+    cat "$WORK/settled.out"
+    return 1
+}
+
 # server_pid PLACE: the process that serves a volume, or a mount; nothing if none does, or it is just dying.
 server_pid() {
     volume_pid "$1" 2>/dev/null || true
