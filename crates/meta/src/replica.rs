@@ -182,6 +182,17 @@ impl Replica {
         }
     }
 
+    /// Forgets everything. The caller holds every role.
+    pub fn clear(&self) {
+        self.forgotten.fetch_add(1, Ordering::Relaxed);
+        for shard in &self.dirs {
+            *shard.write() = Shard::default();
+        }
+        for names in &self.names {
+            *names.write() = FxHashMap::default();
+        }
+    }
+
     /// Directories cached.
     pub fn len(&self) -> usize {
         self.dirs.iter().map(|shard| shard.read().dirs.len()).sum()
