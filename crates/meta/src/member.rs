@@ -13,9 +13,9 @@
 //!   needs nobody's word: no loan is lost so soon.
 //!
 //! **Why this is linearizable.** When the last row was lent every row is locked, and whatever the operation saw of the replica is
-//! true at the moment it runs: that moment is between the two halves of two-phase locking. A lender who has lost a loan (crash,
+//! true at the moment it runs, if the member has a lease then ([`lease`]): that moment is between the two halves of two-phase locking. A lender who has lost a loan (crash,
 //! time) does not confirm it. A change of a directory (chmod, rename, removal) has its dentry forgotten by all members
-//! before it is decided; while it is under way its row is locked, so nobody fetches it again, and answers to fetches that were sent
+//! before it is decided, or these are fenced; while it is under way its row is locked, so nobody fetches it again, and answers to fetches that were sent
 //! before are thrown away. A member forgets with every role held: no batch runs (quiescence).
 //!
 //! **No deadlock.** Who meets a lock gives up everything and begins again after a random time. Requests of a member hold
