@@ -28,6 +28,7 @@ use kestrel_types::placement::{NodeId, Placement, maker_of_id};
 use kestrel_types::request::Op;
 use parking_lot::RwLock;
 
+use crate::lease::Lease;
 use crate::locks::LockTable;
 use crate::node::WORKERS_MAX;
 use crate::rows::number_of;
@@ -51,6 +52,8 @@ pub struct Cluster {
     pub me: NodeId,
     /// Own rows that are lent.
     pub locks: LockTable,
+    /// Until when what the namespace replica says is true.
+    pub lease: Lease,
     table: RwLock<Arc<NodeTable>>,
     /// Version of the table, for those who need no more of it.
     version: AtomicU64,
@@ -73,6 +76,7 @@ impl Cluster {
         Self {
             me,
             locks: LockTable::default(),
+            lease: Lease::default(),
             table: RwLock::new(Arc::new(table)),
             version,
             joining: AtomicBool::new(false),

@@ -9,6 +9,7 @@ pub mod content;
 pub mod effects;
 pub mod engine;
 pub mod ids;
+pub mod lease;
 pub mod locks;
 pub mod member;
 pub mod node;

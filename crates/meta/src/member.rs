@@ -13,9 +13,9 @@
 //!   needs nobody's word: no loan is lost so soon.
 //!
 //! **Why this is linearizable.** When the last row was lent every row is locked, and whatever the operation saw of the replica is
-//! true at the moment it runs: that moment is between the two halves of two-phase locking. A lender who has lost a loan (crash,
+//! true at the moment it runs, if the member has a lease then ([`lease`]): that moment is between the two halves of two-phase locking. A lender who has lost a loan (crash,
 //! time) does not confirm it. A change of a directory (chmod, rename, removal) has its dentry forgotten by all members
-//! before it is decided; while it is under way its row is locked, so nobody fetches it again, and answers to fetches that were sent
+//! before it is decided, or these are fenced; while it is under way its row is locked, so nobody fetches it again, and answers to fetches that were sent
 //! before are thrown away. A member forgets with every role held: no batch runs (quiescence).
 //!
 //! **No deadlock.** Who meets a lock gives up everything and begins again after a random time. Requests of a member hold
@@ -36,6 +36,7 @@ mod fetch;
 pub mod host;
 pub mod known;
 mod lead;
+pub mod lease;
 mod lend;
 mod message;
 mod nameless;
@@ -80,6 +81,7 @@ use crate::worker::{Ear, Elsewhere, Stray};
 use commit::Decision;
 use fetch::Fetching;
 use host::Bell;
+use lease::Leases;
 use lend::Loan;
 use nameless::Asking;
 use poll::Poll;
@@ -237,8 +239,7 @@ pub struct Member {
     failure: Option<FsError>,
     /// Files without names at their home.
     nameless: BTreeMap<InodeId, Asking>,
-    /// Says what time it is now, for whoever must not go by the time that was told last.
-    time: Option<Box<dyn Fn() -> Nanos + Send>>,
+    leases: Leases,
     /// Requests that wait until locks are given up; some may have ended.
     parked: BTreeSet<u64>,
     /// Locks were given up: those who wait for that may go on.
@@ -335,7 +336,7 @@ impl Member {
             sync_failure: Arc::default(),
             failure: None,
             nameless: BTreeMap::new(),
-            time: None,
+            leases: Leases::new(now),
             parked: BTreeSet::new(),
             unlocked: false,
             unlocks: 0,
@@ -346,6 +347,11 @@ impl Member {
             changing,
             coordinator,
         };
+        member.at(now);
+        let quiet = member.node.clone();
+        let quiet = quiet.quiesce();
+        member.lease_by_table();
+        drop(quiet);
         member.restore(records);
         Ok(member)
     }
@@ -358,7 +364,7 @@ impl Member {
     /// Takes a request. `done` hears the reply, if there is one: a member that crashes gives none. That of a session is misdirected if another
     /// member leads it.
     pub fn submit(&mut self, request: Request, asker: Asker, done: Done, now: Nanos) {
-        self.now = now;
+        self.at(now);
         if !self.is_sound()
             && let Some(why) = self.failure()
         {
@@ -373,7 +379,7 @@ impl Member {
     /// A client of this member claims `count` opens that it had of a file here before a restart, or before its session expired
     /// ([`Node::reclaim_open`]), wherever the file is by now.
     pub fn reclaim_open(&mut self, inode: InodeRef, count: u32, linkable: bool, done: Done, now: Nanos) {
-        self.now = now;
+        self.at(now);
         if let Some(failure) = self.failure() {
             let failure = failure.clone();
             self.finished.push((done, Err(failure.into())));
@@ -386,21 +392,23 @@ impl Member {
 
     /// Takes a message of another member.
     pub fn receive(&mut self, envelope: Envelope, now: Nanos) {
-        self.now = now;
+        self.at(now);
         if !self.is_sound() {
             return;
         }
         self.node.observe(envelope.stamp);
+        self.leases.heard_of(envelope.from);
         self.handle(envelope.from, envelope.message);
         self.pump();
     }
 
     /// Time has passed, or the log has been synced.
     pub fn tick(&mut self, now: Nanos) {
-        self.now = now;
+        self.at(now);
         if !self.is_sound() {
             return;
         }
+        self.tick_lease();
         self.tick_works();
         self.tick_fetches();
         self.tick_loans();
@@ -442,7 +450,7 @@ impl Member {
 
     /// Something was heard, or has become durable.
     fn go_on(&mut self, now: Nanos) {
-        self.now = now;
+        self.at(now);
         if self.is_sound() {
             self.pump();
         }
@@ -512,6 +520,7 @@ impl Member {
             }
             Message::Polled { number, answer } => self.told(from, number, answer),
             Message::Change(message) => self.heard_of_change(from, message),
+            Message::Lease(message) => self.heard_of_lease(from, message),
         }
     }
 

@@ -22,6 +22,7 @@ use crate::cluster::NodeTable;
 use crate::effects::{Effects, Mark};
 use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{Allocator, Block, Timestamps};
+use crate::lease::Tenure;
 use crate::ops::{self, Lane};
 use crate::rows::{Rows, Scope};
 use crate::txn::{self, Told};
@@ -49,6 +50,8 @@ pub struct Means<'a> {
     pub core: &'a Core,
     /// Who owns what, of several nodes.
     pub table: Option<&'a NodeTable>,
+    /// The lease as this batch sees it.
+    pub tenure: &'a Tenure<'a>,
     /// Inode numbers.
     pub inodes: &'a Allocator,
     /// Timestamps.
@@ -180,6 +183,7 @@ fn attempt(
         rows: desk.rows,
         core: means.core,
         table: means.table,
+        tenure: means.tenure,
         effects: desk.effects,
         ids: desk.ids,
         walks: desk.walks,
@@ -282,6 +286,7 @@ fn verdict_of(stop: Stop) -> Option<Verdict> {
         Stop::Away => Some(Verdict::Elsewhere(Elsewhere::Away)),
         Stop::Locked => Some(Verdict::Elsewhere(Elsewhere::Locked)),
         Stop::Dentry(want) => Some(Verdict::Elsewhere(Elsewhere::Dentry(want))),
+        Stop::Unleased => Some(Verdict::Elsewhere(Elsewhere::Unleased)),
         Stop::Fail(error) => Some(Verdict::Reply(Err(Outcome::Failed(error)))),
         Stop::Out(outcome) => Some(Verdict::Reply(Err(*outcome))),
     }

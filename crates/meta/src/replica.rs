@@ -5,7 +5,8 @@
 //!
 //! **Coherence.** A change to a directory that paths depend on (rmdir, chmod, chown, rename) runs with every worker's
 //! role held and takes the dentry out before it lets them go. Whoever fills or reads the replica for an operation holds
-//! a role. So no operation can see a dentry older than the last change, and no lock is held across an operation. Reads
+//! a role. So no operation can see a dentry older than the last change, and no lock is held across an operation. One of
+//! several nodes may be left out of a change when it has no lease ([`crate::lease`]): what is here counts only while it has one. Reads
 //! without a role (routing, listings) get an answer that was right a moment ago.
 
 mod guesses;
@@ -179,6 +180,17 @@ impl Replica {
         let mut names = self.names[place_of(hash, SHARDS)].write();
         if names.get(&hash) == Some(&ino) {
             names.remove(&hash);
+        }
+    }
+
+    /// Forgets everything. The caller holds every role.
+    pub fn clear(&self) {
+        self.forgotten.fetch_add(1, Ordering::Relaxed);
+        for shard in &self.dirs {
+            *shard.write() = Shard::default();
+        }
+        for names in &self.names {
+            *names.write() = FxHashMap::default();
         }
     }
 

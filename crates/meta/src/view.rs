@@ -42,6 +42,7 @@ use crate::cluster::{Cluster, NodeTable};
 use crate::effects::Effects;
 use crate::engine::Mutation;
 use crate::ids::Block;
+use crate::lease::Tenure;
 use crate::node::WORKERS_MAX;
 use crate::replica::Replica;
 use crate::rows::{CellId, Rows, Value, share_suffix};
@@ -197,6 +198,8 @@ pub enum Stop {
     Locked,
     /// Its path leads through this directory: run it when the replica has it.
     Dentry(Want),
+    /// Its path led through the replica, and the node has no lease: run it when it has.
+    Unleased,
     /// It failed.
     Fail(FsError),
     /// It ended otherwise.
@@ -215,7 +218,8 @@ impl Stop {
             | Stop::Unswept(..)
             | Stop::Away
             | Stop::Locked
-            | Stop::Dentry(_) => {
+            | Stop::Dentry(_)
+            | Stop::Unleased => {
                 Outcome::Failed(FsError::new(libc::EIO, "metadata: a check stopped without a reason"))
             }
         }
@@ -242,6 +246,8 @@ pub struct View<'a> {
     pub core: &'a Core,
     /// Who owns what, of several nodes.
     pub table: Option<&'a NodeTable>,
+    /// The lease of one of several nodes, as its batch sees it.
+    pub tenure: &'a Tenure<'a>,
     /// What happens besides.
     pub effects: &'a mut Effects,
     /// Inode numbers to give out.

@@ -63,6 +63,8 @@ pub enum Elsewhere {
     Dentry(Want),
     /// Rows that were cut off a file have to be deleted first.
     Later,
+    /// Its path led through the replica, and the node has no lease.
+    Unleased,
 }
 
 /// Where a blocked caller waits.

@@ -90,6 +90,8 @@ fn main() -> ExitCode {
                 sum.retries += tally.retries;
                 sum.changes += tally.changes;
                 sum.misdirected += tally.misdirected;
+                sum.lapses += tally.lapses;
+                sum.fenced += tally.fenced;
                 sum.time += tally.time;
                 undecided += u64::from(tally.undecided);
             }
@@ -109,7 +111,7 @@ fn main() -> ExitCode {
     }
     let minutes = begun.elapsed().as_secs_f64() / 60.0;
     println!(
-        "{seeds} seeds, {failed} failed, {undecided} undecided; {:.0} seeds a minute; {} calls ({} unheard, {} retried), {} crashes, {} sessions expired, {} changes of tables, {} calls misdirected, {:.1} virtual hours",
+        "{seeds} seeds, {failed} failed, {undecided} undecided; {:.0} seeds a minute; {} calls ({} unheard, {} retried), {} crashes, {} sessions expired, {} changes of tables, {} calls misdirected, {} leases lost, {} nodes fenced, {:.1} virtual hours",
         seeds as f64 / minutes,
         sum.calls,
         sum.unheard,
@@ -118,6 +120,8 @@ fn main() -> ExitCode {
         sum.expired,
         sum.changes,
         sum.misdirected,
+        sum.lapses,
+        sum.fenced,
         sum.time as f64 / 3.6e12,
     );
     println!("{} passed, {failed} failed", seeds - failed);

@@ -6,6 +6,7 @@
 //! an order in which the model answers the same, and when the faults have stopped everything must come to rest with a sound
 //! volume ([`finish`]).
 
+mod away;
 mod call;
 mod faults;
 mod finish;
@@ -286,6 +287,8 @@ impl Several {
         self.plan_at(mend, Event::Mend);
         self.run_until(TIME_MAX, |world| !world.troubled && world.history.records.len() >= world.plan.calls);
         self.finish();
+        self.tally.lapses = self.hosts.values().map(|host| host.leases().lapses).sum();
+        self.tally.fenced = self.hosts.values().map(|host| host.leases().fenced).sum();
         match self.agenda.failure.take() {
             Some(failure) => Err(failure),
             None => Ok(self.tally),

@@ -57,6 +57,10 @@ pub struct Tally {
     pub changes: usize,
     /// Calls that whoever was asked did not lead.
     pub misdirected: usize,
+    /// Leases that nodes have lost.
+    pub lapses: u64,
+    /// Nodes that were fenced for a change of a directory.
+    pub fenced: u64,
     /// Virtual time, nanoseconds.
     pub time: Nanos,
     /// The order of the calls was not decided.

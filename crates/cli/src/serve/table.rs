@@ -10,6 +10,7 @@ use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_meta::engine::Engine;
 use kestrel_meta::member::change::ChangeFigures;
 use kestrel_meta::member::host::MemberHost;
+use kestrel_meta::member::lease::LeaseFigures;
 use kestrel_placement::frequent::{Frequent, NAMES_MAX};
 use kestrel_placement::report::names_wanted;
 use kestrel_types::key::{Key, Table};
@@ -63,6 +64,8 @@ pub fn describe(serving: &Serving, out: &mut Value) {
         expected.into_iter().map(|(node, address)| json!({ "node": node, "address": address })).collect();
     out["joining"] = serving.node.as_ref().is_some_and(|node| node.is_joining(host)).into();
     out["change"] = figures(&host.change_figures());
+    let LeaseFigures { held, lapses, fences, fenced } = host.lease_figures();
+    out["lease"] = json!({ "held": held, "lapses": lapses, "fences": fences, "fenced": fenced });
 }
 
 fn figures(figures: &ChangeFigures) -> Value {

@@ -365,6 +365,7 @@ impl Member {
     fn put_table(&mut self, table: NodeTable) {
         self.table = Arc::new(table);
         self.cluster().set_table(self.table.clone());
+        self.lease_by_table();
         self.unlocked = true;
         self.unlocks += 1;
     }

@@ -45,16 +45,18 @@ impl Member {
             return self.settle(ticket, ended);
         }
         let now = self.now;
-        let nodes: BTreeSet<NodeId> = self.table.nodes().collect();
+        let nodes: Vec<NodeId> = self.table.nodes().collect();
+        let fences = nodes.iter().map(|node| (*node, self.fence_from(*node))).collect();
         let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
             return;
         };
         let (txn, dirs) = (lead.txn, ended.dirs.clone());
         lead.sent = now;
-        lead.phase = Phase::Invalidating(nodes.clone(), ended);
+        lead.phase = Phase::Invalidating(fences, ended);
         for node in nodes {
             self.send(node, Message::Invalidate(txn, dirs.clone()));
         }
+        self.drive_fences(ticket);
     }
 
     /// Whether a transaction has only read, and in so short a time that no lender can have lost a loan.
@@ -67,8 +69,7 @@ impl Member {
             && ended.opens.is_empty()
             && ended.referred.is_empty();
         // The last rows may be this member's own, and it may have waited for them since it was told the time.
-        let now = self.time.as_ref().map_or(self.now, |time| time().max(self.now));
-        reads && now - lead.begun < SURE
+        reads && self.time() - lead.begun < SURE
     }
 
     pub(super) fn invalidated(&mut self, from: NodeId, txn: TxnId) {

@@ -117,7 +117,7 @@ impl Member {
     /// present one, and all present members; those that come with it are expected and get no slots yet. `done` hears how it ended: after a
     /// failure everything is as it was; `ETIMEDOUT` and `EAGAIN` say that it may succeed later.
     pub fn change(&mut self, next: Placement, done: Changed, now: Nanos) {
-        self.now = now;
+        self.at(now);
         match self.may_change(&next) {
             Err(why) => done(Err(why)),
             Ok(()) => self.lead_change(next, Some(done)),
@@ -154,6 +154,10 @@ impl Member {
                 "metadata: the next table lacks a node of the present one, or changes its address",
             ));
         }
+        // Majorities of the two have a member in common.
+        if next.map.members().len() > present.map.members().len() + 1 {
+            return Err(refused("metadata: nodes are added one at a time"));
+        }
         let counts = next.map.slots_of_members();
         for (member, slots) in next.map.members().iter().zip(counts) {
             if present.map.member(member.id).is_some() {
@@ -179,7 +183,7 @@ impl Member {
 
     /// Reserves a number, durably, for a node to come; the same one for an address that is expected already. Only at the coordinator.
     pub fn expect(&mut self, address: String, done: Expected, now: Nanos) {
-        self.now = now;
+        self.at(now);
         match self.reserve(address) {
             Err(why) => done(Err(why)),
             Ok(node) => self.when_durable(self.node.last_commit(), Todo::Expect(node, done)),

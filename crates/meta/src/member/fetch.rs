@@ -180,10 +180,15 @@ impl Member {
             self.node.core().replica.remove(*dir);
         }
         drop(quiet);
+        self.void_fetches();
+        self.send(from, Message::Invalidated(txn));
+    }
+
+    /// What was asked for until now is to be asked for again.
+    pub(super) fn void_fetches(&mut self) {
         for fetching in self.fetches.values_mut() {
             fetching.void = true;
         }
-        self.send(from, Message::Invalidated(txn));
     }
 
     pub(super) fn forget_fetches(&mut self, ticket: u64) {

@@ -24,7 +24,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kestrel_types::clock::{Clock, Nanos};
+use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::name::InodeRef;
@@ -139,7 +139,8 @@ struct Desk {
     calls: Arc<Mutex<Vec<Call>>>,
     bell: Arc<Bell>,
     carrier: Arc<dyn Carrier>,
-    opened: Instant,
+    /// As [`boot_time`] says.
+    opened: Nanos,
     /// The member wants to be told the time.
     waiting: AtomicBool,
     /// It is time to.
@@ -169,9 +170,9 @@ impl MemberHost {
         // Whether an earlier process has just ended nobody knows.
         std::thread::sleep(Duration::from_nanos(RESTART_MIN.unsigned_abs()));
         let (bell, me) = (Arc::new(Bell::default()), config.me);
-        let opened = Instant::now();
-        let mut member = Member::open_with(engine, clock, config, 0, Some(bell.clone()))?;
-        member.time = Some(Box::new(move || since(opened)));
+        let opened = boot_time();
+        let member = Member::open_with(engine, clock, config, 0, Some(bell.clone()))?;
+        member.cluster().lease.set_clock(Box::new(move || boot_time() - opened));
         let desk = Arc::new(Desk {
             node: member.node().clone(),
             me,
@@ -358,7 +359,7 @@ impl Desk {
     }
 
     fn now(&self) -> Nanos {
-        since(self.opened)
+        boot_time() - self.opened
     }
 
     fn bring(&self, what: Incoming) {
@@ -476,8 +477,13 @@ impl Desk {
     }
 }
 
-fn since(opened: Instant) -> Nanos {
-    Nanos::try_from(opened.elapsed().as_nanos()).unwrap_or(Nanos::MAX)
+/// Time since the machine was booted, the time in which it slept included: what members agree on by how long it lasts, they must not miss
+/// while they sleep.
+fn boot_time() -> Nanos {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a timespec of this frame. The clock exists on every Linux since 2.6.39, so the call does not fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    time.tv_sec * SECOND + time.tv_nsec
 }
 
 /// A member is being changed. If that ends by a panic nobody knows what state it is in, and the other nodes would wait for one that

@@ -8,6 +8,7 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::request::Op;
 
 use super::Member;
+use super::lease::Fence;
 use super::message::{LoanId, Message, SpanRow};
 use super::work::Stage;
 use crate::locks::{Mode, TxnId};
@@ -33,8 +34,8 @@ pub(super) struct Lender {
 pub(super) enum Phase {
     /// It borrows rows, or waits for a dentry.
     Borrowing,
-    /// It waits for these members to forget the directories it changes.
-    Invalidating(BTreeSet<NodeId>, Box<Ended>),
+    /// It waits for these members to forget the directories it changes, or to be fenced.
+    Invalidating(BTreeMap<NodeId, Fence>, Box<Ended>),
     /// It waits for these lenders to agree; what each is to change.
     Preparing(BTreeSet<NodeId>, BTreeMap<NodeId, Vec<crate::engine::Mutation>>, Box<Ended>),
     /// It is decided, and waits for the log. The lenders who have something to change; the answer.
@@ -126,6 +127,10 @@ impl Member {
             }
             Ok(Ran::Lacks(missing)) => self.borrow(ticket, missing),
             Ok(Ran::Dentry(want)) => self.fetch(want, ticket),
+            Ok(Ran::Unleased) => {
+                self.give_up(ticket);
+                self.await_lease(ticket);
+            }
             Ok(Ran::Later) => {
                 self.give_up(ticket);
                 self.rest(ticket, true);
@@ -252,7 +257,7 @@ impl Member {
                 }
             }
             Phase::Invalidating(nodes, ended) => {
-                for node in nodes {
+                for node in nodes.keys() {
                     messages.push((*node, Message::Invalidate(txn, ended.dirs.clone())));
                 }
             }
@@ -268,6 +273,7 @@ impl Member {
         for (node, message) in messages {
             self.send(node, message);
         }
+        self.drive_fences(ticket);
     }
 }
 

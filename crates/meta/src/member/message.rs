@@ -6,6 +6,7 @@ use kestrel_types::key::Key;
 use kestrel_types::placement::NodeId;
 
 use super::change::ChangeMessage;
+use super::lease::LeaseMessage;
 use super::poll::{Answer, Question};
 use crate::engine::Mutation;
 use crate::locks::{Mode, TxnId};
@@ -150,6 +151,8 @@ pub enum Message {
     },
     /// The table changes.
     Change(ChangeMessage),
+    /// Who resolves paths.
+    Lease(LeaseMessage),
 }
 
 /// Suffix and value of a row.

@@ -87,7 +87,7 @@ impl Member {
     /// does, they come up again. `wall` is the time as the volume's clock has it, which is what rows are due by. One round at a time:
     /// `EBUSY` while another asks.
     pub fn condemn(&mut self, wall: Nanos, limit: usize, done: Reap, now: Nanos) {
-        self.now = now;
+        self.at(now);
         if let Some(why) = self.failure() {
             return done(Err(why.clone()));
         }
@@ -121,7 +121,7 @@ impl Member {
 
     /// These objects, which [`Member::condemn`] gave, have been deleted from the block store; the others may be referred to again.
     pub fn reaped(&mut self, deleted: &[ObjectId], done: Forgot, now: Nanos) {
-        self.now = now;
+        self.at(now);
         if let Some(why) = self.failure() {
             return done(Err(why.clone()));
         }

@@ -17,12 +17,13 @@ use crate::rows::{Missing, Span};
 use crate::view::Want;
 
 mod changes;
+mod leases;
 mod polls;
 #[cfg(test)]
 mod tests;
 
 /// Version of the bytes. Nodes of a cluster speak the same one.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// Stamps are below: what is added to them must not overflow. (They count nanoseconds.)
 const STAMP_MAX: u64 = 1 << 63;
@@ -44,6 +45,7 @@ const ALIVE: u8 = 15;
 const POLL: u8 = 16;
 const POLLED: u8 = 17;
 const CHANGE: u8 = 18;
+const LEASE: u8 = 19;
 
 impl Envelope {
     /// Appends its bytes.
@@ -159,6 +161,10 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
             out.push(CHANGE);
             changes::put(out, message);
         }
+        Message::Lease(message) => {
+            out.push(LEASE);
+            leases::put(out, *message);
+        }
     }
     Ok(())
 }
@@ -195,6 +201,7 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         POLL => Message::Poll { number: r.varint()?, table: r.varint()?, question: polls::question(r)? },
         POLLED => Message::Polled { number: r.varint()?, answer: polls::answer(r)? },
         CHANGE => Message::Change(changes::take(r)?),
+        LEASE => Message::Lease(leases::take(r)?),
         _ => return Err(DecodeError("an unknown message of a node")),
     })
 }

@@ -7,6 +7,7 @@ use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::request::{Op, Outcome, Reply, Request};
 
 use super::lead::Lead;
+use super::lease;
 use super::poll::{Question, Then, out_of_reach};
 use super::{Asker, DEADLINE, Member, RESEND, Todo};
 use crate::node::Done;
@@ -32,6 +33,8 @@ pub(super) enum Stage {
     Parked,
     /// It waits for a dentry.
     Fetching,
+    /// It waits for a lease.
+    Unleased,
     /// It is tried again then: as a transaction, or alone.
     Resting { until: Nanos, leads: bool },
     /// It is a transaction.
@@ -90,7 +93,7 @@ impl Member {
 
     /// Takes a request of a session that the node has tried to serve alone. Copies of it do not come: its session sees to that.
     pub(super) fn take_up(&mut self, stray: Stray, done: Done, now: Nanos) {
-        self.now = now;
+        self.at(now);
         let Stray { request, origin, why } = stray;
         if let Some(failure) = self.failure() {
             let failure = failure.clone();
@@ -144,6 +147,7 @@ impl Member {
         match why {
             Elsewhere::Away => self.lead(ticket),
             Elsewhere::Later => self.rest(ticket, false),
+            Elsewhere::Unleased => self.await_lease(ticket),
             Elsewhere::Locked => {
                 let Some(work) = self.works.get_mut(&ticket) else { return };
                 // Locks that were given up since the node tried it wake nobody any more.
@@ -208,7 +212,7 @@ impl Member {
             Stage::Alone | Stage::Ending | Stage::Polling => false,
             Stage::Resting { until, .. } => *until <= now || work.until <= now,
             Stage::Leading(lead) => work.until <= now && !lead.is_decided() || lead.sent() + RESEND <= now,
-            Stage::Parked | Stage::Fetching => work.until <= now,
+            Stage::Parked | Stage::Fetching | Stage::Unleased => work.until <= now,
         };
         let due: Vec<u64> =
             self.works.iter().filter(|(_, work)| due(work)).map(|(ticket, _)| *ticket).collect();
@@ -225,6 +229,7 @@ impl Member {
     }
 
     fn time_out(&mut self, ticket: u64) {
+        let unleased = self.works.get(&ticket).is_some_and(|work| matches!(work.stage, Stage::Unleased));
         self.give_up(ticket);
         self.forget_fetches(ticket);
         let claims = self.node.core().reclaiming.lasts();
@@ -233,6 +238,7 @@ impl Member {
             work.until = self.now + DEADLINE;
             return self.rest(ticket, true);
         }
-        self.answer(ticket, Err(out_of_reach().into()));
+        let why = if unleased { lease::unleased() } else { out_of_reach() };
+        self.answer(ticket, Err(why.into()));
     }
 }

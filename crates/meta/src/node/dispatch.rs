@@ -13,6 +13,7 @@ use parking_lot::MutexGuard;
 
 use super::courier::Parcel;
 use super::{Durability, Node};
+use crate::lease::Tenure;
 use crate::ops::{self, Lane};
 use crate::pipeline::{self, Desk, Means, Verdict};
 use crate::worker::{Elsewhere, Job, Role, Sink, Slot, Stray, Woken};
@@ -175,10 +176,12 @@ impl Node {
             self.reopen();
         }
         let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
+        let tenure = Tenure::of(self.core.cluster.as_ref().map(|cluster| &cluster.lease));
         let means = Means {
             engine: &*self.engine,
             core: &self.core,
             table: table.as_deref(),
+            tenure: &tenure,
             inodes: &self.inodes,
             stamps: &self.stamps,
             now: self.clock.now(),

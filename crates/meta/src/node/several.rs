@@ -20,6 +20,7 @@ use crate::cluster::Cluster;
 use crate::effects::{Mark, OpenChange};
 use crate::engine::{Engine, Mutation};
 use crate::ids::Block;
+use crate::lease::Tenure;
 use crate::member::change::adopt::Moved;
 use crate::ops;
 use crate::ops::open::Claim;
@@ -39,6 +40,8 @@ pub enum Ran {
     Lacks(Missing),
     /// It needs a dentry in the replica.
     Dentry(Want),
+    /// It needs a lease.
+    Unleased,
     /// Rows that were cut off the file have to be deleted first, which its home does.
     Later,
     /// It has ended.
@@ -310,6 +313,7 @@ impl Node {
     ) -> FsResult<Ran> {
         let mut held = self.hold_quietly();
         let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
+        let tenure = Tenure::of(self.core.cluster.as_ref().map(|cluster| &cluster.lease));
         let stamp = self.stamps.tick(&*self.engine, self.clock.now()).map_err(engine_error)?;
         let Role { rows, effects, walks, .. } = held.exclusive();
         rows.clear();
@@ -321,6 +325,7 @@ impl Node {
                 rows,
                 core: &self.core,
                 table: table.as_deref(),
+                tenure: &tenure,
                 effects,
                 ids,
                 walks,
@@ -347,6 +352,7 @@ impl Node {
                     break Ran::Lacks(missing);
                 }
                 Err(Stop::Dentry(want)) => break Ran::Dentry(want),
+                Err(Stop::Unleased) => break Ran::Unleased,
                 Err(Stop::Unswept(..)) => break Ran::Later,
                 Err(stop) => Err(stop.without_rows()),
             };

@@ -16,6 +16,12 @@ use crate::perm::{self, Dentry, EXEC};
 use crate::rows::{CellId, Value};
 
 impl View<'_> {
+    /// Something was found in the replica: stops unless that counts.
+    #[inline]
+    fn leased(&self) -> Run<()> {
+        if self.tenure.is_held() { Ok(()) } else { Err(Stop::Unleased) }
+    }
+
     /// Parent and name of a directory: where its record lies.
     pub(super) fn dir_place(&mut self, ino: InodeId) -> Run<Option<(InodeId, Box<[u8]>)>> {
         if !self.effects.dirs_changed.contains(&ino) {
@@ -23,6 +29,7 @@ impl View<'_> {
                 return Ok(Some((0, Box::default())));
             }
             if let Some(place) = self.core.replica.place(ino) {
+                self.leased()?;
                 return Ok(Some(place));
             }
         }
@@ -38,6 +45,7 @@ impl View<'_> {
         if (self.effects.dirs_changed.is_empty() || !self.effects.dirs_changed.contains(&ino))
             && let Some((dir, changed_at)) = self.core.replica.get(ino)
         {
+            self.leased()?;
             self.wait = self.wait.max(changed_at);
             return Ok(Some(dir));
         }
@@ -101,6 +109,7 @@ impl View<'_> {
         }
         let forgotten = self.core.replica.forgotten();
         if let Some((dir, changed_at)) = self.walks.find(forgotten, creds, place) {
+            self.leased()?;
             self.wait = self.wait.max(changed_at);
             return Ok(dir);
         }
@@ -122,6 +131,7 @@ impl View<'_> {
         let mut names = place.dirs.iter();
         loop {
             let Some((dir, changed_at)) = next else { return Ok(None) };
+            self.leased()?;
             self.wait = self.wait.max(changed_at);
             perm::check(creds, dir.guard, EXEC)?;
             let Some(name) = names.next() else { return Ok(Some(dir)) };
@@ -153,6 +163,7 @@ impl View<'_> {
         if self.effects.dirs_changed.is_empty()
             && let Some((child, changed_at)) = self.core.replica.find_dir(dir.ino, name)
         {
+            self.leased()?;
             self.wait = self.wait.max(changed_at);
             return Ok(child);
         }

@@ -66,6 +66,7 @@ impl Cluster {
         for id in 1..=nodes {
             cluster.form(id, cluster.placement.clone(), false);
         }
+        cluster.get_leases();
         cluster
     }
 
@@ -90,6 +91,21 @@ impl Cluster {
 
     pub fn restart(&mut self, id: NodeId) {
         self.start(id, false);
+        self.get_leases();
+    }
+
+    /// Members that have started get leases from those that run. Of what else is under way nothing arrives.
+    pub fn get_leases(&mut self) {
+        self.tick(0);
+        loop {
+            self.collect();
+            let is_lease = |(_, envelope): &(NodeId, Envelope)| matches!(envelope.message, Message::Lease(_));
+            let Some(next) = self.under_way.iter().position(is_lease) else { return };
+            let Some((to, envelope)) = self.under_way.remove(next) else { return };
+            if let Some(member) = self.members.get_mut(&to) {
+                member.receive(envelope, self.now);
+            }
+        }
     }
 
     fn start(&mut self, id: NodeId, joining: bool) {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kestrel_meta::engine::Mutation;
 use kestrel_meta::locks::{Mode, TxnId};
 use kestrel_meta::member::change::{Attempt, ChangeMessage};
+use kestrel_meta::member::lease::{HoldId, LeaseMessage};
 use kestrel_meta::member::{Answer, Fetched, LoanId, Message, Question, Vote, Weight};
 use kestrel_meta::node::{Part, TreePart};
 use kestrel_meta::rows::{Missing, Span};
@@ -17,7 +18,17 @@ const TXN: TxnId = TxnId { node: 2, epoch: 3, number: 300 };
 const LOAN: LoanId = LoanId { epoch: 7, number: 1 << 40 };
 
 pub fn samples() -> Vec<(&'static str, Message)> {
-    [rows(), dirs(), ends(), polls(), changes()].concat()
+    [rows(), dirs(), ends(), polls(), changes(), leases()].concat()
+}
+
+fn leases() -> Vec<(&'static str, Message)> {
+    let hold = HoldId { epoch: 7, number: 1 << 40 };
+    vec![
+        ("lease-ask", Message::Lease(LeaseMessage::Ask(300))),
+        ("lease-granted", Message::Lease(LeaseMessage::Granted(300))),
+        ("lease-fence", Message::Lease(LeaseMessage::Fence { txn: TXN, round: 4, node: 3 })),
+        ("lease-fenced", Message::Lease(LeaseMessage::Fenced { txn: TXN, round: 4, node: 3, hold })),
+    ]
 }
 
 fn key(suffix: &[u8]) -> Key {
@@ -152,11 +163,11 @@ fn changes() -> Vec<(&'static str, Message)> {
 
 /// Bytes that are no envelope.
 pub fn bad() -> Vec<(&'static str, Vec<u8>)> {
-    let head = [2, 2, 0, 0, 0, 0, 0, 0, 0, 5];
+    let head = [3, 2, 0, 0, 0, 0, 0, 0, 0, 5];
     let after = |rest: &[u8]| [&head[..], rest].concat();
     vec![
         ("bad-version", vec![1, 2, 0, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
-        ("bad-stamp", vec![2, 2, 0xff, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
+        ("bad-stamp", vec![3, 2, 0xff, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
         ("bad-message", after(&[200, 2, 3, 4])),
         ("bad-count", after(&[8, 2, 3, 4, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20, 1])),
         ("bad-table", after(&[5, 2, 3, 4, 5, 1, 0, 1, 9, 0xee, 0, 0, 0, 0, 0, 0, 0, 1, 0])),

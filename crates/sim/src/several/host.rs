@@ -7,6 +7,7 @@ use kestrel_meta::cluster::NODES_MAX;
 use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::member::change::{Changed, Expected, Phase};
+use kestrel_meta::member::lease::LeaseFigures;
 use kestrel_meta::member::{Asker, Envelope, Member, MemberConfig, RESTART_MIN};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
@@ -46,6 +47,8 @@ pub struct Host {
     used: Used,
     free: Free,
     sessions: Shared,
+    /// What became of leases in earlier starts.
+    leases: LeaseFigures,
 }
 
 impl Host {
@@ -86,6 +89,7 @@ impl Host {
             used,
             free: Free::default(),
             sessions: Shared::default(),
+            leases: LeaseFigures::default(),
         }
     }
 
@@ -121,6 +125,7 @@ impl Host {
     /// The process is gone at once. If the power is, so is what was not synced, or the end of it: `keep` says how much of it
     /// stays, in percent.
     pub fn kill(&mut self, keep: Option<u64>, now: Nanos) {
+        self.leases = self.leases();
         self.member = None;
         self.ended = now;
         self.start += 1;
@@ -153,6 +158,13 @@ impl Host {
     /// Whether the process runs, since this start.
     pub fn is_up(&self, start: u64) -> bool {
         self.member.is_some() && self.start == start
+    }
+
+    /// What became of leases in all its starts.
+    pub fn leases(&self) -> LeaseFigures {
+        let LeaseFigures { lapses, fenced, .. } = self.leases;
+        let now = self.member.as_ref().map(Member::lease_figures).unwrap_or_default();
+        LeaseFigures { lapses: lapses + now.lapses, fenced: fenced + now.fenced, ..now }
     }
 
     /// The table that the process has, if it runs.

@@ -16,7 +16,7 @@ use crate::verbs::status::several;
   kestrel cluster status kestrel://10.0.0.1,10.0.0.2,10.0.0.3/photos
   kestrel cluster status kestrel://10.0.0.1/photos --json
 
-One node that answers is enough to learn of the others. The exit code is 0 if all of them answer and reach each other, 1 if not.")]
+One node that answers is enough to learn of the others. The exit code is 0 if all of them answer, reach each other and have leases, 1 if not.")]
 pub struct StatusArgs {
     /// The volume: kestrel://host[:port][,host2[:port]…]/NAME
     pub url: String,
@@ -68,6 +68,8 @@ fn changes(status: &Value, nodes: &[Value]) {
         }
         if node["joining"] == true {
             println!("node {} has not joined yet", node["node"]);
+        } else if node["lease"]["held"] == false {
+            println!("node {} has no lease: it reaches too few nodes and resolves no paths", node["node"]);
         }
     }
 }
@@ -77,7 +79,7 @@ fn peers(node: &Value) -> &[Value] {
 }
 
 fn is_well(node: &Value) -> bool {
-    node["up"] == true && peers(node).iter().all(|peer| peer["up"] == true)
+    node["up"] == true && node["lease"]["held"] == true && peers(node).iter().all(|peer| peer["up"] == true)
 }
 
 fn table(nodes: &[Value]) {

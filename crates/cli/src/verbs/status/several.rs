@@ -103,6 +103,7 @@ fn of_node(node: u32, address: &str, status: &Value) -> Value {
         "table": status["table"],
         "change": status["change"],
         "joining": status["joining"],
+        "lease": status["lease"],
         "uptime_seconds": status["uptime_seconds"],
         "process": status["pid"],
         "sessions": served["sessions_total"],

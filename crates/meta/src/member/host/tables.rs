@@ -7,6 +7,7 @@ use kestrel_types::placement::{NodeId, Placement};
 use super::MemberHost;
 use crate::cluster::NodeTable;
 use crate::member::change::{ChangeFigures, Changed, Expected, LockGuard, TableListener};
+use crate::member::lease::LeaseFigures;
 
 impl MemberHost {
     /// As [`Member::set_lock_guard`].
@@ -46,6 +47,13 @@ impl MemberHost {
     /// The present table as its node has it.
     pub fn table(&self) -> Arc<NodeTable> {
         self.desk.cluster().table()
+    }
+
+    /// As [`Member::lease_figures`].
+    pub fn lease_figures(&self) -> LeaseFigures {
+        let figures = self.desk.member.lock().lease_figures();
+        self.desk.bell.wake();
+        figures
     }
 
     /// As [`Member::change_figures`].

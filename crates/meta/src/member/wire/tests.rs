@@ -11,6 +11,7 @@ use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, 
 
 use super::*;
 use crate::member::change::{Attempt, ChangeMessage};
+use crate::member::lease::{HoldId, LeaseMessage};
 use crate::member::poll::{Answer, Question};
 use crate::member::reap::Weight;
 use crate::node::{Part, TreePart};
@@ -159,7 +160,24 @@ fn any_message() -> BoxedStrategy<Message> {
             question
         }),
         any_change().prop_map(Message::Change),
+        any_lease().prop_map(Message::Lease),
         (number(), any_answer()).prop_map(|(number, answer)| Message::Polled { number, answer }),
+    ]
+    .boxed()
+}
+
+fn any_lease() -> BoxedStrategy<LeaseMessage> {
+    let hold = (number(), number()).prop_map(|(epoch, number)| HoldId { epoch, number });
+    prop_oneof![
+        number().prop_map(LeaseMessage::Ask),
+        number().prop_map(LeaseMessage::Granted),
+        (any_txn(), any::<u32>(), any::<u32>()).prop_map(|(txn, round, node)| LeaseMessage::Fence {
+            txn,
+            round,
+            node
+        }),
+        (any_txn(), any::<u32>(), any::<u32>(), hold)
+            .prop_map(|(txn, round, node, hold)| LeaseMessage::Fenced { txn, round, node, hold }),
     ]
     .boxed()
 }
@@ -250,7 +268,7 @@ proptest! {
 fn bytes_are_pinned() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
     let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true) };
-    assert_eq!(encoded(&envelope), [2, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
+    assert_eq!(encoded(&envelope), [3, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
     let mut other = encoded(&envelope);
     other[0] = 1;
     assert!(Envelope::decode(&other).is_err());

@@ -1,0 +1,105 @@
+//! The lease of a node that is one of several, as its batches look at it: until when what its namespace replica says is true. How it
+//! comes by one: [`crate::member`].
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use kestrel_types::clock::Nanos;
+
+/// Says what time it is now, by a clock that goes on while the machine sleeps.
+pub type Now = dyn Fn() -> Nanos + Send + Sync;
+
+/// The lease of a node that has no others: it needs none.
+pub const FOREVER: Nanos = Nanos::MAX;
+
+/// That of a node that has none.
+pub const NEVER: Nanos = Nanos::MIN;
+
+/// See the module's header.
+pub struct Lease {
+    until: AtomicI64,
+    /// The newest time that the member was told, for one that has no clock.
+    told: AtomicI64,
+    clock: OnceLock<Box<Now>>,
+}
+
+impl Default for Lease {
+    fn default() -> Self {
+        Self { until: AtomicI64::new(NEVER), told: AtomicI64::new(NEVER), clock: OnceLock::new() }
+    }
+}
+
+impl Lease {
+    /// What time it is now: not when the member was told last, if there is a clock.
+    pub fn now(&self) -> Nanos {
+        self.clock.get().map_or_else(|| self.told.load(Ordering::Acquire), |clock| clock())
+    }
+
+    /// Whether it holds at this moment.
+    pub fn is_held(&self) -> bool {
+        let until = self.until.load(Ordering::Acquire);
+        until == FOREVER || self.now() < until
+    }
+
+    /// It ends then. A node that had none has emptied its replica before, with every role held.
+    pub(crate) fn set(&self, until: Nanos) {
+        self.until.store(until, Ordering::Release);
+    }
+
+    /// The time is read there from now on.
+    pub(crate) fn set_clock(&self, clock: Box<Now>) {
+        // A member is given one once, when it is opened.
+        let _ = self.clock.set(clock);
+    }
+
+    /// It is that late.
+    pub(crate) fn tell(&self, now: Nanos) {
+        self.told.fetch_max(now, Ordering::Release);
+    }
+}
+
+/// The lease as one batch, or one run of a transaction, sees it: it is looked at once, when something was found in the replica first. The
+/// replica's contents change only with every role held, so all that the batch finds there was true at that moment.
+pub struct Tenure<'a> {
+    lease: Option<&'a Lease>,
+    held: Cell<Option<bool>>,
+}
+
+impl<'a> Tenure<'a> {
+    /// None: there are no others, and nothing to look at.
+    pub fn of(lease: Option<&'a Lease>) -> Self {
+        Self { lease, held: Cell::new(None) }
+    }
+
+    /// Whether what the replica says counts. Whoever asks holds a role.
+    #[inline]
+    pub fn is_held(&self) -> bool {
+        let Some(lease) = self.lease else { return true };
+        self.held.get().unwrap_or_else(|| {
+            let held = lease.is_held();
+            self.held.set(Some(held));
+            held
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_looks_once() {
+        let lease = Lease::default();
+        lease.tell(5);
+        assert!(!lease.is_held() && !Tenure::of(Some(&lease)).is_held());
+        lease.set(7);
+        let tenure = Tenure::of(Some(&lease));
+        assert!(tenure.is_held());
+        lease.tell(7);
+        lease.tell(6);
+        assert!(!lease.is_held() && tenure.is_held() && !Tenure::of(Some(&lease)).is_held());
+        lease.set(FOREVER);
+        assert!(lease.is_held() && Tenure::of(None).is_held());
+    }
+}
