@@ -408,12 +408,12 @@ impl Member {
         let Some(address) = self.coordinator.expected.get(&from).cloned() else {
             return log::warn!("metadata: node {from} asks to be taken in, and is not expected");
         };
-        let Placement { version, map, exceptions } = &self.table.placement;
-        let mut members = map.members().to_vec();
+        let present = &self.table.placement;
+        let mut members = present.map.members().to_vec();
         members.push(MapMember { id: from, address });
-        match ClusterMap::new(members, |slot| map.owner(slot).id) {
+        match ClusterMap::new(members, |slot| present.map.owner(slot).id) {
             Ok(map) => {
-                let next = Placement { version: version + 1, map, exceptions: exceptions.clone() };
+                let next = Placement { version: present.version + 1, map, ..present.clone() };
                 self.lead_change(next, None);
             }
             Err(why) => log::error!("metadata: node {from} cannot be taken in: {why}"),

@@ -233,7 +233,7 @@ mod tests {
     fn records_survive_a_round_trip_and_damage_is_noticed() {
         let members = vec![Member { id: 1, address: "a".into() }];
         let (map, exceptions) = (ClusterMap::even(members).unwrap(), ExceptionTable::default());
-        let table = Placement { version: 4, map, exceptions };
+        let table = Placement { version: 4, ..Placement::new(map, exceptions) };
         let attempt = Attempt { epoch: 3, number: 500 };
         for strangers in [Strangers::Leftover, Strangers::Coming(attempt)] {
             let row = strangers_row(strangers).value.unwrap();
