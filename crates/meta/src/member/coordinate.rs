@@ -530,7 +530,8 @@ impl Member {
         (*turn, *silent) = match turn {
             Turn::Leaving => (Turn::Old, old(next, expected)),
             // Whoever they fetch dentries from knows of them now.
-            Turn::Old | Turn::New => (Turn::New, new(next, expected)),
+            Turn::Old => (Turn::New, new(next, expected)),
+            Turn::New => (Turn::New, BTreeSet::new()),
         };
         *since = now;
         if silent.is_empty() { self.finish_change() } else { self.send_table() }
