@@ -355,7 +355,9 @@ fn counters(id: NodeId, node: &Node) -> Vec<Finding> {
 fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (name, value) in &node.records {
-        let Some(peer) = peer_of(name) else { continue };
+        let Some(peer) = peer_of(name).filter(|peer| node.table.placement.heir_of(*peer).is_none()) else {
+            continue;
+        };
         let starts = |peer: &Node| peer.records.get(EPOCH).and_then(|row| decode_ceiling(row).ok());
         let detail = match (Known::decode(value), nodes.get(&peer).filter(|_| peer != id)) {
             (Err(why), _) => why.to_string(),

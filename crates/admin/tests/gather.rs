@@ -20,7 +20,7 @@ use kestrel_types::placement::{self, ClusterMap, ExceptionTable, NodeId, Placeme
 fn placement() -> Placement {
     let member = |id| placement::Member { id, address: format!("node-{id}:9440") };
     let map = ClusterMap::even(vec![member(1), member(2), member(3)]).unwrap();
-    Placement { version: 1, map, exceptions: ExceptionTable::default() }
+    Placement::new(map, ExceptionTable::default())
 }
 
 /// The nodes of a new volume.

@@ -36,7 +36,7 @@ use tempfile::TempDir;
 fn placement(nodes: u32) -> Placement {
     let member = |id| placement::Member { id, address: format!("node-{id}:9440") };
     let map = ClusterMap::even((1..=nodes).map(member).collect()).unwrap();
-    Placement { version: 1, map, exceptions: ExceptionTable::default() }
+    Placement::new(map, ExceptionTable::default())
 }
 
 type Cluster = BTreeMap<NodeId, MemoryEngine>;

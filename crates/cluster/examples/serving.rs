@@ -152,7 +152,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine: Arc<dyn Engine> = Arc::new(engine);
     let members = (1..=nodes).map(|id| placement::Member { id, address: format!("node{id}:1") }).collect();
     let map = ClusterMap::even(members)?;
-    let placement = Placement { version: 1, map, exceptions: ExceptionTable::default() };
+    let placement = Placement::new(map, ExceptionTable::default());
     // The one that has the root.
     let me = placement.owner_of(0, b"").id;
     let names = Names::of(me, &placement);

@@ -5,7 +5,7 @@
 //! | table | owner |
 //! | --- | --- |
 //! | `entry` | by placement of the name |
-//! | `dirstat`, `objstat` | the node whose share it is: shares are numbered `node << 6 \| worker` |
+//! | `dirstat`, `objstat` | the node whose share it is, or its heir if it has left: shares are numbered `node << 6 \| worker` |
 //! | `subdir` | home slot of the child |
 //! | `dirid`, `link`, `chunk`, `xattr`, `moved`, `sweep` | home slot of the id, which the id carries |
 //! | `reap` | the node that wrote it |
@@ -57,15 +57,15 @@ pub struct Cluster {
     table: RwLock<Arc<NodeTable>>,
     /// Version of the table, for those who need no more of it.
     version: AtomicU64,
-    /// The node is not one of the cluster yet: it serves nobody.
-    joining: AtomicBool,
+    /// The node is not one of the cluster, not yet or not any more: it serves nobody.
+    outside: AtomicBool,
 }
 
 impl Cluster {
     /// A node of a cluster.
     ///
     /// # Errors
-    /// `EINVAL` if it is not in the table, or a node has a number that is too high.
+    /// `EINVAL` if it is not in the table and has not left either, or a node has a number that is too high.
     pub fn new(me: NodeId, placement: Placement) -> FsResult<Self> {
         Ok(Self::with(NodeTable::new(me, placement)?))
     }
@@ -79,7 +79,7 @@ impl Cluster {
             lease: Lease::default(),
             table: RwLock::new(Arc::new(table)),
             version,
-            joining: AtomicBool::new(false),
+            outside: AtomicBool::new(false),
         }
     }
 
@@ -93,14 +93,14 @@ impl Cluster {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Whether it serves nobody yet.
-    pub fn is_joining(&self) -> bool {
-        self.joining.load(Ordering::Acquire)
+    /// Whether it serves nobody, because it is not one of the cluster yet, or not any more.
+    pub fn is_outside(&self) -> bool {
+        self.outside.load(Ordering::Acquire)
     }
 
     /// It serves from now on, or does not.
-    pub(crate) fn set_joining(&self, joining: bool) {
-        self.joining.store(joining, Ordering::Release);
+    pub(crate) fn set_outside(&self, outside: bool) {
+        self.outside.store(outside, Ordering::Release);
     }
 
     /// From now on this is who owns what. With every role held.
@@ -132,23 +132,49 @@ impl NodeTable {
     /// # Errors
     /// As [`Cluster::new`].
     pub fn new(me: NodeId, placement: Placement) -> FsResult<Self> {
-        if placement.map.member(me).is_none() {
+        if placement.map.member(me).is_none() && placement.heir_of(me).is_none() {
             return Err(FsError::new(libc::EINVAL, "metadata: this node is not in the placement table"));
         }
-        if placement.map.members().iter().any(|member| member.id >= NODES_MAX) {
+        let former = placement.former.iter().map(|(node, _)| *node);
+        if placement.map.members().iter().map(|member| member.id).chain(former).any(|node| node >= NODES_MAX)
+        {
             return Err(FsError::new(libc::EINVAL, "metadata: numbers of nodes are below 1024"));
         }
         Ok(Self { me, placement, leaving: None, strangers: false, only_here: 0 })
     }
 
-    /// All nodes, this one included, ascending.
+    /// All nodes, this one included unless it has left, ascending.
     pub fn nodes(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.placement.map.members().iter().map(|member| member.id)
     }
 
     /// Whether there is no other node.
     pub fn is_alone(&self) -> bool {
-        self.placement.map.members().len() == 1
+        self.placement.map.members().len() == 1 && !self.has_left()
+    }
+
+    /// Whether this node has left.
+    pub fn has_left(&self) -> bool {
+        self.placement.heir_of(self.me).is_some()
+    }
+
+    /// Whether this node is not in the table that is to follow.
+    pub fn departs(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|next| next.map.member(self.me).is_none())
+    }
+
+    /// The node whose shares of directories and objects come at this place, from 0 to [`NodeTable::share_holders`]: members, and then
+    /// those that have left, whose shares their heirs have.
+    #[inline]
+    pub fn share_holder(&self, at: usize) -> NodeId {
+        let members = self.placement.map.members();
+        members.get(at).map_or_else(|| self.placement.former[at - members.len()].0, |member| member.id)
+    }
+
+    /// How many nodes have, or had, shares of their own.
+    #[inline]
+    pub fn share_holders(&self) -> usize {
+        self.placement.map.members().len() + self.placement.former.len()
     }
 
     /// The node that owns what is found by this id.
@@ -190,9 +216,21 @@ impl NodeTable {
         self.leaving.as_ref().is_some_and(|next| next.home_of(id).id != self.me)
     }
 
-    /// The node that leads an operation ([`Placement::leader`]); this one if any could.
+    /// The node that leads an operation ([`Placement::leader`]); this one if any could, unless it has left. One that is leaving gives no
+    /// object numbers any more: nobody would know who uses them.
     pub fn leader(&self, op: &Op) -> NodeId {
-        self.placement.leader(op).map_or(self.me, |member| member.id)
+        if let Some(member) = self.placement.leader(op) {
+            return member.id;
+        }
+        if let Some(heir) = self.placement.heir_of(self.me) {
+            return heir;
+        }
+        match op {
+            Op::AllocObjects(_) if self.placement.is_leaving(self.me) => {
+                self.nodes().find(|node| !self.placement.is_leaving(*node)).unwrap_or(self.me)
+            }
+            _ => self.me,
+        }
     }
 
     /// Whether the number of a file says that nobody can have opened it elsewhere while it was where it was made.
@@ -203,15 +241,27 @@ impl NodeTable {
     }
 }
 
+/// The node whose number a share bears; 0 if it is none.
+#[inline]
+pub fn share_holder_of(suffix: &[u8]) -> NodeId {
+    suffix.try_into().map_or(0, |share| NodeId::from(u16::from_be_bytes(share)) / WORKERS_MAX as NodeId)
+}
+
+/// The node that has the shares which bear a node's number.
+#[inline]
+pub fn has_shares_of(placement: &Placement, node: NodeId) -> NodeId {
+    placement.heir_of(node).unwrap_or(node)
+}
+
 /// The node that owns a row by this table, as the node `me` sees it.
 #[inline]
 pub fn owner(placement: &Placement, me: NodeId, table: Table, id: u64, suffix: &[u8]) -> NodeId {
     match table {
         Table::Entry => placement.owner_of(id, suffix).id,
-        Table::DirStat | Table::ObjStat => match suffix.try_into() {
-            Ok(share) => u32::from(u16::from_be_bytes(share)) / WORKERS_MAX as u32,
-            Err(_) => me,
-        },
+        Table::DirStat | Table::ObjStat if suffix.len() == 2 => {
+            has_shares_of(placement, share_holder_of(suffix))
+        }
+        Table::DirStat | Table::ObjStat => me,
         Table::Subdir => placement.home_of(number_of(suffix)).id,
         Table::DirId | Table::Link | Table::Chunk | Table::Xattr | Table::Moved | Table::Sweep => {
             placement.home_of(id).id

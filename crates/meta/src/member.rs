@@ -63,7 +63,7 @@ use kestrel_types::request::{Creds, Op, OpenFlags, Reply, Request};
 use parking_lot::Mutex;
 
 use change::records::ChangeRecords;
-use change::{Changed, Changing, Expected, LockGuard, TableListener};
+use change::{Changed, Changing, DepartureGuard, Expected, LockGuard, TableListener};
 use coordinate::Coordinator;
 pub use message::{Envelope, Fetched, LoanId, Message, Vote};
 pub use poll::{Answer, Question};
@@ -252,6 +252,8 @@ pub struct Member {
     told_unsent: bool,
     /// Whether locks of files are in the way of a change.
     lock_guard: Option<Box<LockGuard>>,
+    /// Whether the process knows of somebody who keeps this node from leaving.
+    departure_guard: Option<Box<DepartureGuard>>,
     /// Who hears of new tables.
     table_listener: Option<Box<TableListener>>,
     changing: Changing,
@@ -301,11 +303,13 @@ impl Member {
         }
         let changes = ChangeRecords::read(&*engine)?;
         let changing = Changing::new(&changes, config.joining, now);
-        let cluster = Cluster::with(changes.present(config.me, config.placement)?);
-        cluster.set_joining(changing.joining);
+        let table = changes.present(config.me, config.placement)?;
+        let (present, outside) = (table.placement.clone(), changing.joining || table.has_left());
+        let cluster = Cluster::with(table);
+        cluster.set_outside(outside);
         let epoch = next_epoch(&*engine)?;
         let records = records::read(&*engine)?;
-        let coordinator = Coordinator::new(changes, epoch, now);
+        let coordinator = Coordinator::new(config.me, &present, changes, epoch, now);
         let node = Node::open_one_of(engine, clock, config.node, cluster)?;
         let mut member = Self {
             table: node.cluster().map(Cluster::table).expect(ONE_OF_SEVERAL),
@@ -343,6 +347,7 @@ impl Member {
             finished: Vec::new(),
             told_unsent: false,
             lock_guard: None,
+            departure_guard: None,
             table_listener: None,
             changing,
             coordinator,
@@ -353,6 +358,7 @@ impl Member {
         member.lease_by_table();
         drop(quiet);
         member.restore(records);
+        member.forget_former();
         Ok(member)
     }
 
@@ -394,6 +400,10 @@ impl Member {
     pub fn receive(&mut self, envelope: Envelope, now: Nanos) {
         self.at(now);
         if !self.is_sound() {
+            return;
+        }
+        let left = self.table.placement.heir_of(envelope.from).is_some();
+        if left && !matches!(envelope.message, Message::Change(_)) {
             return;
         }
         self.node.observe(envelope.stamp);

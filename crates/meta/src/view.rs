@@ -306,7 +306,7 @@ impl View<'_> {
     pub fn shares_in_all(&self) -> usize {
         match self.table {
             None => self.core.shares,
-            Some(table) => self.core.shares * table.placement.map.members().len(),
+            Some(table) => self.core.shares * table.share_holders(),
         }
     }
 
@@ -316,7 +316,7 @@ impl View<'_> {
         let shares = self.core.shares;
         match self.table {
             None => number,
-            Some(table) => home_at(table.placement.map.members()[number / shares].id, number % shares),
+            Some(table) => home_at(table.share_holder(number / shares), number % shares),
         }
     }
 

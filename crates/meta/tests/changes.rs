@@ -49,7 +49,7 @@ type Ended = Arc<Mutex<Option<FsResult<()>>>>;
 fn after(table: &Placement, owner: impl Fn(Slot, NodeId) -> NodeId) -> Placement {
     let members = table.map.members().to_vec();
     let map = ClusterMap::new(members, |slot| owner(slot, table.map.owner(slot).id)).unwrap();
-    Placement { version: table.version + 1, map, exceptions: table.exceptions.clone() }
+    Placement { version: table.version + 1, map, ..table.clone() }
 }
 
 /// Every member's slots go to the next one, and names get other rules.

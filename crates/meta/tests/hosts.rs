@@ -60,7 +60,7 @@ impl Cluster {
     fn new() -> Self {
         let members = (1..=NODES).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
         let map = ClusterMap::even(members).unwrap();
-        let placement = Placement { version: 1, map, exceptions: ExceptionTable::default() };
+        let placement = Placement::new(map, ExceptionTable::default());
         let (wire, mut hosts) = (Arc::new(Wire::default()), BTreeMap::new());
         for me in 1..=NODES {
             let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));

@@ -192,7 +192,7 @@ fn settings_that_make_no_sense_are_refused() {
     assert_eq!(Member::format(&*engine, ROOT_ATTR, 0, 9, placement(2)).unwrap_err().errno, libc::EINVAL);
     let member = |id| MapMember { id, address: "node".into() };
     let map = ClusterMap::even(vec![member(1), member(1024)]).unwrap();
-    let high = Placement { version: 1, map, exceptions: ExceptionTable::default() };
+    let high = Placement::new(map, ExceptionTable::default());
     assert_eq!(Member::format(&*engine, ROOT_ATTR, 0, 1, high).unwrap_err().errno, libc::EINVAL);
     Member::format(&*engine, ROOT_ATTR, 0, 1, placement(2)).unwrap();
     let fsync = NodeConfig { durability: Durability::Fsync, ..settings() };

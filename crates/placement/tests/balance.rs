@@ -13,11 +13,8 @@ use proptest::prelude::*;
 
 fn cluster(nodes: usize) -> Placement {
     let member = |id| Member { id, address: format!("node-{id}:7000") };
-    Placement {
-        version: 1,
-        map: ClusterMap::even((1..=nodes as u32).map(member).collect()).unwrap(),
-        exceptions: ExceptionTable::default(),
-    }
+    let map = ClusterMap::even((1..=nodes as u32).map(member).collect()).unwrap();
+    Placement::new(map, ExceptionTable::default())
 }
 
 fn name(text: impl AsRef<[u8]>) -> Name {

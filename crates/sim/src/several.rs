@@ -135,7 +135,7 @@ fn placement(nodes: u32, dice: &mut Dice) -> Placement {
         };
         exceptions.set(Name::new(name.as_bytes()).expect("a name"), Some(rule)).expect("a few exceptions");
     }
-    Placement { version: 1, map, exceptions }
+    Placement::new(map, exceptions)
 }
 
 impl Scene for Several {

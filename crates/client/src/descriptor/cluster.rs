@@ -262,7 +262,7 @@ mod tests {
     fn placement() -> Placement {
         let member = |id| Member { id, address: format!("node-{id}:9440") };
         let map = ClusterMap::even(vec![member(1), member(2), member(3)]).unwrap();
-        Placement { version: 1, map, exceptions: ExceptionTable::default() }
+        Placement::new(map, ExceptionTable::default())
     }
 
     fn of_node(node: NodeId) -> Result<Descriptor, VolumeError> {

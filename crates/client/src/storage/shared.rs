@@ -235,11 +235,7 @@ mod tests {
     #[test]
     fn a_table_of_nodes_comes_back_and_one_that_cannot_be_read_is_told() {
         let members = [1, 2].map(|id| Member { id, address: format!("node-{id}:9440") });
-        let table = Placement {
-            version: 1,
-            map: ClusterMap::even(members.to_vec()).unwrap(),
-            exceptions: ExceptionTable::default(),
-        };
+        let table = Placement::new(ClusterMap::even(members.to_vec()).unwrap(), ExceptionTable::default());
         let mut offer = Offer { descriptor: Value::Null, objects: None, placement: None };
         let again = |offer: &Offer| Offer::from_json(&offer.to_json(), "a:1").unwrap().placement("a:1");
         assert_eq!(again(&offer).unwrap(), None);

@@ -27,7 +27,7 @@ pub fn form(
 ) -> Result<Descriptor, VolumeError> {
     let members = (FIRST_NODE..).zip(addresses).map(|(id, address)| Member { id, address: address.clone() });
     let map = ClusterMap::even(members.collect()).map_err(|why| VolumeError::Invalid(why.to_string()))?;
-    let placement = Placement { version: 1, map, exceptions: ExceptionTable::default() };
+    let placement = Placement::new(map, ExceptionTable::default());
     let section = ClusterSection::new(FIRST_NODE, &placement)?;
     if new.settings.storage.is_none() {
         new.settings.storage = Some(shared_objects(&volume_dir(url)?)?);

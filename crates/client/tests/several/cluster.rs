@@ -138,7 +138,7 @@ impl Cluster {
             .collect();
         let members = served.iter().map(|served| Member { id: served.node, address: served.address() });
         let map = ClusterMap::new(members.collect(), |slot| 1 + u32::from(slot) % count).unwrap();
-        let table = Placement { version: 1, map, exceptions: ExceptionTable::default() };
+        let table = Placement::new(map, ExceptionTable::default());
         Self { _dir: dir, metadata, offer, table, served }
     }
 

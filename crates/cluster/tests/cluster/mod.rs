@@ -184,7 +184,7 @@ impl Cluster {
         let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
         let member = |(id, address): (NodeId, &SocketAddr)| MapMember { id, address: address.to_string() };
         let map = ClusterMap::even((1..).zip(&addresses).map(member).collect()).unwrap();
-        let placement = Placement { version: 5, map, exceptions: ExceptionTable::default() };
+        let placement = Placement { version: 5, ..Placement::new(map, ExceptionTable::default()) };
         let mut sites = Vec::new();
         for ((id, address), listener) in (1..).zip(addresses).zip(listeners) {
             let dir = TempDir::new().unwrap();

@@ -43,12 +43,18 @@
 //! believes that only of files that it has made since (record "only here", [`NodeTable::made_here`]). Files without names go to their
 //! new home as such, which asks everybody; the old one forgets that its last release would have deleted them.
 //!
+//! **Who leaves.** One table marks a member as leaving, which tells clients to move out; the next one is without it ([`departure`]). For that one
+//! it is a source: its shares of directories and objects go to its heir as they are, bearing its number. It declines as long as anything is left
+//! that only it knows, and from Freeze on begins nothing, so that when it says that it is frozen nobody waits for anything of it, nor it of anybody.
+//! Since then it serves nobody, so the others need not wait until it has adopted: it is told first, and they go on without it after a while.
+//!
 //! **Once.** Answers stay where they were recorded. A request that may have been executed is answered from the record before anything is said of
 //! who leads it, so who asks again hears what came of it; one without a record was not executed, is told so (`Misdirected`), and may be
 //! asked elsewhere as a new one.
 
 pub(crate) mod adopt;
 mod copying;
+mod departure;
 mod freeze;
 mod message;
 mod purge;
@@ -65,10 +71,11 @@ use kestrel_types::placement::{NodeId, Placement, SLOTS, Slot};
 
 use super::Member;
 use super::message::Message;
-use crate::cluster::NodeTable;
+use crate::cluster::{NodeTable, has_shares_of};
 use crate::engine::{BatchKind, Mutation};
 use crate::pipeline::engine_error;
 use copying::Copying;
+pub use departure::DepartureGuard;
 pub use message::{Attempt, ChangeFigures, ChangeMessage, Phase};
 use purge::Purge;
 use records::{ChangeRecords, Strangers};
@@ -174,14 +181,26 @@ impl Changing {
     }
 }
 
-/// Whether a node loses slots or names by a change of the table, or may.
+/// Whether a node loses slots, names or shares by a change of the table, or may.
 fn loses(me: NodeId, present: &Placement, next: &Placement) -> bool {
-    moves(present, next, |before, after| before == me && after != me)
+    let lost = |before, after| before == me && after != me;
+    moves(present, next, lost) || shares_move(present, next, lost)
 }
 
-/// Whether it gains some.
+/// Whether it gains slots or names.
 fn gains(me: NodeId, present: &Placement, next: &Placement) -> bool {
     moves(present, next, |before, after| before != me && after == me)
+}
+
+/// Whether it gets shares of a node that leaves.
+fn inherits(me: NodeId, present: &Placement, next: &Placement) -> bool {
+    shares_move(present, next, |before, after| before != me && after == me)
+}
+
+fn shares_move(present: &Placement, next: &Placement, counts: impl Fn(NodeId, NodeId) -> bool) -> bool {
+    let members = present.map.members().iter().map(|member| member.id);
+    let mut holders = members.chain(present.former.iter().map(|(node, _)| *node));
+    holders.any(|node| counts(has_shares_of(present, node), has_shares_of(next, node)))
 }
 
 fn moves(present: &Placement, next: &Placement, counts: impl Fn(NodeId, NodeId) -> bool) -> bool {
@@ -222,6 +241,16 @@ impl Member {
         self.lock_guard = Some(guard);
     }
 
+    /// Has `guard` asked before this node leaves.
+    pub fn set_departure_guard(&mut self, guard: Box<DepartureGuard>) {
+        self.departure_guard = Some(guard);
+    }
+
+    /// Whether this node has left the cluster.
+    pub fn has_left(&self) -> bool {
+        self.table.has_left()
+    }
+
     /// Has `told` hear of tables.
     pub fn set_table_listener(&mut self, told: Box<TableListener>) {
         self.table_listener = Some(told);
@@ -235,7 +264,10 @@ impl Member {
     /// Whether this one, with a table of this version, may be lent rows and told things: nobody who is yet to join.
     pub(super) fn agrees(&self, from: NodeId, table: u64) -> bool {
         let present = &self.table.placement;
-        !self.changing.joining && present.version == table && present.map.member(from).is_some()
+        !self.changing.joining
+            && !self.table.has_left()
+            && present.version == table
+            && present.map.member(from).is_some()
     }
 
     pub(super) fn tell(&mut self, to: NodeId, message: ChangeMessage) {
@@ -294,6 +326,11 @@ impl Member {
         let files = self.lock_guard.as_ref().map_or(0, |guard| guard(&leaves));
         if files > 0 {
             return self.decline(attempt, self.has_locks(files));
+        }
+        if next.map.member(me).is_none()
+            && let Some(why) = self.why_it_stays()
+        {
+            return self.decline(attempt, why);
         }
         let told = self.table_listener.as_ref();
         if let Some(told) = told.filter(|_| next.map.members().len() > self.table.nodes().count()) {

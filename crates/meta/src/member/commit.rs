@@ -30,6 +30,12 @@ impl Decision {
     pub fn to(lenders: Vec<NodeId>, sent: Nanos) -> Self {
         Self { lenders: lenders.into_iter().collect(), sent }
     }
+
+    /// These need not be told. Whether that were all who did not know.
+    pub fn forget(&mut self, known: impl Fn(NodeId) -> bool) -> bool {
+        self.lenders.retain(|node| !known(*node));
+        self.lenders.is_empty()
+    }
 }
 
 impl Member {

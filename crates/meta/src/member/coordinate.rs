@@ -2,6 +2,10 @@
 //!
 //! Until it decides nothing of a change is on record here, since nothing has happened: an attempt that it does not know it calls off when somebody
 //! asks. The decision is record "change", the next table, which stays until all members have adopted it.
+//!
+//! A member that leaves is told first, but not waited for long: when all are frozen it serves nobody, and whenever it asks later it hears the
+//! table. A node that was added and never came can be forgotten: it is a member and still expected, which is also on record, so nobody waits for it
+//! while the others get a table without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +17,7 @@ use kestrel_types::placement::{ClusterMap, Member as MapMember, NodeId, Placemen
 
 use super::change::records::{self, ChangeRecords};
 use super::change::{Attempt, ChangeMessage, Changed, Expected};
-use super::{Member, RESEND, Todo};
+use super::{Member, RESEND, Todo, known};
 use crate::cluster::NODES_MAX;
 use crate::engine::BatchKind;
 
@@ -25,6 +29,9 @@ const FREEZE_MAX: Nanos = 8 * SECOND;
 
 /// Attempts at a change before it fails.
 const ATTEMPTS_MAX: u32 = 5;
+
+/// How long a member that leaves is waited for before the others adopt the table without it.
+const FAREWELL_MAX: Nanos = 3 * SECOND;
 
 /// The shortest and the longest pause between two attempts.
 const PAUSE_MIN: Nanos = 300 * MILLISECOND;
@@ -46,8 +53,19 @@ enum Step {
     Asking(Asking),
     /// The decision waits for the log.
     Deciding,
-    /// These have to adopt the table; new members after all others.
-    Adopting { silent: BTreeSet<NodeId>, new_ones: bool, sent: Nanos },
+    /// These have to adopt the table, in this turn.
+    Adopting { turn: Turn, silent: BTreeSet<NodeId>, since: Nanos, sent: Nanos },
+}
+
+/// Who adopts a table: one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// Who leaves.
+    Leaving,
+    /// Who was a member before.
+    Old,
+    /// Who comes with it: everybody tells them of changes of directories by then.
+    New,
 }
 
 struct Asking {
@@ -73,20 +91,33 @@ struct Change {
 pub(super) struct Coordinator {
     /// Nodes to come: their addresses.
     expected: BTreeMap<NodeId, String>,
+    /// Nodes up to this one may have been forgotten.
+    last_node: NodeId,
     attempt: Attempt,
     change: Option<Change>,
 }
 
 impl Coordinator {
-    /// As the records say.
-    pub fn new(records: ChangeRecords, epoch: u64, now: Nanos) -> Self {
-        let expected = records.expected;
-        let change = records.change.map(|next| {
-            let silent = old(&next, &expected);
-            let step = Step::Adopting { silent, new_ones: false, sent: now - RESEND };
+    /// As the records say, of the member `me` with this table.
+    pub fn new(me: NodeId, present: &Placement, records: ChangeRecords, epoch: u64, now: Nanos) -> Self {
+        let ChangeRecords { expected, last_node, change, .. } = records;
+        let change = change.map(|next| {
+            let step = adopting(present, &next, &expected, now - RESEND);
             Change { next, step, attempts: 0, done: None }
         });
-        Self { expected, attempt: Attempt { epoch, number: 0 }, change }
+        let mut coordinator = Self { expected, last_node, attempt: Attempt { epoch, number: 0 }, change };
+        if let (None, Some(node)) = (&coordinator.change, coordinator.forgotten(present))
+            && let Ok(next) = present.without(node, me)
+        {
+            let (next, step) = (Arc::new(next), Step::Resting(now));
+            coordinator.change = Some(Change { next, step, attempts: 0, done: None });
+        }
+        coordinator
+    }
+
+    /// A member of the present table that was added, never came and is taken out again. Only when no table is being adopted.
+    fn forgotten(&self, present: &Placement) -> Option<NodeId> {
+        self.expected.keys().copied().find(|node| present.map.member(*node).is_some())
     }
 
     /// Whether it leads a change.
@@ -102,10 +133,32 @@ impl Coordinator {
     }
 }
 
+/// The first turn of the adoption of a table after the present one, or after the one before if this member has adopted it already.
+fn adopting(present: &Placement, next: &Placement, expected: &BTreeMap<NodeId, String>, now: Nanos) -> Step {
+    let members = present.map.members().iter().map(|member| member.id);
+    let leave = members.filter(|node| next.map.member(*node).is_none() && !expected.contains_key(node));
+    let silent: BTreeSet<NodeId> = leave.collect();
+    if silent.is_empty() {
+        return Step::Adopting { turn: Turn::Old, silent: old(next, expected), since: now, sent: now };
+    }
+    Step::Adopting { turn: Turn::Leaving, silent, since: now, sent: now }
+}
+
 /// Members of a table that are not coming with it.
 fn old(next: &Placement, expected: &BTreeMap<NodeId, String>) -> BTreeSet<NodeId> {
     let members = next.map.members().iter().map(|member| member.id);
     members.filter(|node| !expected.contains_key(node)).collect()
+}
+
+/// Members that come with a table.
+fn new(next: &Placement, expected: &BTreeMap<NodeId, String>) -> BTreeSet<NodeId> {
+    let members = next.map.members().iter().map(|member| member.id);
+    members.filter(|node| expected.contains_key(node)).collect()
+}
+
+fn cannot_leave(node: NodeId) -> FsError {
+    let text = format!("metadata: node {node} leads changes of the table: it cannot leave");
+    FsError::because(libc::EINVAL, text)
 }
 
 fn refused(text: &'static str) -> FsError {
@@ -114,7 +167,7 @@ fn refused(text: &'static str) -> FsError {
 
 impl Member {
     /// Makes `next` the table of the cluster. Only at the coordinator, the member with the lowest number; `next` has the version after the
-    /// present one, and all present members; those that come with it are expected and get no slots yet. `done` hears how it ended: after a
+    /// present one, and all present members but at most one, which was leaving; at most one comes with it, which is expected and gets no slots yet. `done` hears how it ended: after a
     /// failure everything is as it was; `ETIMEDOUT` and `EAGAIN` say that it may succeed later.
     pub fn change(&mut self, next: Placement, done: Changed, now: Nanos) {
         self.at(now);
@@ -149,10 +202,27 @@ impl Member {
                 "metadata: the table has changed meanwhile: look at it again",
             ));
         }
-        if present.map.members().iter().any(|member| next.map.member(member.id) != Some(member)) {
-            return Err(refused(
-                "metadata: the next table lacks a node of the present one, or changes its address",
-            ));
+        if let Some(node) = self.coordinator.forgotten(present) {
+            let text =
+                format!("metadata: node {node}, which never came, is to be taken out first: remove it");
+            return Err(FsError::because(libc::EBUSY, text));
+        }
+        let (before, after) = (present.map.members(), next.map.members());
+        if before.iter().any(|member| next.map.member(member.id).is_some_and(|same| same != member)) {
+            return Err(refused("metadata: the next table changes the address of a node"));
+        }
+        let mut gone = before.iter().filter(|member| next.map.member(member.id).is_none());
+        if let Some(node) = gone.next().map(|member| member.id) {
+            return self.may_leave(node, next);
+        }
+        if after.len() > before.len() + 1 {
+            return Err(refused("metadata: nodes join one after the other"));
+        }
+        if next.former != present.former {
+            return Err(refused("metadata: the next table tells something else of nodes that have left"));
+        }
+        if next.is_leaving(self.me) {
+            return Err(cannot_leave(self.me));
         }
         // Majorities of the two have a member in common.
         if next.map.members().len() > present.map.members().len() + 1 {
@@ -171,6 +241,83 @@ impl Member {
             }
         }
         Ok(())
+    }
+
+    /// Whether a table may follow that a node is not in any more.
+    fn may_leave(&self, node: NodeId, next: &Placement) -> FsResult<()> {
+        let present = &self.table.placement;
+        if node == self.me {
+            return Err(cannot_leave(node));
+        }
+        if !present.is_leaving(node) {
+            return Err(refused(
+                "metadata: the next table lacks a node of the present one that is not leaving",
+            ));
+        }
+        // Nothing else changes with it.
+        let expected = next.heir_of(node).and_then(|heir| present.without(node, heir).ok());
+        if expected.as_ref() != Some(next) {
+            return Err(refused("metadata: a table that a node has left differs by that and its heir only"));
+        }
+        Ok(())
+    }
+
+    /// Takes a node out that never came: one that is only expected, or was added to the table and was lost before it heard of that. In the
+    /// second case its process must have ended for good. Nobody asks it, since it owned nothing. `done` hears how it ended, as for [`Member::change`].
+    pub fn forget(&mut self, node: NodeId, done: Changed, now: Nanos) {
+        self.at(now);
+        match self.try_forget(node) {
+            Err(why) => done(Err(why)),
+            Ok(None) => self.when_durable(self.node.last_commit(), Todo::Changed(Some(done))),
+            Ok(Some(next)) => self.lead_change(next, Some(done)),
+        }
+        self.pump();
+    }
+
+    /// The table without it, if it is in the present one.
+    fn try_forget(&mut self, node: NodeId) -> FsResult<Option<Placement>> {
+        if !self.is_sound()
+            && let Some(why) = self.failure()
+        {
+            return Err(why.clone());
+        }
+        self.leads_changes()?;
+        let only_it_is_silent = match &self.coordinator.change {
+            None => false,
+            Some(Change { step: Step::Adopting { turn: Turn::New, silent, .. }, .. })
+                if silent.contains(&node) =>
+            {
+                true
+            }
+            Some(_) => return Err(FsError::new(libc::EBUSY, "metadata: the table is being changed already")),
+        };
+        if only_it_is_silent {
+            // It stays expected, which says what becomes of it.
+            self.commit(BatchKind::Freeing, vec![records::gone(records::CHANGE)])?;
+            if let Some(done) = self.coordinator.change.take().and_then(|change| change.done) {
+                done(Ok(()));
+            }
+        }
+        let present = &self.table.placement;
+        let expected = self.coordinator.expected.contains_key(&node);
+        if present.map.member(node).is_some() {
+            if expected {
+                let next = present.without(node, self.me);
+                return next.map(Some).map_err(|why| FsError::because(libc::EINVAL, why.to_string()));
+            }
+            return Err(refused("metadata: the node is a member: it has to leave by itself"));
+        }
+        if !expected {
+            let why = if present.heir_of(node).is_some() { "has left already" } else { "is not known" };
+            return Err(FsError::because(libc::ENOENT, format!("metadata: node {node} {why}")));
+        }
+        let last = self.coordinator.last_node.max(node);
+        let rows =
+            vec![records::expect_row(node, None), records::last_node_row(last), known::forget_row(node)];
+        self.commit(BatchKind::Freeing, rows)?;
+        self.coordinator.last_node = last;
+        self.coordinator.expected.remove(&node);
+        Ok(None)
     }
 
     fn leads_changes(&self) -> FsResult<()> {
@@ -209,9 +356,10 @@ impl Member {
         if let Some((node, _)) = expected.iter().find(|(_, other)| **other == address) {
             return Ok(*node);
         }
-        // Numbers are never used again: members stay in the table, and who has not come stays expected.
-        let highest = self.table.nodes().chain(expected.keys().copied()).max().unwrap_or(self.me);
-        let node = highest + 1;
+        // Numbers are never used again: members stay in the table, as former ones at least, and of those who never came the last is on record.
+        let former = self.table.placement.former.iter().map(|(node, _)| *node);
+        let known = self.table.nodes().chain(former).chain(expected.keys().copied());
+        let node = known.max().unwrap_or(self.me).max(self.coordinator.last_node) + 1;
         if node >= NODES_MAX {
             return Err(FsError::new(libc::ENOSPC, "metadata: a cluster has at most 1023 nodes"));
         }
@@ -255,11 +403,16 @@ impl Member {
 
     /// All have done what they were to do before.
     fn order(&mut self, order: Order) {
-        let (now, nodes) = (self.now, self.table.nodes().collect());
+        let (now, nodes) = (self.now, self.participants());
         if let Some(Change { step: Step::Asking(asking), .. }) = &mut self.coordinator.change {
             (asking.order, asking.silent, asking.since) = (order, nodes, now);
         }
         self.send_orders();
+    }
+
+    /// Members that take part in an attempt: not who never came and is taken out again.
+    fn participants(&self) -> BTreeSet<NodeId> {
+        self.table.nodes().filter(|node| !self.coordinator.expected.contains_key(node)).collect()
     }
 
     /// Tells those who have not done it what to do.
@@ -283,7 +436,7 @@ impl Member {
     fn begin_attempt(&mut self) {
         self.coordinator.attempt.number += 1;
         let (now, attempt) = (self.now, self.coordinator.attempt);
-        let silent: BTreeSet<NodeId> = self.table.nodes().collect();
+        let silent = self.participants();
         let heard = silent.iter().map(|node| (*node, now)).collect();
         let Some(change) = &mut self.coordinator.change else { return };
         change.attempts += 1;
@@ -311,7 +464,7 @@ impl Member {
         } else if let Some(done) = self.coordinator.change.take().and_then(|change| change.done) {
             done(Err(why));
         }
-        for node in self.table.nodes().collect::<Vec<_>>() {
+        for node in self.participants() {
             self.tell(node, ChangeMessage::Abort(attempt));
         }
     }
@@ -341,8 +494,7 @@ impl Member {
         let now = self.now;
         let Coordinator { expected, change: Some(change), .. } = &mut self.coordinator else { return };
         log::info!("metadata: table {} of placement is decided", change.next.version);
-        let silent = old(&change.next, expected);
-        change.step = Step::Adopting { silent, new_ones: false, sent: now };
+        change.step = adopting(&self.table.placement, &change.next, expected, now);
         self.send_table();
     }
 
@@ -362,27 +514,39 @@ impl Member {
     }
 
     fn adopted(&mut self, from: NodeId, version: u64) {
+        let Some(Change { next, step: Step::Adopting { silent, .. }, .. }) = &mut self.coordinator.change
+        else {
+            return;
+        };
+        if version == next.version && silent.remove(&from) && silent.is_empty() {
+            self.next_turn();
+        }
+    }
+
+    /// All whose turn it was have adopted the table, or are not waited for any longer.
+    fn next_turn(&mut self) {
+        let now = self.now;
         let Coordinator { expected, change: Some(Change { next, step, .. }), .. } = &mut self.coordinator
         else {
             return;
         };
-        let Step::Adopting { silent, new_ones, .. } = step else { return };
-        if version != next.version || !silent.remove(&from) || !silent.is_empty() {
-            return;
-        }
-        if !std::mem::replace(new_ones, true) {
+        let Step::Adopting { turn, silent, since, .. } = step else { return };
+        (*turn, *silent) = match turn {
+            Turn::Leaving => (Turn::Old, old(next, expected)),
             // Whoever they fetch dentries from knows of them now.
-            silent.extend(
-                next.map.members().iter().map(|member| member.id).filter(|id| expected.contains_key(id)),
-            );
-        }
+            Turn::Old => (Turn::New, new(next, expected)),
+            Turn::New => (Turn::New, BTreeSet::new()),
+        };
+        *since = now;
         if silent.is_empty() { self.finish_change() } else { self.send_table() }
     }
 
     /// All members have the table.
     fn finish_change(&mut self) {
         let Some(Change { next, .. }) = &self.coordinator.change else { return };
-        let came = next.map.members().iter().map(|member| member.id);
+        // Who was taken out before it came is not expected any more either.
+        let former = next.former.iter().map(|(node, _)| *node);
+        let came = next.map.members().iter().map(|member| member.id).chain(former);
         let came: Vec<NodeId> = came.filter(|node| self.coordinator.expected.contains_key(node)).collect();
         let mut rows = vec![records::gone(records::CHANGE)];
         rows.extend(came.iter().map(|node| records::expect_row(*node, None)));
@@ -399,11 +563,27 @@ impl Member {
         }
     }
 
+    /// Tells one that has left so, should it not have heard.
+    fn has_left_already(&mut self, node: NodeId) -> bool {
+        let left = self.table.placement.heir_of(node).is_some();
+        if left {
+            let table = Arc::new(self.table.placement.clone());
+            self.tell(node, ChangeMessage::Adopt(table));
+        }
+        left
+    }
+
     /// A node asks to be taken in.
     fn join(&mut self, from: NodeId) {
+        if self.has_left_already(from) {
+            return;
+        }
         if self.coordinator.change.is_some() {
             // It asks again.
             return;
+        }
+        if self.coordinator.forgotten(&self.table.placement) == Some(from) {
+            return log::warn!("metadata: node {from} asks to be taken in, and is being taken out");
         }
         if self.table.placement.map.member(from).is_some() {
             let table = Arc::new(self.table.placement.clone());
@@ -412,12 +592,12 @@ impl Member {
         let Some(address) = self.coordinator.expected.get(&from).cloned() else {
             return log::warn!("metadata: node {from} asks to be taken in, and is not expected");
         };
-        let Placement { version, map, exceptions } = &self.table.placement;
-        let mut members = map.members().to_vec();
+        let present = &self.table.placement;
+        let mut members = present.map.members().to_vec();
         members.push(MapMember { id: from, address });
-        match ClusterMap::new(members, |slot| map.owner(slot).id) {
+        match ClusterMap::new(members, |slot| present.map.owner(slot).id) {
             Ok(map) => {
-                let next = Placement { version: version + 1, map, exceptions: exceptions.clone() };
+                let next = Placement { version: present.version + 1, map, ..present.clone() };
                 self.lead_change(next, None);
             }
             Err(why) => log::error!("metadata: node {from} cannot be taken in: {why}"),
@@ -427,6 +607,9 @@ impl Member {
     /// A member waits to hear of an attempt.
     fn tell_how(&mut self, from: NodeId, attempt: Attempt) {
         let now = self.now;
+        if self.has_left_already(from) {
+            return;
+        }
         let answer = match &mut self.coordinator.change {
             Some(Change { step: Step::Asking(asking), .. }) if asking.attempt == attempt => {
                 asking.heard.insert(from, now);
@@ -464,7 +647,11 @@ impl Member {
                     self.send_orders();
                 }
             }
-            Step::Adopting { silent, new_ones: true, .. } if silent.is_empty() => self.finish_change(),
+            Step::Adopting { turn: Turn::New, silent, .. } if silent.is_empty() => self.finish_change(),
+            Step::Adopting { turn: Turn::Leaving, silent, since, .. } if *since + FAREWELL_MAX <= now => {
+                log::warn!("metadata: nodes {silent:?}, which leave, do not answer; the others go on");
+                self.next_turn();
+            }
             Step::Adopting { sent, .. } => {
                 if *sent + RESEND <= now {
                     self.send_table();

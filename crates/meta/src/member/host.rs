@@ -223,11 +223,10 @@ impl MemberHost {
         let table = desk.cluster().table();
         let relay: Arc<dyn Ear> = Arc::new(Relay { desk: Arc::downgrade(desk), ear: ear.clone() });
         let (mut refused, mut brought) = (Vec::new(), false);
-        let joining = desk.cluster().is_joining();
+        let outside = desk.cluster().is_outside();
         let alone = requests.into_iter().enumerate().filter_map(|(number, (request, origin))| {
-            if joining
-                || table.leader(&request.op) != desk.me
-                    && !origin.is_some_and(|origin| desk.node.has_answer(origin))
+            if (outside || table.leader(&request.op) != desk.me)
+                && !origin.is_some_and(|origin| desk.node.has_answer(origin))
             {
                 refused.push(number);
                 return None;

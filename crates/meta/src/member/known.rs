@@ -32,6 +32,11 @@ pub fn peer_of(name: &[u8]) -> Option<NodeId> {
     (self::name(number).as_bytes() == name).then_some(number)
 }
 
+/// Deletes what is on record of a node.
+pub(super) fn forget_row(node: NodeId) -> Mutation {
+    Mutation { key: Key::new(Table::System, 0, name(node).as_bytes()), value: None }
+}
+
 fn name(node: NodeId) -> String {
     format!("{NAME}{node}")
 }

@@ -81,6 +81,9 @@ impl Member {
         if self.is_misdirected(ticket) {
             return;
         }
+        if self.table.departs() {
+            return self.rest(ticket, true);
+        }
         let number = self.number();
         let txn = TxnId { node: self.me, epoch: self.epoch, number };
         let now = self.now;

@@ -267,7 +267,8 @@ impl Member {
 
     /// Somebody asks for a lease.
     fn grant(&mut self, from: NodeId, number: u64) {
-        let now = self.now;
+        // Not when this member was told the time last: that may be before the question was sent.
+        let now = self.time();
         let leases = &mut self.leases;
         if self.table.placement.map.member(from).is_none()
             || leases.holds.get(&from).is_some_and(|(_, until)| now < *until)

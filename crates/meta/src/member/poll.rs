@@ -198,6 +198,8 @@ impl Member {
                 Then::TellUsage(_) | Then::WalkOn(_) => {}
                 // Some of the files may have another home now.
                 Then::Delete(_) => self.poll_ended(poll.then, None),
+                // The weights that it goes by were those of other members, or of what they had then.
+                Then::Confirmed(round) => self.end_round_early(round),
                 then => self.poll(poll.question, then),
             }
         }

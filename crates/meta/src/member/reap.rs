@@ -95,7 +95,9 @@ impl Member {
             return done(Err(FsError::new(libc::EBUSY, "metadata: objects are being deleted already")));
         }
         self.reaping = None;
-        let due = match self.node.due_rows(wall, limit) {
+        // Whoever inherits from this node looks at the rest.
+        let leaving = self.table.placement.is_leaving(self.me);
+        let due = match self.node.due_rows(wall, limit, leaving) {
             Ok(due) if due.is_empty() => return done(Ok(Vec::new())),
             Ok(due) => due,
             Err(why) => return done(Err(why)),
@@ -185,14 +187,15 @@ impl Member {
             let weighed = answers.get(&self.me);
             let same = |part| matches!(weighed, Some(Answer::Weighed(weights)) if weights.get(index) == Some(&Weight::Part(part)));
             let settled = node.references(*object).is_ok_and(same);
+            let owes = node.owes(*object).unwrap_or(true);
             // Who does not say that nothing refers to it may have something that does.
-            let weights = answers.iter().map(|(node, answer)| match answer {
-                Answer::Weighed(weights) => (*node, weights.get(index).copied().unwrap_or(Weight::Used)),
-                _ => (*node, Weight::Used),
+            let weights = answers.values().map(|answer| match answer {
+                Answer::Weighed(weights) => weights.get(index).copied().unwrap_or(Weight::Used),
+                _ => Weight::Used,
             });
             let rows = reaping.due.iter().filter(|row| row.object == *object);
             let goes = |row: &Due| Mutation { key: row.key(), value: None };
-            match weighed_together(self.me, weights) {
+            match weighed_together(owes, weights) {
                 Weighed::Used => {}
                 Weighed::Referred | Weighed::Owing if !settled => {}
                 Weighed::Free => free.push(*object),
@@ -248,6 +251,13 @@ impl Member {
         done(self.commit(BatchKind::Freeing, rows).map(drop));
     }
 
+    /// Nothing is deleted in this round: the table has changed since objects were weighed.
+    pub(super) fn end_round_early(&mut self, round: u64) {
+        if self.reaping.as_ref().is_some_and(|reaping| reaping.round == round) {
+            self.end_round(Ok(Vec::new()));
+        }
+    }
+
     /// Nothing is deleted in this round: members need not watch any longer.
     fn end_round(&mut self, result: FsResult<Vec<ObjectId>>) {
         let Some(Reaping { round, stage: Stage::Asking(done), .. }) = self.reaping.take() else { return };
@@ -269,17 +279,15 @@ enum Weighed {
     Owing,
 }
 
-fn weighed_together(me: NodeId, weights: impl Iterator<Item = (NodeId, Weight)>) -> Weighed {
-    let (mut sum, mut known, mut damaged, mut owes) = (0, false, false, false);
-    for (node, weight) in weights {
+/// `owes`: this node released more of the object than it added ([`crate::node::Node::owes`]).
+fn weighed_together(owes: bool, weights: impl Iterator<Item = Weight>) -> Weighed {
+    let (mut sum, mut known, mut damaged) = (0, false, false);
+    for weight in weights {
         match weight {
             Weight::Used => return Weighed::Used,
             Weight::Part(Part::Damaged) => damaged = true,
             Weight::Part(Part::None) => {}
-            Weight::Part(Part::Bytes(bytes)) => {
-                (sum, known) = (sum + bytes, true);
-                owes |= node == me && bytes < 0;
-            }
+            Weight::Part(Part::Bytes(bytes)) => (sum, known) = (sum + bytes, true),
         }
     }
     match (damaged, known, sum, owes) {
@@ -295,7 +303,10 @@ mod tests {
 
     #[test]
     fn only_a_sum_over_all_that_is_nought_frees_an_object() {
-        let weigh = |weights: [Weight; 3]| weighed_together(1, (1..).zip(weights));
+        let weigh = |weights: [Weight; 3]| {
+            let owes = matches!(weights[0], Weight::Part(Part::Bytes(bytes)) if bytes < 0);
+            weighed_together(owes, weights.into_iter())
+        };
         let bytes = |bytes| Weight::Part(Part::Bytes(bytes));
         let none = Weight::Part(Part::None);
         assert_eq!(weigh([bytes(0), none, none]), Weighed::Free);

@@ -6,15 +6,18 @@
 //! leaves the rows, and everything is done again. Of several nodes each has a part of the sum: see [`crate::member`], which does
 //! this with what the second half of this file offers.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{ObjectId, Position};
 use kestrel_types::key::{Key, Table};
+use kestrel_types::placement::NodeId;
 use kestrel_types::stat::ObjStat;
 
 use super::Node;
+use crate::cluster::share_holder_of;
 use crate::engine::{BatchKind, Mutation};
 use crate::pipeline::engine_error;
 use crate::rows::{number_of, share_suffix};
@@ -74,7 +77,7 @@ impl Node {
         if self.core.reclaiming.lasts() {
             return Ok(Vec::new());
         }
-        let due = self.due_rows(now, limit)?;
+        let due = self.due_rows(now, limit, false)?;
         if due.is_empty() {
             return Ok(Vec::new());
         }
@@ -104,7 +107,7 @@ impl Node {
     pub fn forget_object(&self, object: ObjectId) -> FsResult<()> {
         let _all = self.hold_all();
         if self.references(object)? == Part::Bytes(0) {
-            self.engine.commit(BatchKind::Freeing, self.share_rows(object)).map_err(engine_error)?;
+            self.engine.commit(BatchKind::Freeing, self.share_rows(object)?).map_err(engine_error)?;
         }
         self.core.condemned.remove(object);
         Ok(())
@@ -135,15 +138,18 @@ impl Node {
         Ok(())
     }
 
-    /// Rows whose time has come, the oldest first, at most [`DUE_MAX`].
-    pub(crate) fn due_rows(&self, now: Nanos, limit: usize) -> FsResult<Vec<Due>> {
+    /// Rows whose time has come, the oldest first, at most [`DUE_MAX`]; perhaps only those of objects that are deleted.
+    pub(crate) fn due_rows(&self, now: Nanos, limit: usize, deleted_only: bool) -> FsResult<Vec<Due>> {
         let now_seconds = (now.max(0) / SECOND).cast_unsigned();
         let mut due: Vec<Due> = Vec::new();
         let visited = self.engine.scan_table(Table::Reap, None, &mut |key, row| {
             if key.id > now_seconds || due.len() == limit.min(DUE_MAX) {
                 return ControlFlow::Break(());
             }
-            due.push(Due { seconds: key.id, object: number_of(key.suffix), deleted: !row.is_empty() });
+            let deleted = !row.is_empty();
+            if deleted || !deleted_only {
+                due.push(Due { seconds: key.id, object: number_of(key.suffix), deleted });
+            }
             ControlFlow::Continue(())
         });
         visited.map_err(engine_error)?;
@@ -173,7 +179,10 @@ impl Node {
     /// A round has ended; these objects have been deleted from the block store. The position to wait for.
     pub(crate) fn forget_objects(&self, reaper: u32, round: u64, objects: &[ObjectId]) -> FsResult<Position> {
         let _all = self.quiesce();
-        let rows: Vec<_> = objects.iter().flat_map(|object| self.share_rows(*object)).collect();
+        let mut rows = Vec::new();
+        for object in objects {
+            rows.extend(self.share_rows(*object)?);
+        }
         if !rows.is_empty() {
             let position = self.engine.commit(BatchKind::Freeing, rows).map_err(engine_error)?;
             self.committed_at(position);
@@ -182,30 +191,75 @@ impl Node {
         Ok(self.last_commit())
     }
 
+    /// Visits the node's shares of an object, those that it has inherited too.
+    fn each_share(
+        &self,
+        object: ObjectId,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+    ) -> FsResult<()> {
+        let table = self.strangers_table();
+        let strange =
+            |share: &[u8]| table.as_ref().is_some_and(|table| !table.owns(Table::ObjStat, object, share));
+        let visited = self.engine.scan(Table::ObjStat, object, None, &mut |share, row, _| {
+            if strange(share) { ControlFlow::Continue(()) } else { visit(share, row) }
+        });
+        visited.map(drop).map_err(engine_error)
+    }
+
     /// Deletions of the node's shares of an object.
-    fn share_rows(&self, object: ObjectId) -> Vec<Mutation> {
-        let shares = (0..self.core.shares).map(|worker| share_suffix(self.core.own_share(worker)));
-        let rows =
-            shares.map(|share| Mutation { key: Key::new(Table::ObjStat, object, &share), value: None });
-        rows.collect()
+    fn share_rows(&self, object: ObjectId) -> FsResult<Vec<Mutation>> {
+        let mut rows = Vec::new();
+        self.each_share(object, &mut |share, _| {
+            rows.push(Mutation { key: Key::new(Table::ObjStat, object, share), value: None });
+            ControlFlow::Continue(())
+        })?;
+        Ok(rows)
     }
 
     /// Sum of an object's shares, as far as this node has them.
     pub(crate) fn references(&self, object: ObjectId) -> FsResult<Part> {
         let mut sum = Part::None;
-        let visited =
-            self.engine.scan(Table::ObjStat, object, None, &mut |_, row, _| match ObjStat::decode(row) {
-                Ok(stat) => {
-                    let before = if let Part::Bytes(before) = sum { before } else { 0 };
-                    sum = Part::Bytes(before + stat.referenced);
-                    ControlFlow::Continue(())
-                }
-                Err(_) => {
-                    sum = Part::Damaged;
-                    ControlFlow::Break(())
-                }
-            });
-        visited.map_err(engine_error)?;
+        self.each_share(object, &mut |_, row| match ObjStat::decode(row) {
+            Ok(stat) => {
+                let before = if let Part::Bytes(before) = sum { before } else { 0 };
+                sum = Part::Bytes(before + stat.referenced);
+                ControlFlow::Continue(())
+            }
+            Err(_) => {
+                sum = Part::Damaged;
+                ControlFlow::Break(())
+            }
+        })?;
         Ok(sum)
+    }
+
+    /// Whether more of an object was released than added by this node, or by one of those that it has inherited from: each counts for
+    /// itself, since what a node releases later it adds up with its own shares only.
+    pub(crate) fn owes(&self, object: ObjectId) -> FsResult<bool> {
+        let mut sums: BTreeMap<NodeId, i64> = BTreeMap::new();
+        self.each_share(object, &mut |share, row| {
+            let bytes = ObjStat::decode(row).map_or(0, |stat| stat.referenced);
+            *sums.entry(share_holder_of(share)).or_default() += bytes;
+            ControlFlow::Continue(())
+        })?;
+        Ok(sums.into_values().any(|sum| sum < 0))
+    }
+
+    /// The row by which somebody looks at an object after the grace period.
+    pub(crate) fn due_later(&self, object: ObjectId) -> Mutation {
+        let seconds = ((self.clock.now() + self.core.grace).max(0) / SECOND + 1).cast_unsigned();
+        let due = Due { seconds, object, deleted: false };
+        Mutation { key: due.key(), value: Some(Box::default()) }
+    }
+
+    /// Whether rows say of objects that they are deleted and not all members may have forgotten them.
+    pub(crate) fn has_deleted_rows(&self) -> FsResult<bool> {
+        let mut found = false;
+        let visited = self.engine.scan_table(Table::Reap, None, &mut |_, row| {
+            found |= !row.is_empty();
+            if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        visited.map_err(engine_error)?;
+        Ok(found)
     }
 }

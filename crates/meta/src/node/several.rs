@@ -16,7 +16,7 @@ use kestrel_types::stat::DirStat;
 
 use super::dispatch::Held;
 use super::{Node, NodeConfig, RootAttr};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, NodeTable};
 use crate::effects::{Mark, OpenChange};
 use crate::engine::{Engine, Mutation};
 use crate::ids::Block;
@@ -123,6 +123,11 @@ impl Node {
         self.core.nameless.len()
     }
 
+    /// The table if the node may have rows that it does not own.
+    pub(super) fn strangers_table(&self) -> Option<Arc<NodeTable>> {
+        self.core.cluster.as_ref().map(|cluster| cluster.table()).filter(|table| table.strangers)
+    }
+
     /// Whether it is one of several.
     pub(super) fn shares_volume(&self) -> bool {
         self.core.cluster.is_some()
@@ -182,20 +187,20 @@ impl Node {
         after: Option<(u32, InodeId)>,
         limit: usize,
     ) -> FsResult<TreePart> {
+        let table = self.strangers_table();
+        let strange = |kind, suffix: &[u8]| table.as_ref().is_some_and(|table| !table.owns(kind, 0, suffix));
         let mut sum = DirStat::default();
         if after.is_none() {
             for dir in dirs {
-                usage::add_shares(&*self.engine, *dir, &mut sum)?;
+                usage::add_shares(&*self.engine, *dir, &|share| !strange(Table::DirStat, share), &mut sum)?;
             }
         }
-        let table = self.core.cluster.as_ref().map(|cluster| cluster.table()).filter(|table| table.strangers);
-        let strange = |child: &[u8]| table.as_ref().is_some_and(|table| !table.owns(Table::Subdir, 0, child));
         let (mut children, mut more) = (Vec::new(), false);
         for (index, dir) in (0u32..).zip(dirs).skip(after.map_or(0, |(index, _)| index as usize)) {
             let last = after.filter(|(at, _)| *at == index).map(|(_, child)| child.to_be_bytes());
             let last = last.as_ref().map(|last| &last[..]);
             let visited = self.engine.scan(Table::Subdir, *dir, last, &mut |child, _, _| {
-                if strange(child) {
+                if strange(Table::Subdir, child) {
                     return ControlFlow::Continue(());
                 }
                 more = children.len() == limit;
@@ -249,6 +254,7 @@ impl Node {
 
     /// Rows have come, and gone, with a new table. With every role held.
     pub(crate) fn take_moved(&self, moved: Moved) {
+        self.add_usage(moved.usage);
         for (ino, comes, size, nameless) in moved.files {
             self.add_usage([0, 0, if comes { size } else { size.wrapping_neg() }]);
             match (comes, nameless) {
@@ -375,7 +381,7 @@ impl Node {
 }
 
 /// What a row counts for in the volume's figures. A damaged one is fsck's business.
-fn figures_of(table: Table, row: Option<&[u8]>) -> UsageChange {
+pub(crate) fn figures_of(table: Table, row: Option<&[u8]>) -> UsageChange {
     let Some(row) = row else { return [0; 3] };
     match table {
         Table::DirStat => {

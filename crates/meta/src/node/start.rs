@@ -189,7 +189,12 @@ impl Node {
         })?;
         let figures = match closed_usage {
             Some(figures) => figures,
-            None => usage::volume(&*engine, &own).map_err(engine_error)?,
+            None => {
+                let own = |key: KeyRef<'_>| {
+                    table.as_ref().is_none_or(|table| table.owns(key.table, key.id, key.suffix))
+                };
+                usage::volume(&*engine, &own).map_err(engine_error)?
+            }
         };
         let mut changes = Vec::new();
         if shares > recorded {

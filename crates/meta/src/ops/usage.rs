@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use kestrel_types::codec::DecodeError;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
-use kestrel_types::key::Table;
+use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::request::Usage;
 use kestrel_types::stat::DirStat;
 
@@ -24,7 +24,7 @@ pub fn tree(engine: &dyn Engine, dir: InodeId) -> FsResult<Usage> {
     let mut dirs = 0;
     let mut stack = vec![dir];
     while let Some(dir) = stack.pop() {
-        add_shares(engine, dir, &mut sum)?;
+        add_shares(engine, dir, &|_| true, &mut sum)?;
         let listed = engine.scan(Table::Subdir, dir, None, &mut |child, _, _| {
             stack.push(number_of(child));
             ControlFlow::Continue(())
@@ -35,10 +35,16 @@ pub fn tree(engine: &dyn Engine, dir: InodeId) -> FsResult<Usage> {
     Ok(usage(&sum, dirs - 1))
 }
 
-/// Adds the shares of a directory that the engine has.
-pub fn add_shares(engine: &dyn Engine, dir: InodeId, sum: &mut DirStat) -> FsResult<()> {
+/// Adds the shares of a directory that the engine has, those with `own` suffixes.
+pub fn add_shares(
+    engine: &dyn Engine,
+    dir: InodeId,
+    own: &dyn Fn(&[u8]) -> bool,
+    sum: &mut DirStat,
+) -> FsResult<()> {
     let mut damage = None;
-    let visited = engine.scan(Table::DirStat, dir, None, &mut |_, row, _| match DirStat::decode(row) {
+    let visited = engine.scan(Table::DirStat, dir, None, &mut |share, row, _| match DirStat::decode(row) {
+        _ if !own(share) => ControlFlow::Continue(()),
         Ok(stat) => {
             sum.merge(&stat);
             ControlFlow::Continue(())
@@ -57,14 +63,15 @@ fn usage(sum: &DirStat, dirs: u64) -> Usage {
     Usage { files, dirs, bytes: sum.bytes.max(0).cast_unsigned() }
 }
 
-/// Figures of the whole volume, by reading all shares and all `own` files in table `link`: files, directories, bytes.
-pub fn volume(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> Result<[i64; 3], EngineError> {
+/// Figures of the whole volume, by reading all shares and all files in table `link`, as far as the rows are `own`: files, directories, bytes.
+pub fn volume(engine: &dyn Engine, own: &dyn Fn(KeyRef<'_>) -> bool) -> Result<[i64; 3], EngineError> {
     let mut sum = DirStat::default();
     let mut bytes = 0i64;
     let corrupt =
         |table: &str, why: DecodeError| EngineError::Corrupt(format!("metadata: damaged {table} row: {why}"));
     let mut damage = None;
-    engine.scan_table(Table::DirStat, None, &mut |_, row| match DirStat::decode(row) {
+    engine.scan_table(Table::DirStat, None, &mut |key, row| match DirStat::decode(row) {
+        _ if !own(key) => ControlFlow::Continue(()),
         Ok(stat) => {
             sum.merge(&stat);
             ControlFlow::Continue(())
@@ -75,7 +82,7 @@ pub fn volume(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> Result<[i64
         }
     })?;
     engine.scan_table(Table::Link, None, &mut |key, row| {
-        if !own(key.id) {
+        if !own(key) {
             return ControlFlow::Continue(());
         }
         let mut reader = kestrel_types::codec::Reader::new(row);

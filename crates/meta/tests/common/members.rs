@@ -29,7 +29,7 @@ pub fn placement(nodes: u32) -> Placement {
         }
     }
     exceptions.set(Name::new(b"walked").unwrap(), Some(Rule::PathWalk)).unwrap();
-    Placement { version: 1, map, exceptions }
+    Placement::new(map, exceptions)
 }
 
 pub fn settings() -> NodeConfig {

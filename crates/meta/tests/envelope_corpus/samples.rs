@@ -135,7 +135,7 @@ fn changes() -> Vec<(&'static str, Message)> {
     let attempt = Attempt { epoch: 7, number: 300 };
     let members = (1..=2).map(|id| Member { id, address: format!("node{id}:9440") }).collect();
     let map = ClusterMap::even(members).unwrap();
-    let table = Arc::new(Placement { version: 6, map, exceptions: ExceptionTable::default() });
+    let table = Arc::new(Placement { version: 6, ..Placement::new(map, ExceptionTable::default()) });
     let rows = vec![
         Mutation { key: key(b"moved"), value: value(b"row") },
         Mutation { key: key(b"gone"), value: None },

@@ -116,12 +116,12 @@ impl Several {
 
     /// A new member's machine is set up with the present table and itself in it.
     pub(super) fn form(&mut self, id: NodeId) {
-        let Placement { version, map, exceptions } = self.newest();
-        let mut members = map.members().to_vec();
+        let newest = self.newest();
+        let mut members = newest.map.members().to_vec();
         members.retain(|member| member.id != id);
         members.push(MapMember { id, address: format!("node-new-{id}") });
-        let map = ClusterMap::new(members, |slot| map.owner(slot).id).expect("a member more");
-        let placement = Placement { version, map, exceptions };
+        let map = ClusterMap::new(members, |slot| newest.map.owner(slot).id).expect("a member more");
+        let placement = Placement { map, ..newest };
         let (seed, workers) = self.tables.host;
         let (clock, used) = (self.agenda.clock.clone(), self.objects.used.clone());
         self.say(|| format!("node {id} is set up"));
@@ -144,7 +144,7 @@ impl Several {
 
     /// A table that is another one than the newest where clients are at work.
     fn next_table(&mut self) -> Placement {
-        let Placement { version, map, mut exceptions } = self.newest();
+        let Placement { version, map, mut exceptions, leaving, former } = self.newest();
         let members: Vec<NodeId> = map.members().iter().map(|member| member.id).collect();
         let mut owners: Vec<NodeId> = (0..1 << 14).map(|slot| map.owner(slot).id).collect();
         let used = self.used_slots();
@@ -181,7 +181,7 @@ impl Several {
             }
         }
         let map = ClusterMap::new(map.members().to_vec(), |slot| owners[usize::from(slot)]);
-        Placement { version: version + 1, map: map.expect("the same members"), exceptions }
+        Placement { version: version + 1, map: map.expect("the same members"), exceptions, leaving, former }
     }
 
     /// A client has heard that a member has a newer table.

@@ -3,24 +3,34 @@
 //! The coordinator makes tables, each with a version of one more than the last. Nodes get a new one at once; every reply
 //! carries the version of the node that gave it, and a client that sees a newer one than its own fetches it. One number for
 //! both parts, so that whoever compares versions compares everything that decides about an owner.
+//!
+//! A node leaves in two tables. The first marks it as *leaving*: it owns no slots any more, and clients move out of it. The next one has it
+//! no longer among the members but among the *former* nodes, each with its *heir*: the member that has the shares which bear the former
+//! one's number. Former nodes stay in the table for ever, so a number is never used again.
 
 use std::fmt;
 
-use super::{ClusterMap, ExceptionTable, Member, Slot, slot_of_id};
-use crate::codec::{DecodeError, Reader};
+use super::map::{MEMBERS_MAX, MapError};
+use super::{ClusterMap, ExceptionTable, Member, NodeId, Slot, slot_of_id};
+use crate::codec::{DecodeError, Reader, put_varint};
 use crate::ids::InodeId;
 use crate::request::{Op, Subject};
 
-/// Version of the encoding (`docs/format/placement.md`).
-const FORMAT: u8 = 1;
+/// Newest version of the encoding (`docs/format/placement.md`).
+const FORMAT: u8 = 2;
+
+/// Version of the encoding of tables that no node leaves or has left: programs that know no other go on reading these.
+const FORMAT_ALL_STAY: u8 = 1;
 
 /// Longest encoded table, bytes. A frame holds 4 MiB.
 pub const PLACEMENT_BYTES_MAX: usize = 4_000_000;
 
-// Exceptions (name with its length, kind, slot), members (number, address with its length), a run for each slot, the rest.
+// Exceptions (name with its length, kind, slot), members (number, address with its length), leaving and former ones, a run for each
+// slot, the rest.
 const _: () = assert!(
     super::exceptions::EXCEPTIONS_MAX * (2 + 255 + 1 + 2)
-        + super::map::MEMBERS_MAX * (4 + 2 + 255)
+        + MEMBERS_MAX * (4 + 2 + 255)
+        + MEMBERS_MAX * (4 + 4 + 4)
         + super::SLOTS * (2 + 3)
         + 64
         <= PLACEMENT_BYTES_MAX
@@ -44,6 +54,10 @@ pub struct Placement {
     pub map: ClusterMap,
     /// Names that are not placed by their hash.
     pub exceptions: ExceptionTable,
+    /// Members that clients move out of, ascending. They own no slots.
+    pub leaving: Vec<NodeId>,
+    /// Nodes that have left, ascending, each with its heir, a member.
+    pub former: Vec<(NodeId, NodeId)>,
 }
 
 /// Why a table could not be read.
@@ -73,6 +87,85 @@ impl fmt::Display for PlacementError {
 impl std::error::Error for PlacementError {}
 
 impl Placement {
+    /// The first table of a cluster.
+    pub fn new(map: ClusterMap, exceptions: ExceptionTable) -> Self {
+        Self { version: 1, map, exceptions, leaving: Vec::new(), former: Vec::new() }
+    }
+
+    /// Whether clients move out of this member.
+    pub fn is_leaving(&self, node: NodeId) -> bool {
+        self.leaving.binary_search(&node).is_ok()
+    }
+
+    /// The member that has the shares of a node that has left.
+    pub fn heir_of(&self, node: NodeId) -> Option<NodeId> {
+        let at = self.former.binary_search_by_key(&node, |(node, _)| *node).ok()?;
+        Some(self.former[at].1)
+    }
+
+    /// The next table, in which a member is leaving.
+    ///
+    /// # Errors
+    /// If it is no member, is leaving already, or owns slots.
+    pub fn with_leaving(&self, node: NodeId) -> Result<Self, MapError> {
+        let mut next = self.clone();
+        match next.leaving.binary_search(&node) {
+            Ok(_) => return Err(MapError("the node is leaving already")),
+            Err(at) => next.leaving.insert(at, node),
+        }
+        next.version += 1;
+        next.check()?;
+        Ok(next)
+    }
+
+    /// The next table, in which a member has left: `heir` has its shares, and those of former nodes that it had.
+    ///
+    /// # Errors
+    /// If it is no member or owns slots, or the heir is no other member, or is leaving.
+    pub fn without(&self, node: NodeId, heir: NodeId) -> Result<Self, MapError> {
+        if self.map.member(node).is_none() {
+            return Err(MapError("the node is no member"));
+        }
+        if self.is_leaving(heir) {
+            return Err(MapError("an heir is not leaving"));
+        }
+        let members = self.map.members().iter().filter(|member| member.id != node).cloned().collect();
+        let mut next = self.clone();
+        next.map = ClusterMap::new(members, |slot| self.map.owner(slot).id)?;
+        next.leaving.retain(|other| *other != node);
+        for (_, has) in next.former.iter_mut().filter(|(_, has)| *has == node) {
+            *has = heir;
+        }
+        next.former.push((node, heir));
+        next.former.sort_unstable();
+        next.version += 1;
+        next.check()?;
+        Ok(next)
+    }
+
+    /// Whether leaving and former nodes fit the members, and each other.
+    fn check(&self) -> Result<(), MapError> {
+        let Self { map, leaving, former, .. } = self;
+        if former.len() > MEMBERS_MAX {
+            return Err(MapError("more than 1,024 nodes have left"));
+        }
+        if !leaving.is_sorted_by(|one, next| one < next) || !former.is_sorted_by(|one, next| one.0 < next.0) {
+            return Err(MapError("leaving or former nodes out of order"));
+        }
+        for (member, slots) in map.members().iter().zip(map.slots_of_members()) {
+            if slots > 0 && self.is_leaving(member.id) {
+                return Err(MapError("a node that is leaving owns slots"));
+            }
+        }
+        if leaving.iter().any(|node| map.member(*node).is_none()) {
+            return Err(MapError("a node that is no member is leaving"));
+        }
+        if former.iter().any(|(node, heir)| map.member(*node).is_some() || map.member(*heir).is_none()) {
+            return Err(MapError("a former node is a member, or its heir is none"));
+        }
+        Ok(())
+    }
+
     /// The slot of an entry.
     #[inline]
     pub fn slot_of(&self, parent: InodeId, name: &[u8]) -> Slot {
@@ -118,10 +211,22 @@ impl Placement {
 
     /// The table's bytes, at most [`PLACEMENT_BYTES_MAX`].
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![FORMAT];
+        let all_stay = self.leaving.is_empty() && self.former.is_empty();
+        let mut out = vec![if all_stay { FORMAT_ALL_STAY } else { FORMAT }];
         out.extend_from_slice(&self.version.to_be_bytes());
         self.map.encode_into(&mut out);
         self.exceptions.encode_into(&mut out);
+        if !all_stay {
+            put_varint(&mut out, self.leaving.len() as u64);
+            for node in &self.leaving {
+                out.extend_from_slice(&node.to_be_bytes());
+            }
+            put_varint(&mut out, self.former.len() as u64);
+            for (node, heir) in &self.former {
+                out.extend_from_slice(&node.to_be_bytes());
+                out.extend_from_slice(&heir.to_be_bytes());
+            }
+        }
         debug_assert!(out.len() <= PLACEMENT_BYTES_MAX);
         out
     }
@@ -132,24 +237,46 @@ impl Placement {
     /// If the bytes are of a newer format, truncated, too many, or out of bounds or order.
     pub fn decode(bytes: &[u8]) -> Result<Self, PlacementError> {
         let mut reader = Reader::new(bytes);
-        match reader.u8().map_err(PlacementError::Damaged)? {
-            FORMAT => {}
+        let format = match reader.u8().map_err(PlacementError::Damaged)? {
+            format @ (FORMAT_ALL_STAY | FORMAT) => format,
             0 => return Err(PlacementError::Damaged(DecodeError("format 0"))),
             newer => return Err(PlacementError::Newer(newer)),
-        }
-        Self::decode_body(&mut reader).map_err(PlacementError::Damaged)
+        };
+        Self::decode_body(&mut reader, format).map_err(PlacementError::Damaged)
     }
 
-    fn decode_body(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    fn decode_body(reader: &mut Reader<'_>, format: u8) -> Result<Self, DecodeError> {
         let version = reader.u64()?;
         if version == 0 {
             return Err(DecodeError("table version 0"));
         }
         let map = ClusterMap::decode(reader)?;
         let exceptions = ExceptionTable::decode(reader)?;
+        let mut table = Self { version, map, exceptions, leaving: Vec::new(), former: Vec::new() };
+        if format == FORMAT {
+            for _ in 0..count(reader)? {
+                table.leaving.push(reader.u32()?);
+            }
+            for _ in 0..count(reader)? {
+                table.former.push((reader.u32()?, reader.u32()?));
+            }
+            if table.leaving.is_empty() && table.former.is_empty() {
+                return Err(DecodeError("format 2 of a table that no node leaves"));
+            }
+        }
         reader.end()?;
-        Ok(Self { version, map, exceptions })
+        table.check().map_err(|why| DecodeError(why.0))?;
+        Ok(table)
     }
+}
+
+/// How many nodes follow.
+fn count(reader: &mut Reader<'_>) -> Result<u64, DecodeError> {
+    let count = reader.varint()?;
+    if count > MEMBERS_MAX as u64 {
+        return Err(DecodeError("more nodes than a cluster may have"));
+    }
+    Ok(count)
 }
 
 #[cfg(test)]
@@ -175,17 +302,29 @@ mod tests {
     prop_compose! {
         fn placement()(version in 1u64.., ids in prop::collection::btree_set(any::<u32>(), 1..20),
             seeds in prop::collection::vec(any::<usize>(), 1..50), run in 1usize..2000,
-            rules in prop::collection::vec((name(), rule()), 0..20)) -> Placement {
+            rules in prop::collection::vec((name(), rule()), 0..20),
+            gone in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 0..4)) -> Placement {
             let ids: Vec<u32> = ids.into_iter().collect();
+            // Some leave, but the first one stays.
+            let gone: Vec<(u32, bool)> = gone.iter().map(|(at, left)| (ids[at.index(ids.len())], *left)).collect();
+            let stay: Vec<u32> =
+                ids.iter().copied().filter(|id| *id == ids[0] || gone.iter().all(|(gone, _)| gone != id)).collect();
             let members = ids.iter().map(|id| member(*id)).collect();
             let map = ClusterMap::new(members, |slot| {
-                ids[seeds[usize::from(slot) / run % seeds.len()] % ids.len()]
+                stay[seeds[usize::from(slot) / run % seeds.len()] % stay.len()]
             }).unwrap();
             let mut exceptions = ExceptionTable::default();
             for (name, rule) in rules {
                 exceptions.set(name, Some(rule)).unwrap();
             }
-            Placement { version, map, exceptions }
+            let mut table = Placement { version, ..Placement::new(map, exceptions) };
+            for (node, left) in gone {
+                if node == ids[0] || table.map.member(node).is_none() || table.is_leaving(node) {
+                    continue;
+                }
+                table = if left { table.without(node, ids[0]).unwrap() } else { table.with_leaving(node).unwrap() };
+            }
+            Placement { version, ..table }
         }
     }
 
@@ -215,10 +354,12 @@ mod tests {
         #[test]
         fn garbage_is_an_error_not_a_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = Placement::decode(&bytes);
-            if let Some(first) = bytes.first_mut() {
-                *first = FORMAT;
+            for format in [FORMAT_ALL_STAY, FORMAT] {
+                if let Some(first) = bytes.first_mut() {
+                    *first = format;
+                }
+                let _ = Placement::decode(&bytes);
             }
-            let _ = Placement::decode(&bytes);
         }
 
         #[test]
@@ -241,11 +382,14 @@ mod tests {
     }
 
     fn small() -> Placement {
-        Placement {
-            version: 7,
-            map: ClusterMap::even(vec![member(1), member(2), member(5)]).unwrap(),
-            exceptions: ExceptionTable::default(),
-        }
+        let map = ClusterMap::even(vec![member(1), member(2), member(5)]).unwrap();
+        Placement { version: 7, ..Placement::new(map, ExceptionTable::default()) }
+    }
+
+    /// All slots are the first node's.
+    fn drained() -> Placement {
+        let map = ClusterMap::new(vec![member(1), member(2), member(5)], |_| 1).unwrap();
+        Placement { version: 7, ..Placement::new(map, ExceptionTable::default()) }
     }
 
     #[test]
@@ -270,6 +414,46 @@ mod tests {
         0100000000000000070300000001136e6f64652d312e6578616d706c653a3730303000000002136e6f64652d322e6578616d706c65\
         3a3730303000000005136e6f64652d352e6578616d706c653a3730303000d62a01d52a\
         02d52a0209747261696e2e747874011234084d616b6566696c6502";
+
+    #[test]
+    fn the_encoding_of_who_has_left_never_changes() {
+        let table = drained().with_leaving(5).unwrap().without(2, 1).unwrap();
+        let bytes: String = table.encode().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(bytes, ENCODED_LEFT);
+    }
+
+    const ENCODED_LEFT: &str = "\
+        0200000000000000090200000001136e6f64652d312e6578616d706c653a3730303000000005136e6f64652d352e6578616d706c65\
+        3a3730303000808001000100000005010000000200000001";
+
+    #[test]
+    fn who_leaves_is_inherited_from_and_an_heir_that_leaves_too() {
+        let table = drained().with_leaving(2).unwrap();
+        assert!(table.is_leaving(2) && !table.is_leaving(1) && table.heir_of(2).is_none());
+        let table = table.without(2, 5).unwrap();
+        assert_eq!((table.version, table.is_leaving(2), table.heir_of(2)), (9, false, Some(5)));
+        let table = table.with_leaving(5).unwrap().without(5, 1).unwrap();
+        assert_eq!((table.heir_of(2), table.heir_of(5), table.heir_of(1)), (Some(1), Some(1), None));
+        assert_eq!(table.map.members().len(), 1);
+    }
+
+    #[test]
+    fn what_is_no_leaving_is_refused() {
+        let table = drained().with_leaving(5).unwrap();
+        for (made, why) in [
+            (small().with_leaving(2), "owns slots"),
+            (table.with_leaving(5), "already"),
+            (table.with_leaving(3), "no member"),
+            (table.without(3, 1), "no member"),
+            (table.without(1, 2), "slot's owner"),
+            (table.without(2, 2), "its heir"),
+            (table.without(2, 3), "its heir"),
+            (table.without(2, 5), "heir is not leaving"),
+        ] {
+            let error = made.unwrap_err().to_string();
+            assert!(error.contains(why), "{error} {why}");
+        }
+    }
 
     #[test]
     fn an_even_map_gives_everybody_the_same_number_of_slots() {

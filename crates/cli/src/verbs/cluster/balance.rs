@@ -74,11 +74,12 @@ pub fn run(args: &BalanceArgs) -> Result<Verdict, Failure> {
         }
     }
     let mut done = Done::default();
-    let resized = resize(&present.map, present.map.members(), &args.without);
+    let without = [&args.without[..], &present.leaving].concat();
+    let resized = resize(&present.map, present.map.members(), &without);
     let (map, moves) = resized.map_err(fail)?;
     done.slots_moved = moves.len();
     if !moves.is_empty() {
-        let next = Placement { version: present.version + 1, map, exceptions: present.exceptions.clone() };
+        let next = Placement { version: present.version + 1, map, ..present.clone() };
         if !args.dry_run {
             target.change(&next, &mut progress)?;
         }
@@ -133,8 +134,7 @@ fn even_names(
         if plan.changes.is_empty() || too_few {
             return Ok(());
         }
-        let next =
-            Placement { version: present.version + 1, map: present.map.clone(), exceptions: plan.exceptions };
+        let next = Placement { version: present.version + 1, exceptions: plan.exceptions, ..present.clone() };
         if !args.dry_run {
             target.change(&next, progress)?;
         }

@@ -50,7 +50,7 @@ pub fn run(args: &DrainArgs) -> Result<Verdict, Failure> {
     }
     let resized = resize(&present.map, present.map.members(), &leaving);
     let (map, moves) = resized.map_err(|why| Failure::new("cluster", why))?;
-    let next = Placement { version: present.version + 1, map, exceptions: present.exceptions.clone() };
+    let next = Placement { version: present.version + 1, map, ..present.clone() };
     if !args.dry_run && !moves.is_empty() {
         target.change(&next, &mut Progress::new())?;
     }

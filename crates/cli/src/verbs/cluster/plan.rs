@@ -141,7 +141,7 @@ fn balance(census: Census, nodes: usize, goal: &Goal) -> Result<Found, Failure> 
     // MEMBERS_MAX fits.
     let map = ClusterMap::even((1..=nodes as u32).map(member).collect())
         .map_err(|why| Failure::new("cluster plan", why))?;
-    let mut balanced = Placement { version: 1, map, exceptions: ExceptionTable::default() };
+    let mut balanced = Placement::new(map, ExceptionTable::default());
     let before = census.loads(&balanced);
     let rounds = census.settle(&mut balanced, goal).map_err(|why| Failure::new("cluster plan", why))?;
     let after = census.loads(&balanced);

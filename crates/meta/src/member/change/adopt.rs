@@ -15,12 +15,13 @@ use kestrel_types::key::Table;
 use kestrel_types::placement::Placement;
 
 use super::records::{self, Strangers};
-use super::{ChangeMessage, Purge, gains, loses};
+use super::{ChangeMessage, Purge, gains, inherits, loses, shares_move};
 use crate::cluster::{NodeTable, owner};
 use crate::engine::BatchKind;
 use crate::member::work::Stage;
 use crate::member::{Member, Message, Todo};
-use crate::pipeline::engine_error;
+use crate::node::figures_of;
+use crate::pipeline::{UsageChange, engine_error};
 use crate::rows::number_of;
 
 /// What a node keeps in memory of rows that came to it, or went.
@@ -30,6 +31,8 @@ pub(crate) struct Moved {
     pub files: Vec<(InodeId, bool, i64, bool)>,
     /// Files with rows that are being deleted: from which chunk on, of those that have come.
     pub sweeps: Vec<(InodeId, Option<u64>)>,
+    /// What shares of directories that came or went count for in the volume's figures.
+    pub usage: UsageChange,
 }
 
 impl Member {
@@ -41,13 +44,16 @@ impl Member {
             let position = self.node.last_commit();
             return self.when_durable(position, Todo::Send(self.coordinator(), adopted));
         }
-        if next.map.member(self.me).is_none() || version != present + 1 && !self.changing.joining {
+        // Who has left may hear so late.
+        let left = next.heir_of(self.me).is_some();
+        let follows = version == present + 1 || self.changing.joining;
+        if !left && (next.map.member(self.me).is_none() || !follows) {
             return log::error!(
                 "this node has table {present} of placement, and table {version} is to follow"
             );
         }
         let frozen = self.changing.part.as_ref().filter(|part| part.recorded);
-        if frozen.is_some_and(|part| part.next != next) {
+        if frozen.is_some_and(|part| part.next != next) && !left {
             return log::error!("this node is frozen for another table {version} than is to follow");
         }
         match self.adopt_now(next) {
@@ -61,7 +67,8 @@ impl Member {
         let (node, before) = (self.node.clone(), self.table.clone());
         let gains = gains(self.me, &before.placement, &next);
         let loses = loses(self.me, &before.placement, &next);
-        let moved = if gains || loses { self.moved(&next)? } else { Moved::default() };
+        let inherits = inherits(self.me, &before.placement, &next);
+        let moved = if gains || loses || inherits { self.moved(&next)? } else { Moved::default() };
         let left = loses || self.changing.strangers != Strangers::None;
         let strangers = if left { Strangers::Leftover } else { Strangers::None };
 
@@ -79,11 +86,15 @@ impl Member {
 
         log::info!("metadata: table {} of placement", next.version);
         self.changing.joining = false;
-        self.cluster().set_joining(false);
+        self.cluster().set_outside(self.table.has_left());
         self.changing.part = None;
         self.changing.strangers = strangers;
         self.changing.purge = left.then(Purge::default);
         self.begin_again();
+        self.forget_former();
+        if self.table.has_left() {
+            log::info!("metadata: node {} has left the cluster", self.me);
+        }
         if let Some(told) = &self.table_listener {
             told(&next);
         }
@@ -93,14 +104,15 @@ impl Member {
     /// What goes and comes by the next table. A damaged row is fsck's business.
     fn moved(&self, next: &Placement) -> FsResult<Moved> {
         let (mut moved, me, engine) = (Moved::default(), self.me, self.node.engine());
-        let comes = |table: Table, id: u64| match (
-            self.table.owner(table, id, b"") == me,
-            owner(next, me, table, id, b"") == me,
+        let row_comes = |table: Table, id: u64, suffix: &[u8]| match (
+            self.table.owner(table, id, suffix) == me,
+            owner(next, me, table, id, suffix) == me,
         ) {
             (false, true) => Some(true),
             (true, false) => Some(false),
             _ => None,
         };
+        let comes = |table: Table, id: u64| row_comes(table, id, b"");
         let links = engine.scan_table(Table::Link, None, &mut |key, row| {
             if let (Some(comes), Ok(inode)) =
                 (comes(Table::Link, key.id), Inode::decode(&mut Reader::new(row)))
@@ -117,6 +129,16 @@ impl Member {
             ControlFlow::Continue(())
         });
         sweeps.map_err(engine_error)?;
+        if shares_move(&self.table.placement, next, |before, after| (before == me) != (after == me)) {
+            let shares = engine.scan_table(Table::DirStat, None, &mut |key, row| {
+                let sign =
+                    row_comes(key.table, key.id, key.suffix).map_or(0, |comes| if comes { 1 } else { -1 });
+                let figures = figures_of(key.table, Some(row));
+                moved.usage = std::array::from_fn(|i| moved.usage[i].wrapping_add(figures[i] * sign));
+                ControlFlow::Continue(())
+            });
+            shares.map_err(engine_error)?;
+        }
         Ok(moved)
     }
 

@@ -66,13 +66,19 @@ impl Member {
             return;
         }
         let attempt = part.attempt;
-        if self.lends_what_leaves(&table) {
+        if self.lends_what_leaves(&table) || table.departs() && self.is_busy_with_others() {
             return;
         }
         self.drive_copying();
         let Some(part) = &mut self.changing.part else { return };
         if !matches!(&part.step, Step::Freezing(copying) if copying.is_over()) {
             return;
+        }
+        if table.departs()
+            && let Some(why) = self.why_it_stays()
+        {
+            self.end_part();
+            return self.decline(attempt, why);
         }
         match self.commit_beside(BatchKind::Freeing, vec![records::frozen_row(attempt, next)]) {
             Ok(position) => {

@@ -1,21 +1,26 @@
-//! Walks over the rows that have owners by name or id, some at a time; deleting those that are not this member's.
+//! Walks over the rows that may get other owners, some at a time; deleting those that are not this member's.
+//!
+//! The same walk looks at what was inherited of objects. Who releases the last reference to one notes that somebody is to look at it; notes of a
+//! node that has left are not copied, as two may have one key. Each of its shares that is not above nought may be the one that such a
+//! note was about, so a new one is written. One too many costs a look.
 
 use std::ops::ControlFlow;
 
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsResult;
 use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::stat::ObjStat;
 
 use super::records::{self, Strangers};
 use super::{ChangeMessage, Step};
-use crate::cluster::NodeTable;
+use crate::cluster::{NodeTable, share_holder_of};
 use crate::engine::{BatchKind, Engine, Mutation};
 use crate::member::Member;
 use crate::node::Node;
 use crate::pipeline::engine_error;
 
 /// Tables whose rows may get other owners.
-const TABLES: [Table; 8] = [
+const TABLES: [Table; 10] = [
     Table::Entry,
     Table::DirId,
     Table::Subdir,
@@ -24,6 +29,8 @@ const TABLES: [Table; 8] = [
     Table::Xattr,
     Table::Moved,
     Table::Sweep,
+    Table::DirStat,
+    Table::ObjStat,
 ];
 
 /// Most rows that one step of a walk looks at: the member serves nobody else meanwhile.
@@ -107,15 +114,20 @@ impl Member {
 
     /// Whether that was all.
     fn purge_some(&mut self, cursor: &mut Cursor) -> FsResult<bool> {
-        let (table, mut rows) = (&self.table, Vec::new());
+        let (table, mut rows, mut count) = (&self.table, Vec::new(), 0);
         let (visited, most) = (visited_max(&self.node), deleted_max(&self.node));
-        let all = cursor.walk(&**self.node.engine(), visited, |key, _| {
+        let all = cursor.walk(&**self.node.engine(), visited, |key, value| {
             if !table.owns(key.table, key.id, key.suffix) {
                 rows.push(Mutation { key: key.to_owned(), value: None });
+                count += 1;
+            } else if key.table == Table::ObjStat
+                && table.placement.heir_of(share_holder_of(key.suffix)).is_some()
+                && ObjStat::decode(value).is_ok_and(|stat| stat.referenced <= 0)
+            {
+                rows.push(self.node.due_later(key.id));
             }
             rows.len() < most
         })?;
-        let count = rows.len() as u64;
         if all {
             rows.push(records::strangers_row(Strangers::None));
         }

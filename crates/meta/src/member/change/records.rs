@@ -31,6 +31,9 @@ pub const CHANGE: &str = "change";
 /// Files with numbers below may be open elsewhere.
 pub const ONLY_HERE: &str = "only here";
 
+/// No node after this one was forgotten before it came: with those in the table and those expected, the highest number ever reserved.
+pub const LAST_NODE: &str = "last node";
+
 /// How names of records of expected nodes begin; the node's number follows, in decimal digits. The row is its address.
 const EXPECT: &str = "expect ";
 
@@ -62,8 +65,10 @@ pub struct ChangeRecords {
     pub change: Option<Arc<Placement>>,
     /// Counters of files that can only be open here are not below.
     pub only_here: u64,
-    /// Nodes to come.
+    /// Nodes to come; of members those that are taken out again because they never came.
     pub expected: BTreeMap<NodeId, String>,
+    /// Nodes up to this one may have been forgotten.
+    pub last_node: NodeId,
 }
 
 /// The node that a record of this name expects, if it is one of those.
@@ -92,6 +97,10 @@ pub(crate) fn change_row(table: &Placement) -> Mutation {
 
 pub(crate) fn only_here_row(counter: u64) -> Mutation {
     counter_row(ONLY_HERE, counter)
+}
+
+pub(crate) fn last_node_row(node: NodeId) -> Mutation {
+    counter_row(LAST_NODE, u64::from(node))
 }
 
 pub(crate) fn expect_row(node: NodeId, address: Option<&str>) -> Mutation {
@@ -216,6 +225,9 @@ impl ChangeRecords {
             self.change = Some(Arc::new(decode_table(row)?));
         } else if name == ONLY_HERE.as_bytes() {
             self.only_here = decode_counter(row)?;
+        } else if name == LAST_NODE.as_bytes() {
+            let last = NodeId::try_from(decode_counter(row)?);
+            self.last_node = last.map_err(|_| DecodeError("no number of a node"))?;
         } else if let Some(node) = expected_of(name) {
             self.expected.insert(node, decode_address(row)?);
         }
@@ -233,7 +245,7 @@ mod tests {
     fn records_survive_a_round_trip_and_damage_is_noticed() {
         let members = vec![Member { id: 1, address: "a".into() }];
         let (map, exceptions) = (ClusterMap::even(members).unwrap(), ExceptionTable::default());
-        let table = Placement { version: 4, map, exceptions };
+        let table = Placement { version: 4, ..Placement::new(map, exceptions) };
         let attempt = Attempt { epoch: 3, number: 500 };
         for strangers in [Strangers::Leftover, Strangers::Coming(attempt)] {
             let row = strangers_row(strangers).value.unwrap();

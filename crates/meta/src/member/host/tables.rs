@@ -6,13 +6,29 @@ use kestrel_types::placement::{NodeId, Placement};
 
 use super::MemberHost;
 use crate::cluster::NodeTable;
-use crate::member::change::{ChangeFigures, Changed, Expected, LockGuard, TableListener};
+use crate::member::change::{ChangeFigures, Changed, DepartureGuard, Expected, LockGuard, TableListener};
 use crate::member::lease::LeaseFigures;
 
 impl MemberHost {
     /// As [`Member::set_lock_guard`].
     pub fn set_lock_guard(&self, guard: Box<LockGuard>) {
         self.desk.turn(move |member, _| member.set_lock_guard(guard));
+    }
+
+    /// As [`Member::set_departure_guard`].
+    pub fn set_departure_guard(&self, guard: Box<DepartureGuard>) {
+        self.desk.turn(move |member, _| member.set_departure_guard(guard));
+    }
+
+    /// As [`Member::has_left`].
+    pub fn has_left(&self) -> bool {
+        self.table().has_left()
+    }
+
+    /// As [`Member::forget`]; `done` as above.
+    pub fn forget(&self, node: NodeId, done: Changed) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.forget(node, done, now));
     }
 
     /// As [`Member::set_table_listener`].

@@ -188,7 +188,7 @@ fn any_change() -> BoxedStrategy<ChangeMessage> {
         (1u64.., 1u32..4).prop_map(|(version, nodes)| {
             let members = (1..=nodes).map(|id| MapMember { id, address: format!("node-{id}") }).collect();
             let (map, exceptions) = (ClusterMap::even(members).unwrap(), ExceptionTable::default());
-            Arc::new(Placement { version, map, exceptions })
+            Arc::new(Placement { version, ..Placement::new(map, exceptions) })
         })
     };
     let mutation = any_row().prop_map(|(key, value)| Mutation { key, value });
