@@ -47,11 +47,11 @@ def io_uring():
 class Server:
     """A volume of its own, served."""
 
-    def __init__(self, scratch, *format_options):
+    def __init__(self, scratch, *format_options, serve_options=()):
         self.dir = tempfile.mkdtemp(dir=scratch)
         self.volume = f"{self.dir}/volume"
         run(KESTREL, "format", self.volume, *format_options)
-        said = run(KESTREL, "serve", self.volume, "--listen", "127.0.0.1:0")
+        said = run(KESTREL, "serve", self.volume, "--listen", "127.0.0.1:0", *serve_options)
         self.volumes = [self.volume]
         self.url = re.search(r"kestrel://\S+", said).group()
         self.address, self.name = self.url.removeprefix("kestrel://").split("/")

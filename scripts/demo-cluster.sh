@@ -1,18 +1,26 @@
 #!/usr/bin/env bash
-# A volume with several metadata nodes and several clients, for real: three processes serve its metadata, two mounts use it. A tree of
-# 80,000 small files is ingested through one mount while a node is killed (kill -9) and started again in the middle; the other mount
-# reads every file back in random order and verifies it. Then fsck, online over the network and of all nodes at rest. NODES=1: one server.
+# A volume with several metadata nodes and several clients, for real: three processes serve its metadata, the first of them coordinates
+# its changes, two mounts use it. A part of the demo's tree is ingested through one mount; meanwhile a node is killed (kill -9) and started
+# again, and a fourth node joins and is given its part. The other mount, which knew of three nodes, reads every file back in random order and
+# verifies it. Then fsck, online over the network and of all nodes at rest.
+#
+#   FILES=20000    how many files; `all` of the tree are 78,580
+#   PROCESSES=8    that write and read
+#   NODES=1        one server, to which nothing is added
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
 KESTREL=${KESTREL:-$ROOT/target/release/kestrel}
 TREE=${KESTREL_TREE:-${KESTREL_TOOLS:-$HOME/.cache/kestrel-tools}/tree}
-PROCESSES=${PROCESSES:-4}
+FILES=${FILES:-20000}
+PROCESSES=${PROCESSES:-8}
 NODES=${NODES:-3}
 
+begun=$SECONDS
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/kestrel-demo-cluster.XXXXXX")
 dirs=()
-for ((node = 1; node <= NODES; node++)); do dirs+=("$work/node$node"); done
+# With room for the one that joins.
+for ((node = 1; node <= NODES + 1; node++)); do dirs+=("$work/node$node"); done
 export KESTREL_RUNTIME_DIR=$work/run
 cleanup() {
     status=$?
@@ -20,7 +28,9 @@ cleanup() {
     for mnt in "$work/one" "$work/two"; do
         mountpoint -q "$mnt" && { "$KESTREL" umount --force "$mnt" >/dev/null 2>&1 || true; }
     done
-    for dir in "${dirs[@]}"; do "$KESTREL" serve --stop "$dir" >/dev/null 2>&1 || true; done
+    for dir in "${dirs[@]}"; do
+        [ ! -d "$dir" ] || "$KESTREL" serve --stop "$dir" >/dev/null 2>&1 || true
+    done
     rm -rf "$work"
     exit $status
 }
@@ -28,7 +38,7 @@ trap cleanup EXIT
 trap 'exit 130' INT TERM
 
 mkdir "$work/one" "$work/two" "$work/run"
-mapfile -t addresses < <(python3 - "$NODES" <<'PY'
+mapfile -t addresses < <(python3 - "${#dirs[@]}" <<'PY'
 import socket, sys
 held = [socket.socket() for _ in range(int(sys.argv[1]))]
 for one in held:
@@ -36,35 +46,36 @@ for one in held:
     print(f"127.0.0.1:{one.getsockname()[1]}")
 PY
 )
-url=kestrel://$(IFS=, && echo "${addresses[*]}")/demo
+url=kestrel://$(IFS=, && echo "${addresses[*]:0:NODES}")/demo
 if [ "$NODES" = 1 ]; then
     echo "== kestrel format, serve, mount twice"
     "$KESTREL" format "${dirs[0]}" --name demo
+    joins=()
 else
     echo "== kestrel cluster init, join, serve, mount twice"
     nodes=()
-    for address in "${addresses[@]}"; do nodes+=(--node "$address"); done
+    for address in "${addresses[@]:0:NODES}"; do nodes+=(--node "$address"); done
     "$KESTREL" cluster init "${dirs[0]}" --name demo "${nodes[@]}" | grep -v ^kestrel-cluster
     for ((node = 2; node <= NODES; node++)); do
         "$KESTREL" cluster token "${dirs[0]}" | "$KESTREL" cluster join - "${dirs[node - 1]}" --node "$node"
     done
+    joins=(--coordinator "${dirs[0]}" --joins "${dirs[NODES]}" "${addresses[NODES]}")
 fi
 for ((node = 0; node < NODES; node++)); do "$KESTREL" serve "${dirs[node]}" --listen "${addresses[node]}"; done
 "$KESTREL" mount "$url" "$work/one"
 "$KESTREL" mount "$url" "$work/two"
-python3 "$ROOT/scripts/demo_cluster.py" "$TREE" "$work/one" "$work/two" "$PROCESSES" "$KESTREL" \
-    "${dirs[NODES / 2]}" "${addresses[NODES / 2]}"
+python3 "$ROOT/scripts/demo_cluster.py" "$TREE" "$work/one" "$work/two" --url "$url" --kestrel "$KESTREL" --files "$FILES" \
+    --processes "$PROCESSES" --dies "${dirs[NODES / 2]}" "${addresses[NODES / 2]}" "${joins[@]}"
 echo "== kestrel status"
 "$KESTREL" status "$url"
-if [ "$NODES" != 1 ]; then
-    echo "== kestrel cluster status"
-    "$KESTREL" cluster status "$url"
-fi
 echo "== kestrel fsck, online, over the network"
 "$KESTREL" fsck "$url"
 echo "== kestrel umount, twice; the servers end"
 "$KESTREL" umount "$work/one"
 "$KESTREL" umount "$work/two"
-for dir in "${dirs[@]}"; do "$KESTREL" serve --stop "$dir"; done
+volumes=()
+for dir in "${dirs[@]}"; do [ ! -d "$dir" ] || volumes+=("$dir"); done
+for dir in "${volumes[@]}"; do "$KESTREL" serve --stop "$dir"; done
 echo "== kestrel fsck --data of the volume at rest"
-"$KESTREL" fsck --data "${dirs[@]}"
+"$KESTREL" fsck --data "${volumes[@]}"
+echo "== all of it took $((SECONDS - begun)) s"

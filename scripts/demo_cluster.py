@@ -1,13 +1,13 @@
-"""The load of demo-cluster: ingest through one mount, a server killed and started again meanwhile, everything verified
-through the other mount, then a table. Called by demo-cluster.sh."""
+"""The load of demo-cluster: ingest through one mount, while a server is killed and started again and then another one joins, everything
+verified through the other mount, then a table. Called by demo-cluster.sh."""
 
+import argparse
 import hashlib
 import json
 import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -15,11 +15,17 @@ from demo import stats, verify
 from demo_s3 import walk
 
 DOWN_SECONDS = 1.0
+# When what happens meanwhile happens: after so much of the files.
+DIES_AFTER, JOINS_AFTER = 0.25, 0.5
+
+
+def make_dir(path):
+    os.mkdir(path)
 
 
 def ingest(arguments):
     """Copies the files of one process; returns (files, bytes, digests, longest time for one file)."""
-    source, target, names, done = arguments
+    source, target, names, number = arguments
     total, digests, longest = 0, {}, 0.0
     for name in names:
         with open(os.path.join(source, name), "rb") as file:
@@ -30,91 +36,153 @@ def ingest(arguments):
         longest = max(longest, time.monotonic() - begin)
         total += len(content)
         digests[name] = hashlib.blake2b(content).hexdigest()
-        done.value += 1
+        COUNTERS[number].value += 1
     return len(names), total, digests, longest
-
-
-def ingest_share(arguments):
-    return ingest((*arguments[:3], COUNTERS[arguments[3]]))
-
-
-class Server:
-    """A process that serves the volume: one of its nodes, or the only one."""
-
-    def __init__(self, kestrel, volume, address):
-        self.kestrel, self.volume, self.address = kestrel, volume, address
-
-    def status(self):
-        return json.loads(subprocess.run([self.kestrel, "status", self.volume, "--json"], check=True, capture_output=True).stdout)
-
-    def crash_and_come_back(self):
-        """Returns (seconds without a process, seconds from its start until it serves)."""
-        pid = self.status()["pid"]
-        os.kill(pid, signal.SIGKILL)
-        killed = time.monotonic()
-        time.sleep(DOWN_SECONDS)
-        start = time.monotonic()
-        subprocess.run([self.kestrel, "serve", self.volume, "--listen", self.address], check=True, stdout=subprocess.DEVNULL)
-        return start - killed, time.monotonic() - start
 
 
 COUNTERS = []
 
 
+def written():
+    return sum(counter.value for counter in COUNTERS)
+
+
+class Events:
+    """What happens to the servers while the load goes on. A failure of theirs is the demo's."""
+
+    def __init__(self, options):
+        self.options, self.begun, self.told, self.failure = options, time.monotonic(), [], None
+
+    def run(self, *words, stdin=None):
+        return subprocess.run([self.options.kestrel, *words], check=True, capture_output=True, text=True, input=stdin).stdout
+
+    def tell(self, text):
+        text = f"{time.monotonic() - self.begun:5.1f} s, {written():6,} files: {text}"
+        self.told.append(text)
+        print(text, flush=True)
+
+    def crash_and_come_back(self):
+        volume, address = self.options.dies
+        pid = json.loads(self.run("status", volume, "--json"))["pid"]
+        os.kill(pid, signal.SIGKILL)
+        self.tell(f"kill -9 of the server at {address}")
+        time.sleep(DOWN_SECONDS)
+        start = time.monotonic()
+        self.run("serve", volume, "--listen", address)
+        self.tell(f"it is back, {time.monotonic() - start:.2f} s after its start")
+
+    def join(self):
+        volume, address = self.options.joins
+        start = time.monotonic()
+        token = self.run("cluster", "add-node", self.options.coordinator, "--node", address)
+        self.run("cluster", "join", "-", volume, stdin=token)
+        self.run("serve", volume)
+        self.tell(f"another node serves at {address}, {time.monotonic() - start:.2f} s after it was announced; it has no part yet")
+        start = time.monotonic()
+        self.run("cluster", "balance", self.options.url)
+        self.tell(f"`kestrel cluster balance` has given it one, in {time.monotonic() - start:.2f} s")
+
+    def happen(self, files):
+        """Runs beside the load of so many files."""
+        events = [(DIES_AFTER, self.crash_and_come_back)]
+        if self.options.joins:
+            events.append((JOINS_AFTER, self.join))
+        try:
+            for after, event in events:
+                while written() < files * after:
+                    time.sleep(0.01)
+                event()
+        except subprocess.CalledProcessError as failed:
+            self.failure = f"{' '.join(failed.cmd)}: exit {failed.returncode}\n{failed.stdout}{failed.stderr}"
+        except BaseException as why:
+            self.failure = repr(why)
+
+
+def options():
+    parser = argparse.ArgumentParser()
+    for name in ("source", "one", "two"):
+        parser.add_argument(name)
+    for name in ("url", "kestrel", "files", "coordinator"):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--processes", type=int)
+    for name in ("dies", "joins"):
+        parser.add_argument(f"--{name}", nargs=2)
+    return parser.parse_args()
+
+
+def chosen(given):
+    """What is ingested: as many files as are wanted, spread evenly over the tree, and the directories they need."""
+    files, dirs, links = walk(given.source)
+    files.sort()
+    if given.files != "all":
+        wanted = min(int(given.files), len(files))
+        files = [files[number * len(files) // wanted] for number in range(wanted)]
+        dirs = set()
+        for path in files + links:
+            while path := os.path.dirname(path):
+                dirs.add(path)
+    return files, dirs, links
+
+
+def show_nodes(given, when):
+    if given.joins:
+        print(f"== kestrel cluster status, {when}")
+        subprocess.run([given.kestrel, "cluster", "status", given.url], check=True)
+
+
 def main():
-    source, one, two, processes, kestrel, volume, address = sys.argv[1:4] + [int(sys.argv[4])] + sys.argv[5:8]
-    server = Server(kestrel, volume, address)
-    files, dirs, links = walk(source)
+    given = options()
+    files, dirs, links = chosen(given)
+    one, two, processes = given.one, given.two, given.processes
     for path in files:  # the source into the page cache: what is measured is the volume
-        with open(os.path.join(source, path), "rb") as file:
+        with open(os.path.join(given.source, path), "rb") as file:
             while file.read(1 << 20):
                 pass
-    print(f"== ingest {len(files):,} files, {len(dirs):,} directories with {processes} processes through the first mount")
+    print(f"== ingest {len(files):,} files, {len(dirs):,} directories with {processes} processes through the first mount", flush=True)
     COUNTERS.extend(multiprocessing.Value("Q", 0, lock=False) for _ in range(processes))
-    before, start = stats(kestrel, one), time.monotonic()
-    for path in sorted(dirs):
-        os.mkdir(os.path.join(one, path))
-    for path in links:
-        os.symlink(os.readlink(os.path.join(source, path)), os.path.join(one, path))
-    crash = {}
-
-    def crash_half_way():
-        while sum(counter.value for counter in COUNTERS) < len(files) // 2:
-            time.sleep(0.01)
-        print(f"== kill -9 of a server after {sum(c.value for c in COUNTERS):,} files, restart after {DOWN_SECONDS:.0f} s", flush=True)
-        crash["down"], crash["start"] = server.crash_and_come_back()
-
-    killer = threading.Thread(target=crash_half_way)
+    before, start = stats(given.kestrel, one), time.monotonic()
     with multiprocessing.Pool(processes) as pool:
-        killer.start()
-        shares = [(source, one, files[i::processes], i) for i in range(processes)]
-        written = pool.map(ingest_share, shares)
-        killer.join()
-        wrote_seconds, middle = time.monotonic() - start, stats(kestrel, one)
-        print("== read every file back in random order through the second mount and verify it")
+        levels = {}
+        for path in dirs:
+            levels.setdefault(path.count("/"), []).append(os.path.join(one, path))
+        for _, paths in sorted(levels.items()):
+            pool.map(make_dir, paths)
+        for path in links:
+            os.symlink(os.readlink(os.path.join(given.source, path)), os.path.join(one, path))
+        events = Events(given)
+        beside = threading.Thread(target=events.happen, args=(len(files),), daemon=True)
+        beside.start()
+        shares = [(given.source, one, files[i::processes], i) for i in range(processes)]
+        done = pool.map(ingest, shares)
+        wrote_seconds, middle = time.monotonic() - start, stats(given.kestrel, one)
+        events.tell("all are written")
+        beside.join()
+        if events.failure:
+            raise SystemExit(events.failure)
+        show_nodes(given, "after that")
+        print("== read every file back in random order through the second mount and verify it", flush=True)
         with open("/proc/sys/vm/drop_caches", "w") as caches:
             caches.write("3\n")
-        read_before, start = stats(kestrel, two), time.monotonic()
-        read = pool.map(verify, [(two, digests, seed) for seed, (_, _, digests, _) in enumerate(written)])
+        read_before, start = stats(given.kestrel, two), time.monotonic()
+        read = pool.map(verify, [(two, digests, seed) for seed, (_, _, digests, _) in enumerate(done)])
         read_seconds = time.monotonic() - start
-    after = stats(kestrel, two)
+    after = stats(given.kestrel, two)
     wrong = [name for _, _, names in read for name in names]
-    wrong += [path for path in links if os.readlink(os.path.join(source, path)) != os.readlink(os.path.join(two, path))]
-    count, total = sum(done[0] for done in written), sum(done[1] for done in written)
+    wrong += [path for path in links if os.readlink(os.path.join(given.source, path)) != os.readlink(os.path.join(two, path))]
+    count, total = sum(each[0] for each in done), sum(each[1] for each in done)
 
     def row(name, seconds, begin, end):
         asked = end["metadata_requests_total"] - begin["metadata_requests_total"]
         print(f"{name:34} {count / seconds:8,.0f} {total / seconds / 1e6:7.1f} {seconds:8.1f} {asked:18,} {asked / count:8.2f}")
 
     print(f"\n{'':34} {'files/s':>8} {'MB/s':>7} {'seconds':>8} {'metadata requests':>18} {'per file':>8}")
-    row("ingest, with the crash", wrote_seconds, before, middle)
+    row("ingest, with all that", wrote_seconds, before, middle)
     row("random read at the other mount", read_seconds, read_before, after)
-    print(f"\nit was gone for {crash['down']:.2f} s and served {crash['start']:.2f} s after its start;")
-    print(f"the longest time any file took meanwhile was {max(done[3] for done in written):.2f} s; no call failed;")
+    print(f"\nthe longest time any file took meanwhile was {max(each[3] for each in done):.2f} s; no call failed;")
     retries, reconnects = (middle[f"metadata_{name}_total"] - before[f"metadata_{name}_total"] for name in ("retries", "reconnects"))
-    print(f"{retries} calls were sent again after {reconnects} reconnect, each executed once\n")
+    print(f"{retries} calls were sent again after {reconnects} reconnects, each executed once\n")
     if wrong:
-        sys.exit(f"{len(wrong)} files differ from their source: {wrong[:5]}")
+        raise SystemExit(f"{len(wrong)} files differ from their source: {wrong[:5]}")
     print(f"all {count:,} files and {len(links)} symbolic links are as their source, byte by byte")
 
 

@@ -57,6 +57,8 @@ pub struct Resources {
     pub dirty_bytes_max: u64,
     /// Metadata workers.
     pub workers: usize,
+    /// Most requests that a worker executes together; none: what suits it.
+    pub batch_max: Option<usize>,
     /// How the block store is reached.
     pub store: StoreOptions,
 }
@@ -69,6 +71,7 @@ impl Default for Resources {
             data_cache_bytes: None,
             dirty_bytes_max: 256 << 20,
             workers: cores.clamp(1, 64),
+            batch_max: None,
             store: StoreOptions::default(),
         }
     }
@@ -201,6 +204,7 @@ impl Volume {
             },
             grace: i64::from(settings.grace_seconds) * SECOND,
             serves,
+            batch_max: resources.batch_max.unwrap_or(NodeConfig::default().batch_max),
             ..NodeConfig::default()
         }
     }

@@ -1,7 +1,8 @@
 //! The namespace replica: a cache of dentries, never authoritative, bounded in memory, filled lazily.
 //!
-//! Two tables: directory id → dentry (with its name), and hash of `(parent, name)` → directory id. A hit in the second counts
-//! only if the first confirms it, so hash collisions and evictions are harmless.
+//! Two tables: directory id → dentry (with its name), and hash of `(parent, name)` → where the dentry is. A hit in the second counts
+//! only if the first confirms it, so hash collisions and evictions are harmless. A directory takes less than 100 bytes in both if its name
+//! has no more than 21 (`crates/meta/examples/replica_bench`).
 //!
 //! **Coherence.** A change to a directory that paths depend on (rmdir, chmod, chown, rename) runs with every worker's
 //! role held and takes the dentry out before it lets them go. Whoever fills or reads the replica for an operation holds
@@ -10,6 +11,8 @@
 //! without a role (routing, listings) get an answer that was right a moment ago.
 
 mod guesses;
+mod names;
+mod shard;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,38 +20,20 @@ use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::name::Place;
 use kestrel_types::placement::{hash_entry, hash_inode, place_of};
 use parking_lot::RwLock;
-use rustc_hash::FxHashMap;
 
-use crate::perm::{Dentry, Guard};
+use crate::perm::Dentry;
 use crate::walks::hash_dirs;
 use guesses::Guesses;
+use names::{Names, SLOTS_MAX, Whereabouts};
+pub use shard::DENTRY_BYTES;
+use shard::Shard;
 
 const SHARDS: usize = 64;
-
-/// What one dentry is reckoned to cost besides the bytes of its name: its slots in both tables and its allocation.
-pub const DENTRY_BYTES: usize = 136;
-
-#[derive(Debug)]
-struct Cached {
-    parent: InodeId,
-    name: Box<[u8]>,
-    uid: u32,
-    gid: u32,
-    mode: u16,
-    /// Log position of the change that made it what it is, as far as it may not be durable.
-    changed_at: Position,
-}
-
-#[derive(Default)]
-struct Shard {
-    dirs: FxHashMap<InodeId, Cached>,
-    bytes: usize,
-}
 
 /// The replica.
 pub struct Replica {
     dirs: Box<[RwLock<Shard>]>,
-    names: Box<[RwLock<FxHashMap<u64, InodeId>>]>,
+    names: Box<[RwLock<Names>]>,
     shard_bytes_max: usize,
     /// Directories that it was told to forget so far.
     forgotten: AtomicU64,
@@ -61,7 +46,7 @@ impl Replica {
         Self {
             dirs: (0..SHARDS).map(|_| RwLock::default()).collect(),
             names: (0..SHARDS).map(|_| RwLock::default()).collect(),
-            shard_bytes_max: (bytes_max / SHARDS).max(4 * DENTRY_BYTES),
+            shard_bytes_max: (bytes_max / SHARDS).clamp(4 * DENTRY_BYTES, SLOTS_MAX * DENTRY_BYTES),
             forgotten: AtomicU64::new(0),
             guesses: Guesses::default(),
         }
@@ -74,16 +59,13 @@ impl Replica {
     /// A directory by number.
     #[inline]
     pub fn get(&self, ino: InodeId) -> Option<(Dentry, Position)> {
-        let shard = self.shard(ino).read();
-        let cached = shard.dirs.get(&ino)?;
-        Some((dentry(ino, cached), cached.changed_at))
+        self.shard(ino).read().get(ino)
     }
 
     /// Parent and name of a directory.
     pub fn place(&self, ino: InodeId) -> Option<(InodeId, Box<[u8]>)> {
         let shard = self.shard(ino).read();
-        let cached = shard.dirs.get(&ino)?;
-        Some((cached.parent, cached.name.clone()))
+        shard.place(ino).map(|(parent, name)| (parent, name.into()))
     }
 
     /// Number of a directory by place.
@@ -95,10 +77,13 @@ impl Replica {
     #[inline]
     pub fn find_dir(&self, parent: InodeId, name: &[u8]) -> Option<(Dentry, Position)> {
         let hash = hash_entry(parent, name);
-        let ino = *self.names[place_of(hash, SHARDS)].read().get(&hash)?;
-        let shard = self.shard(ino).read();
-        let cached = shard.dirs.get(&ino)?;
-        (cached.parent == parent && *cached.name == *name).then(|| (dentry(ino, cached), cached.changed_at))
+        self.names[place_of(hash, SHARDS)].read().find(hash, |at| self.at(at, parent, name))
+    }
+
+    /// The directory there, if it is the one at this place. Of the two tables that of names is locked first, if both are.
+    #[inline]
+    fn at(&self, at: Whereabouts, parent: InodeId, name: &[u8]) -> Option<(Dentry, Position)> {
+        self.dirs[at.shard()].read().at(at.slot(), parent, name)
     }
 
     /// How many directories it was told to forget, cached or not: what was found here for a path stays true until there are more.
@@ -133,54 +118,39 @@ impl Replica {
 
     /// Takes a directory in. The caller holds a role.
     pub fn insert(&self, dir: Dentry, name: &[u8], changed_at: Position) {
-        let Guard { mode, uid, gid, .. } = dir.guard;
-        let cached = Cached { parent: dir.parent, name: name.into(), uid, gid, mode, changed_at };
-        let cost = DENTRY_BYTES + name.len();
+        let number = place_of(hash_inode(dir.ino), SHARDS);
         let mut dropped = Vec::new();
-        {
-            let mut shard = self.shard(dir.ino).write();
-            if shard.bytes + cost > self.shard_bytes_max {
-                // Evicts a quarter, in the table's order: as good as random, and no bookkeeping on the hot path.
-                let keep_bytes = self.shard_bytes_max / 4 * 3;
-                let mut bytes = shard.bytes;
-                shard.dirs.retain(|_, old| {
-                    let keep = bytes <= keep_bytes;
-                    if !keep {
-                        bytes -= DENTRY_BYTES + old.name.len();
-                        dropped.push(hash_entry(old.parent, &old.name));
-                    }
-                    keep
-                });
-                shard.bytes = bytes;
-            }
-            shard.bytes += cost;
-            if let Some(old) = shard.dirs.insert(dir.ino, cached) {
-                shard.bytes -= DENTRY_BYTES + old.name.len();
-                if old.parent != dir.parent || *old.name != *name {
-                    dropped.push(hash_entry(old.parent, &old.name));
-                }
-            }
-        }
-        for hash in dropped {
-            self.names[place_of(hash, SHARDS)].write().remove(&hash);
-        }
+        let slot = self.dirs[number].write().insert(
+            dir,
+            name,
+            changed_at,
+            self.shard_bytes_max,
+            &mut |slot, parent, name| {
+                dropped.push((hash_entry(parent, name), Whereabouts::new(number, slot)))
+            },
+        );
+        self.drop_names(dropped);
         let hash = hash_entry(dir.parent, name);
-        self.names[place_of(hash, SHARDS)].write().insert(hash, dir.ino);
+        let is_same = |other| self.at(other, dir.parent, name).is_some();
+        self.names[place_of(hash, SHARDS)].write().insert(hash, Whereabouts::new(number, slot), is_same);
+    }
+
+    fn drop_names(&self, dropped: Vec<(u64, Whereabouts)>) {
+        for (hash, at) in dropped {
+            self.names[place_of(hash, SHARDS)].write().remove(hash, at);
+        }
     }
 
     /// Forgets a directory. The caller holds every role if it changed.
     pub fn remove(&self, ino: InodeId) {
         // Also of one that is not cached any more: it may have been when a path was walked.
         self.forgotten.fetch_add(1, Ordering::Relaxed);
-        let mut shard = self.shard(ino).write();
-        let Some(old) = shard.dirs.remove(&ino) else { return };
-        shard.bytes -= DENTRY_BYTES + old.name.len();
-        drop(shard);
-        let hash = hash_entry(old.parent, &old.name);
-        let mut names = self.names[place_of(hash, SHARDS)].write();
-        if names.get(&hash) == Some(&ino) {
-            names.remove(&hash);
-        }
+        let number = place_of(hash_inode(ino), SHARDS);
+        let mut dropped = Vec::new();
+        self.dirs[number].write().remove(ino, &mut |slot, parent, name| {
+            dropped.push((hash_entry(parent, name), Whereabouts::new(number, slot)));
+        });
+        self.drop_names(dropped);
     }
 
     /// Forgets everything. The caller holds every role.
@@ -190,13 +160,13 @@ impl Replica {
             *shard.write() = Shard::default();
         }
         for names in &self.names {
-            *names.write() = FxHashMap::default();
+            *names.write() = Names::default();
         }
     }
 
     /// Directories cached.
     pub fn len(&self) -> usize {
-        self.dirs.iter().map(|shard| shard.read().dirs.len()).sum()
+        self.dirs.iter().map(|shard| shard.read().len()).sum()
     }
 
     /// Whether nothing is cached.
@@ -205,14 +175,11 @@ impl Replica {
     }
 }
 
-fn dentry(ino: InodeId, cached: &Cached) -> Dentry {
-    let guard = Guard { mode: cached.mode, uid: cached.uid, gid: cached.gid, dir: true };
-    Dentry { ino, parent: cached.parent, guard }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+    use crate::perm::Guard;
 
     use super::*;
 
@@ -241,7 +208,7 @@ mod tests {
         assert_eq!(replica.find(2, b"b"), Some(17));
         replica.remove(17);
         assert!(replica.is_empty() && replica.find(2, b"b").is_none());
-        assert!(replica.names.iter().all(|names| names.read().is_empty()));
+        assert!(replica.names.iter().all(|names| names.read().len() == 0));
     }
 
     #[test]
@@ -250,13 +217,13 @@ mod tests {
         for ino in 16..200_000 {
             replica.insert(dir(ino, 1), ino.to_string().as_bytes(), 0);
         }
-        let bytes: usize = replica.dirs.iter().map(|shard| shard.read().bytes).sum();
+        let bytes: usize = replica.dirs.iter().map(|shard| shard.read().bytes()).sum();
         assert!(bytes <= 1 << 20 && bytes > 1 << 19, "{bytes}");
         let names: usize = replica.names.iter().map(|names| names.read().len()).sum();
         assert_eq!(names, replica.len());
         for ino in 16..200_000 {
             replica.remove(ino);
         }
-        assert!(replica.dirs.iter().all(|shard| shard.read().bytes == 0));
+        assert!(replica.dirs.iter().all(|shard| shard.read().bytes() == 0));
     }
 }

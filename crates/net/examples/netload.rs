@@ -5,11 +5,12 @@
 //! counted, so that "one request an operation, however deep the path" is a measured figure. Directories lie five levels deep;
 //! each has as many files as were created in it. Calls for existing files take them in turn, so all of them are touched.
 //!
-//! `cargo run --release -p kestrel-net --example netload -- HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…] [WHAT]` prints one
-//! JSON object a line: operation, calls in flight, operations per second, requests per operation, messages between nodes per
+//! `cargo run --release -p kestrel-net --example netload -- HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…] [WHAT] [BURST]`
+//! prints one JSON object a line: operation, calls in flight, operations per second, requests per operation, messages between nodes per
 //! operation, failures, CPU microseconds of the client per operation, latency. With one directory all creates go into the same; the
-//! default is 64. WHAT: `files` (default), what concerns one node; or `changes`, what may concern several: directories stat'ed, changed,
-//! renamed and removed, files renamed and linked.
+//! default is 64. WHAT: `files` (default), what concerns one node; `changes`, what may concern several: directories stat'ed, changed,
+//! renamed and removed, files renamed and linked; or `threads`, files created and stat'ed by as many blocking threads. BURST calls one
+//! after the other are for the same directory (1 by default; stats are in the order of the creates if it is given).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,7 +37,7 @@ fn main() -> Result<(), Failure> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [address, volume, rest @ ..] = words.as_slice() else {
         return Err(
-            "usage: netload HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…] [files|changes]".into()
+            "usage: netload HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…] [files|changes|threads] [BURST]".into()
         );
     };
     let seconds = rest.first().map_or(Ok(2.0), |text| text.parse::<f64>())?;
@@ -45,8 +46,10 @@ fn main() -> Result<(), Failure> {
     let measure = match rest.get(3).map_or("files", String::as_str) {
         "files" => files,
         "changes" => changes,
-        other => return Err(format!("{other}: files or changes").into()),
+        "threads" => threads,
+        other => return Err(format!("{other}: files, changes or threads").into()),
     };
+    let burst = rest.get(4).map(|text| text.parse::<u64>()).transpose()?;
     let config = RemoteConfig {
         addresses: vec![address.clone()],
         volume: volume.clone(),
@@ -55,7 +58,7 @@ fn main() -> Result<(), Failure> {
     };
     let nodes = Arc::new(Nodes::connect(config)?);
     for depth in depths.split(',') {
-        let tree = Arc::new(Tree::make(&nodes, dirs)?);
+        let tree = Arc::new(Tree::make(&nodes, dirs, burst)?);
         measure(&nodes, &tree, depth.trim().parse::<u64>()?.max(1), Duration::from_secs_f64(seconds));
     }
     nodes.remotes.iter().for_each(|remote| remote.close());
@@ -126,6 +129,13 @@ fn files(nodes: &Arc<Nodes>, tree: &Arc<Tree>, depth: u64, time: Duration) {
     made(Way::Unlink, files);
 }
 
+/// Files again, by threads that wait for each answer.
+fn threads(nodes: &Arc<Nodes>, tree: &Arc<Tree>, depth: u64, time: Duration) {
+    let made = |what: Way| run_by(nodes, tree, what, depth, time, u64::MAX, Callers::Threads);
+    let files = made(Way::Create).max(1);
+    made(Way::Stat { files });
+}
+
 /// What may concern several.
 fn changes(nodes: &Arc<Nodes>, tree: &Arc<Tree>, depth: u64, time: Duration) {
     let made = |what: Way, limit| run(nodes, tree, what, depth, time, limit);
@@ -144,6 +154,8 @@ fn changes(nodes: &Arc<Nodes>, tree: &Arc<Tree>, depth: u64, time: Duration) {
 struct Tree {
     top: String,
     dirs: u64,
+    /// So many calls one after the other are for the same directory, if that is given.
+    burst: Option<u64>,
     /// The number of each directory.
     inos: Vec<u64>,
     /// What was made, by the number of the call: its number.
@@ -153,7 +165,7 @@ struct Tree {
 }
 
 impl Tree {
-    fn make(nodes: &Nodes, dirs: u64) -> Result<Self, Failure> {
+    fn make(nodes: &Nodes, dirs: u64, burst: Option<u64>) -> Result<Self, Failure> {
         static RUNS: AtomicU64 = AtomicU64::new(0);
         let number = RUNS.fetch_add(1, Ordering::Relaxed);
         let mut top = format!("netload-{}-{number}", std::process::id());
@@ -165,11 +177,16 @@ impl Tree {
         }
         let inos =
             (0..dirs).map(|dir| make_dir(nodes, &format!("{top}/dir{dir}"))).collect::<Result<_, _>>()?;
-        Ok(Self { top, dirs, inos, made: Mutex::default(), opened: Mutex::default() })
+        Ok(Self { top, dirs, burst, inos, made: Mutex::default(), opened: Mutex::default() })
+    }
+
+    /// Which directory the call of this number is for.
+    fn dir(&self, number: u64) -> u64 {
+        number / self.burst.unwrap_or(1).max(1) % self.dirs
     }
 
     fn place(&self, kind: char, number: u64) -> Place {
-        let path = format!("{}/dir{}/{kind}{number:08}.jpg", self.top, number % self.dirs);
+        let path = format!("{}/dir{}/{kind}{number:08}.jpg", self.top, self.dir(number));
         // Names like these are valid.
         Place::from_path(ROOT, path.as_bytes()).unwrap_or_else(|why| panic!("{path}: {why}"))
     }
@@ -223,8 +240,11 @@ impl Way {
             Way::Create => {
                 Op::MkNod { place: tree.place('f', number), kind: Kind::File, mode: 0o644, rdev: 0 }
             }
-            // Neighbours in time are not neighbours in the tree.
-            Way::Stat { files } => Op::Lookup(tree.place('f', number.wrapping_mul(7919) % files)),
+            // Neighbours in time are not neighbours in the tree, unless that is wanted.
+            Way::Stat { files } => {
+                let step = if tree.burst.is_some() { 1 } else { 7919 };
+                Op::Lookup(tree.place('f', number.wrapping_mul(step) % files))
+            }
             Way::Open { files } => {
                 let flags = OpenFlags { read: true, ..OpenFlags::default() };
                 Op::OpenAt(tree.place('f', number % files), flags)
@@ -249,7 +269,7 @@ impl Way {
             Way::Link { files } => {
                 let (made, ino) = files[number as usize % files.len()];
                 let place = tree.place('g', made);
-                let seen = Some((tree.inos[(made % tree.dirs) as usize], place.name.clone()));
+                let seen = Some((tree.inos[tree.dir(made) as usize], place.name.clone()));
                 Op::Link(InodeRef { ino, seen }, tree.place('l', number))
             }
         }
@@ -270,8 +290,29 @@ struct Run {
     latencies: Mutex<Vec<u32>>,
 }
 
-/// Runs one way of asking; answers how many calls succeeded.
+/// Who asks.
+#[derive(PartialEq)]
+enum Callers {
+    /// The completion of the call before.
+    Completions,
+    /// Threads that wait.
+    Threads,
+}
+
 fn run(nodes: &Arc<Nodes>, tree: &Arc<Tree>, what: Way, depth: u64, time: Duration, limit: u64) -> u64 {
+    run_by(nodes, tree, what, depth, time, limit, Callers::Completions)
+}
+
+/// Runs one way of asking; answers how many calls succeeded.
+fn run_by(
+    nodes: &Arc<Nodes>,
+    tree: &Arc<Tree>,
+    what: Way,
+    depth: u64,
+    time: Duration,
+    limit: u64,
+    callers: Callers,
+) -> u64 {
     let name = what.name();
     let (before, said) = (nodes.sent(), nodes.envelopes());
     let (begun, cpu) = (Instant::now(), cpu_seconds());
@@ -287,7 +328,18 @@ fn run(nodes: &Arc<Nodes>, tree: &Arc<Tree>, what: Way, depth: u64, time: Durati
         over: AtomicBool::new(false),
         latencies: Mutex::default(),
     });
-    (0..depth).for_each(|_| next(&run));
+    let threads: Vec<_> = match callers {
+        Callers::Completions => {
+            (0..depth).for_each(|_| next(&run));
+            Vec::new()
+        }
+        Callers::Threads => (0..depth)
+            .map(|_| {
+                let run = run.clone();
+                std::thread::spawn(move || one_after_the_other(&run))
+            })
+            .collect(),
+    };
     // What is to be gone in the end is not cut short.
     let whole = matches!(run.what, Way::Close { .. } | Way::Unlink | Way::RmDir | Way::Open { .. });
     while run.running.load(Ordering::SeqCst) > 0 {
@@ -297,6 +349,7 @@ fn run(nodes: &Arc<Nodes>, tree: &Arc<Tree>, what: Way, depth: u64, time: Durati
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
+    threads.into_iter().for_each(|thread| drop(thread.join()));
     let (done, failed) = (run.done.load(Ordering::SeqCst), run.failed.load(Ordering::SeqCst));
     let mut latencies = std::mem::take(&mut *run.latencies.lock());
     latencies.sort_unstable();
@@ -306,6 +359,7 @@ fn run(nodes: &Arc<Nodes>, tree: &Arc<Tree>, what: Way, depth: u64, time: Durati
     let line = serde_json::json!({
         "operation": name,
         "in_flight": depth,
+        "blocking": callers == Callers::Threads,
         "nodes": nodes.remotes.len(),
         "directories": tree.dirs,
         "operations": done + failed,
@@ -321,45 +375,71 @@ fn run(nodes: &Arc<Nodes>, tree: &Arc<Tree>, what: Way, depth: u64, time: Durati
     done
 }
 
-/// One call after the other.
-fn next(run: &Arc<Run>) {
-    let number = run.asked.fetch_add(1, Ordering::Relaxed);
-    if run.over.load(Ordering::Relaxed) || number >= run.limit {
-        run.running.fetch_sub(1, Ordering::SeqCst);
-        return;
+/// What is asked next, if anything: its number, where, when it is noted.
+struct Asked {
+    number: u64,
+    at: usize,
+    begun: Option<Instant>,
+}
+
+impl Asked {
+    fn next(run: &Run) -> Option<(Self, Request)> {
+        let number = run.asked.fetch_add(1, Ordering::Relaxed);
+        if run.over.load(Ordering::Relaxed) || number >= run.limit {
+            run.running.fetch_sub(1, Ordering::SeqCst);
+            return None;
+        }
+        let begun = number.is_multiple_of(SAMPLE).then(Instant::now);
+        let request = Request { creds: Creds::root(), op: run.what.op(&run.tree, number) };
+        let opened_at = match &run.what {
+            Way::Close { opens } => opens.get(number as usize).map_or(0, |(_, at)| *at),
+            _ => 0,
+        };
+        let at = run.nodes.of(&request.op, opened_at);
+        Some((Self { number, at, begun }, request))
     }
-    let begun = number.is_multiple_of(SAMPLE).then(Instant::now);
-    let request = Request { creds: Creds::root(), op: run.what.op(&run.tree, number) };
-    let opened_at = match &run.what {
-        Way::Close { opens } => opens.get(number as usize).map_or(0, |(_, at)| *at),
-        _ => 0,
-    };
-    let at = run.nodes.of(&request.op, opened_at);
+
+    fn answered(self, run: &Run, reply: Reply) {
+        match reply {
+            Ok(answer) => {
+                run.done.fetch_add(1, Ordering::Relaxed);
+                match answer {
+                    Answer::Opened { inode, .. } => run.tree.opened.lock().push((inode.ino, self.at)),
+                    Answer::Entry { inode, .. } if matches!(run.what, Way::MkDir | Way::Create) => {
+                        run.tree.made.lock().push((self.number, inode.ino));
+                    }
+                    _ => {}
+                }
+            }
+            Err(_) => {
+                run.failed.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        if let Some(begun) = self.begun {
+            run.latencies.lock().push(u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX));
+        }
+    }
+}
+
+/// One call; its completion begins the next.
+fn next(run: &Arc<Run>) {
+    let Some((asked, request)) = Asked::next(run) else { return };
     let then = run.clone();
-    run.nodes.remotes[at].submit(
+    run.nodes.remotes[asked.at].submit(
         request,
         Box::new(move |reply: Reply| {
-            match reply {
-                Ok(answer) => {
-                    then.done.fetch_add(1, Ordering::Relaxed);
-                    match answer {
-                        Answer::Opened { inode, .. } => then.tree.opened.lock().push((inode.ino, at)),
-                        Answer::Entry { inode, .. } if matches!(then.what, Way::MkDir | Way::Create) => {
-                            then.tree.made.lock().push((number, inode.ino));
-                        }
-                        _ => {}
-                    }
-                }
-                Err(_) => {
-                    then.failed.fetch_add(1, Ordering::Relaxed);
-                }
-            }
-            if let Some(begun) = begun {
-                then.latencies.lock().push(u32::try_from(begun.elapsed().as_micros()).unwrap_or(u32::MAX));
-            }
+            asked.answered(&then, reply);
             next(&then);
         }),
     );
+}
+
+/// A thread's calls.
+fn one_after_the_other(run: &Run) {
+    while let Some((asked, request)) = Asked::next(run) {
+        let reply = run.nodes.remotes[asked.at].call(request);
+        asked.answered(run, reply);
+    }
 }
 
 /// User and system time of this process, seconds.

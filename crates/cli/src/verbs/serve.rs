@@ -79,6 +79,9 @@ pub struct ServeArgs {
     /// End the process that serves the volume
     #[arg(long, conflicts_with_all = ["listen", "name", "lease", "grace", "foreground"])]
     pub stop: bool,
+    /// Most requests that a worker executes together, for measurements: 1 switches merging off
+    #[arg(long, hide = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub batch_max: Option<u16>,
     #[command(flatten)]
     pub process: ProcessArgs,
     #[command(flatten)]
@@ -191,6 +194,7 @@ fn serve_volume(args: &ServeArgs, plan: &Plan) -> Result<Verdict, Failure> {
     })?;
     let resources = Resources {
         metadata_bytes: args.process.metadata_memory,
+        batch_max: args.batch_max.map(usize::from),
         store: args.store.options("serve")?,
         ..Resources::default()
     };

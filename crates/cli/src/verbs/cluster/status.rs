@@ -4,8 +4,10 @@ use clap::Args;
 use kestrel_client::remote::RemoteUrl;
 use serde_json::Value;
 
+use super::change::Target;
 use super::failed;
 use crate::failure::{Failure, Verdict};
+use crate::progress::Progress;
 use crate::units::{bytes, count};
 use crate::verbs::print_json;
 use crate::verbs::status::several;
@@ -15,11 +17,15 @@ use crate::verbs::status::several;
 #[command(after_help = "Examples:
   kestrel cluster status kestrel://10.0.0.1,10.0.0.2,10.0.0.3/photos
   kestrel cluster status kestrel://10.0.0.1/photos --json
+  kestrel cluster status kestrel://10.0.0.1/photos --count
 
-One node that answers is enough to learn of the others. The exit code is 0 if all of them answer, reach each other and have leases, 1 if not.")]
+`entries` and `bytes` are the node's parts of sums: what was added at it less what was removed at it, wherever it lies now. One node that answers is enough to learn of the others. The exit code is 0 if all of them answer, reach each other and have leases, 1 if not.")]
 pub struct StatusArgs {
     /// The volume: kestrel://host[:port][,host2[:port]…]/NAME
     pub url: String,
+    /// Count the entries that each node owns. All nodes have to be up, and look at all of theirs
+    #[arg(long)]
+    pub count: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -28,7 +34,10 @@ pub struct StatusArgs {
 /// Shows them.
 pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
     RemoteUrl::parse(&args.url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
-    let status = several::ask(&args.url).map_err(failed)?;
+    let mut status = several::ask(&args.url).map_err(failed)?;
+    if args.count && status["nodes"].is_array() {
+        count_owned(&args.url, &mut status)?;
+    }
     let Some(nodes) = status["nodes"].as_array() else {
         let why = format!("{}: one node serves it; see `kestrel status`", args.url);
         return Err(Failure::new("cluster", why));
@@ -43,6 +52,17 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
         changes(&status, nodes);
     }
     Ok(if is_well { Verdict::Good } else { Verdict::Bad })
+}
+
+/// Adds to each node's part of the status what it owns.
+fn count_owned(url: &str, status: &mut Value) -> Result<(), Failure> {
+    let reports = Target::connect(url, "kestrel cluster status")?.reports(&mut Progress::new())?;
+    for node in status["nodes"].as_array_mut().into_iter().flatten() {
+        if let Some(report) = reports.iter().find(|report| node["node"] == report.node) {
+            node["owned"] = report.entries.into();
+        }
+    }
+    Ok(())
 }
 
 /// Tells of the table of placement, and of what is about to become of it.
@@ -83,9 +103,18 @@ fn is_well(node: &Value) -> bool {
 }
 
 fn table(nodes: &[Value]) {
+    let all: u64 = nodes.iter().filter_map(|node| node["owned"].as_u64()).sum();
     println!(
-        "{:>5}  {:<28} {:>6}  {:<6} {:>9} {:>9} {:>11} {:>10}  not reached",
-        "node", "address", "slots", "state", "up for s", "sessions", "entries", "bytes"
+        "{:>5}  {:<28} {:>6}  {:<6} {:>9} {:>9} {:>11} {:>10}  {}not reached",
+        "node",
+        "address",
+        "slots",
+        "state",
+        "up for s",
+        "sessions",
+        "entries",
+        "bytes",
+        if all > 0 { format!("{:>20}  ", "owns") } else { String::new() }
     );
     for node in nodes {
         let number = |name: &str| node[name].as_u64().unwrap_or(0);
@@ -104,12 +133,17 @@ fn table(nodes: &[Value]) {
                 None => peer["node"].to_string(),
             })
             .collect();
+        let owned = node["owned"].as_u64().filter(|_| all > 0).map(|owned| {
+            let part = format!("{} ({:.1} %)", count(owned), 100.0 * owned as f64 / all as f64);
+            format!("{part:>20}  ")
+        });
         println!(
-            " {:>9} {:>9} {:>11} {:>10}  {}",
+            " {:>9} {:>9} {:>11} {:>10}  {}{}",
             number("uptime_seconds"),
             number("sessions"),
             count(number("entries")),
             bytes(number("bytes")),
+            owned.unwrap_or_default(),
             if lost.is_empty() { "-".to_string() } else { lost.join(", ") }
         );
     }

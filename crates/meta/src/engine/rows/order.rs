@@ -13,7 +13,8 @@ const FIRST_PENDING_MAX: usize = 4096;
 /// Unsorted rows before they are sorted in: bounds the pause, and what a scan may have to sort.
 const PENDING_MAX: usize = 1024;
 
-/// Groups up to this many rows collect dead rows and sweep them out together; in larger ones that would take too long.
+/// Groups up to this many live rows collect dead rows and sweep them out together; in larger ones that would take too long. A client's
+/// answers are as many.
 const SMALL: usize = 4096;
 
 /// The ordered rows.
@@ -56,7 +57,7 @@ impl Order {
 
     /// Puts `new` where `old`, which just left the index, was. Frees `old`, perhaps later.
     pub fn replace(&mut self, old: RowPtr, new: RowPtr) {
-        if self.len > SMALL {
+        if self.live() > SMALL {
             self.settle();
             let chunk = self.chunk_of(0, old.suffix());
             let chunk = &mut self.chunks[chunk];
@@ -68,8 +69,9 @@ impl Order {
         }
         old.set_dead();
         self.dead += 1;
-        self.push(new);
-        // Keeps the dead below the living, so that freeing them is paid for by what killed them.
+        self.pending.push(new);
+        self.len += 1;
+        // Keeps the dead below the living, and no sooner, so that freeing them is paid for by what killed them.
         if self.dead > self.len / 2 + 16 {
             self.settle();
         }
@@ -310,5 +312,23 @@ mod tests {
         order.settle();
         assert_eq!(numbers(&order, None), (0..10).collect::<Vec<_>>());
         assert_eq!(order.live(), 10);
+    }
+
+    /// Rows that are replaced again and again cost as much whether their group is just below the limit or far from it.
+    #[test]
+    fn a_full_group_is_swept_when_as_many_are_dead() {
+        let mut order = Order::default();
+        let mut now: Vec<RowPtr> = (0..SMALL as u32).map(row).collect();
+        now.iter().for_each(|row| order.push(*row));
+        for round in 0..3 * SMALL {
+            let at = round % SMALL;
+            let (new, dead) = (row(at as u32), order.dead);
+            order.replace(now[at], new);
+            now[at] = new;
+            assert!(order.dead == dead + 1 || dead >= SMALL, "swept with {dead} dead");
+            assert!(order.dead <= SMALL + 32 && order.live() == SMALL);
+        }
+        order.settle();
+        assert_eq!(numbers(&order, None), (0..SMALL as u32).collect::<Vec<_>>());
     }
 }
