@@ -171,7 +171,7 @@ fn account(check: &mut Check<'_>, window: &Window, index: usize, sum: i64, keys:
         let mut rows: Vec<_> = keys.iter().map(delete).collect();
         if referenced > 0 {
             let stat = ObjStat { referenced: i64::try_from(referenced).unwrap_or(i64::MAX) };
-            rows.push(put(Table::ObjStat, object, &[0, 0], stat.encode()));
+            rows.push(put(Table::ObjStat, object, &check.share, stat.encode()));
         }
         finding = finding.with(Stage::Sums, "counted anew", Act::Rows(rows));
     }

@@ -4,15 +4,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use kestrel_admin::cut::{Cut, CutError};
-use kestrel_admin::gather::{Gathered, Gathering};
-use kestrel_admin::rows::Rows;
+use kestrel_admin::gather::{Gathered, gather};
 use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::storage::StoreOptions;
 use kestrel_client::volume::{Resources, Volume, VolumeLock, scratch_reserve};
 use kestrel_meta::engine::Engine;
 use kestrel_meta::member::change::records::ChangeRecords;
-use kestrel_types::key::Table;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::{Value, json};
 
@@ -202,11 +200,6 @@ impl AtRest {
         let failed = |why: CutError| Failure::new(self.verb, why);
         let dir = &self.first()?.dir;
         Cut::remove_stale(dir);
-        let mut gathering = Gathering::new(dir, scratch_reserve(dir), &self.placement).map_err(failed)?;
-        for (node, part) in &self.parts {
-            let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(&*part.engine, table));
-            gathering.add(*node, rows.map(|row| row.map_err(CutError::from)), progress).map_err(failed)?;
-        }
-        gathering.finish().map_err(failed)
+        gather(&self.engines(), &self.placement, (dir, scratch_reserve(dir)), progress).map_err(failed)
     }
 }
