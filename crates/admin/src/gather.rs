@@ -30,8 +30,8 @@ use kestrel_types::placement::{
 
 use crate::check::Totals;
 use crate::cut::{Batch, CutError, Scratch, empty};
-use crate::dump::{DumpError, spool};
 use crate::dump::spread::Nodes;
+use crate::dump::{DumpError, spool};
 use crate::finding::{Act, Finding, FindingKind, Stage};
 use crate::rows::{
     CLOCK, EPOCH, INODES, OBJECTS, Row, Rows, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage,
@@ -291,8 +291,7 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
         if explained(STRANGERS) || explained(FROZEN) {
             return Judged::Ours;
         }
-        let finding =
-            Finding::new(FindingKind::RowMisplaced, place(), format!("it belongs to node {owner}"));
+        let finding = Finding::new(FindingKind::RowMisplaced, place(), format!("it belongs to node {owner}"));
         let says = format!("brought to node {owner}");
         return Judged::Wrong(Box::new(finding.with(Stage::Tree, says, Act::Bring(from, key.clone()))));
     }
