@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What an administrator does with a volume that three metadata nodes share: info, stats, config and warm-up; dumps of it while it is
-# used and at rest, loaded into a volume of one node and into another three, and back; gc that keeps everything and takes what was
-# planted; and that nothing of this is done to a part of a volume.
+# used and at rest, loaded into a volume of one node and into another three, and back; fsck and compact while files change; gc that keeps
+# everything and takes what was planted; and that nothing of this is done to a part of a volume.
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_NODES=3
@@ -94,6 +94,48 @@ for round in 1 2 3; do
     umount_volume "$WORK/mnt-one"
 done
 NODES=3 SERVING=1
+
+echo "== fsck while files change"
+"${trees[@]}" change "$mnt/busy" 20 >"$WORK/steps" &
+change=$!
+for round in $(seq 8); do
+    check "fsck $round of what is being changed finds nothing" fsck_volume "$volume"
+done
+check "nor with --data" fsck_volume "$volume" --data
+if wait "$change"; then ok "the changes go on meanwhile: $(tail -n 1 "$WORK/steps") steps"; else fail "a change failed"; fi
+
+echo "== compact while files change"
+sparse=(python3 "$ROOT/tests/cluster/sparse.py")
+mount_volume "$volume" "$WORK/mnt-beside"
+mkdir "$mnt/sparse"
+check "files of which most are removed" "${sparse[@]}" make "$mnt/sparse"
+sync -f "$mnt"
+says "compact tells what there is to do" "[1-9][0-9]* objects less than half in use" "$KESTREL" compact "$url" --dry-run
+"${sparse[@]}" hold "$WORK/mnt-beside/sparse" "$WORK/compacted" >"$WORK/held" 2>&1 &
+hold=$!
+wait_until 20 grep -q holding "$WORK/held"
+"${sparse[@]}" churn "$mnt/sparse" "$WORK/churned" >"$WORK/churn" 2>&1 &
+churn=$!
+refuses "of one node's directory it is not done" "only a part|in use" "$KESTREL" compact "$(node_dir "$volume" 2)"
+before=$(du -sk "$volume/objects" | cut -f1)
+says "compact as a client of the nodes" "[1-9][0-9]* references moved" "$KESTREL" compact "$url"
+cat "$WORK/said.out"
+touch "$WORK/churned"
+if wait "$churn"; then ok "files are written, renamed and removed meanwhile: $(tail -n 1 "$WORK/churn")"; else cat "$WORK/churn" && fail "churn"; fi
+check "every byte is as written" "${sparse[@]}" judge "$mnt/sparse"
+check "also through another mount" "${sparse[@]}" judge "$WORK/mnt-beside/sparse"
+says "by a path in the mount: what is left" "references moved" "$KESTREL" compact "$mnt/sparse"
+check "and what was changed meanwhile" "$KESTREL" compact "$url"
+says "nothing is left to do then" "^0 objects less than half in use" "$KESTREL" compact "$url" --dry-run
+says "also of files in many pieces" "^0 chunks in many pieces" "$KESTREL" compact "$url" --dry-run
+# When the grace period is over, what was moved is gone from where it was.
+smaller() { [ "$(du -sk "$volume/objects" | cut -f1)" -lt $((before - 30000)) ]; }
+if wait_until 60 smaller; then ok "objects that were hardly in use are deleted"; else fail "they are still there: $before before"; fi
+touch "$WORK/compacted"
+if wait "$hold"; then ok "who has files open reads them on"; else cat "$WORK/held" && fail "who has files open"; fi
+check "fsck --data after it" fsck_volume "$volume" --data
+umount_volume "$WORK/mnt-beside"
+rm -r "$mnt/sparse"
 
 echo "== into other nodes"
 check "dump of all" "$KESTREL" dump "$url" "$WORK/all.dump"

@@ -64,6 +64,8 @@ pub struct Options<'a> {
     pub live: Option<Live<'a>>,
     /// The metadata was put together from that of several nodes ([`crate::gather`]).
     pub is_of_several: bool,
+    /// Number of the share that a repair books sums to which it has counted anew.
+    pub share: u16,
 }
 
 /// A volume in use.
@@ -81,7 +83,7 @@ pub struct Live<'a> {
 
 impl Default for Options<'_> {
     fn default() -> Self {
-        Self { store: None, data: None, window_objects: 4 << 20, live: None, is_of_several: false }
+        Self { store: None, data: None, window_objects: 4 << 20, live: None, is_of_several: false, share: 0 }
     }
 }
 
@@ -177,6 +179,7 @@ pub fn check(
         shares: 0,
         live: options.live,
         is_of_several: options.is_of_several,
+        share: options.share.to_be_bytes(),
     };
     system::shares(&mut check)?;
     let mut world = inodes::walk(&mut check)?;
@@ -207,6 +210,8 @@ struct Check<'a> {
     live: Option<Live<'a>>,
     /// See [`Options::is_of_several`].
     is_of_several: bool,
+    /// See [`Options::share`].
+    share: [u8; 2],
 }
 
 /// What the first walk learned.

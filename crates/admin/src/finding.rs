@@ -5,6 +5,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::Key;
+use kestrel_types::placement::NodeId;
 
 macro_rules! finding_kinds {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal, $severity:ident;)+) => {
@@ -172,6 +173,10 @@ pub enum Act {
     AdoptBytes(Key, Box<[u8]>),
     /// Gives an inode another number.
     Renumber(Key, Inode),
+    /// Changes what one of several nodes keeps for itself.
+    AtNode(NodeId, Vec<Mutation>),
+    /// Brings a row from the node where it lies to the one that owns it.
+    Bring(NodeId, Key),
 }
 
 impl Finding {

@@ -12,25 +12,30 @@ use std::fmt::Display;
 use std::io::{self, Read};
 use std::path::Path;
 
-use kestrel_meta::cluster::NodeTable;
+use kestrel_meta::cluster::{MEMBER_SHARES, NodeTable};
 use kestrel_meta::engine::embedded::EmbeddedEngine;
 use kestrel_meta::engine::{Engine, EngineError, Mutation};
 use kestrel_meta::locks::TxnId;
 use kestrel_meta::member::change::records::{FROZEN, STRANGERS, TABLE};
 use kestrel_meta::member::known::{Known, peer_of};
-use kestrel_meta::member::{Prepared, decode_prepared};
+use kestrel_meta::member::{Prepared, decode_decision, decode_prepared, encode_decision};
 use kestrel_meta::txn::{TxnKey, decode_answer, decode_session};
 use kestrel_types::clock::Nanos;
 use kestrel_types::entry::Entry;
+use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT};
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::{NodeId, Placement, maker_of_id, maker_of_object};
+use kestrel_types::placement::{
+    COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, Placement, maker_of_id, maker_of_object,
+};
 
+use crate::check::Totals;
 use crate::cut::{Batch, CutError, Scratch, empty};
+use crate::dump::spread::Nodes;
 use crate::dump::{DumpError, spool};
-use crate::finding::{Finding, FindingKind};
+use crate::finding::{Act, Finding, FindingKind, Stage};
 use crate::rows::{
-    CLOCK, EPOCH, INODES, OBJECTS, Row, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage,
-    encode_ceiling, encode_usage, put, readable,
+    CLOCK, EPOCH, INODES, OBJECTS, Row, Rows, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage,
+    delete, encode_ceiling, encode_usage, put, readable,
 };
 
 /// Findings kept: more say no more.
@@ -48,6 +53,25 @@ struct Node {
     prepared: BTreeMap<TxnId, Prepared>,
     /// Transactions that it has decided.
     decided: BTreeSet<TxnId>,
+}
+
+/// Puts together the rows of nodes at rest, which are all that the table has, in a scratch directory below `scratch`, where so many bytes
+/// stay free.
+///
+/// # Errors
+/// If rows cannot be read, or the copy cannot be written.
+pub fn gather(
+    nodes: &Nodes<'_>,
+    placement: &Placement,
+    (scratch, reserve_bytes): (&Path, u64),
+    progress: &mut dyn FnMut(u64),
+) -> Result<Gathered, CutError> {
+    let mut gathering = Gathering::new(scratch, reserve_bytes, placement)?;
+    for (node, engine) in nodes {
+        let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(*engine, table));
+        gathering.add(*node, rows.map(|row| row.map_err(CutError::from)), progress)?;
+    }
+    gathering.finish()
 }
 
 /// See the module's header.
@@ -76,7 +100,14 @@ impl Gathered {
         made.map(|()| self).map_err(|why| CutError::Rows(why.to_string()))
     }
 
-    /// The rows. Nobody changes them.
+    /// Adds what was found while they were put together to what a check counted.
+    pub fn count(&self, totals: &mut Totals) {
+        for finding in &self.findings {
+            *totals.findings.entry(finding.kind).or_default() += 1;
+        }
+    }
+
+    /// The rows. Nobody but who repairs them changes them.
     pub fn engine(&self) -> &dyn Engine {
         &self.rows
     }
@@ -199,7 +230,8 @@ impl Gathering {
                 }
             }
         }
-        let counters = nodes.iter().flat_map(|(id, node)| counters(*id, node));
+        let newest = newest_clock(&nodes);
+        let counters = nodes.iter().flat_map(|(id, node)| counters(*id, node, newest));
         for finding in counters.chain(nodes.iter().flat_map(|(id, node)| peers(*id, node, &nodes))) {
             note(&mut findings, finding);
         }
@@ -238,24 +270,18 @@ enum Judged {
     Wrong(Box<Finding>),
 }
 
-impl Judged {
-    fn wrong(kind: FindingKind, place: String, detail: String) -> Self {
-        Judged::Wrong(Box::new(Finding::new(kind, place, detail)))
-    }
-}
-
 fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u8]) -> Judged {
     let place = || format!("node {from}: {:?} #{} {}", key.table, key.id, readable(&key.suffix));
     let Some(node) = nodes.get_mut(&from) else {
         let detail = "the node is not one of the cluster's".to_string();
-        return Judged::wrong(FindingKind::RowMisplaced, place(), detail);
+        return Judged::Wrong(Box::new(Finding::new(FindingKind::RowMisplaced, place(), detail)));
     };
     match key.table {
         Table::System => {
             node.records.insert(key.suffix.clone(), value.into());
             return Judged::Ours;
         }
-        Table::Txn => return judge_record(node, key, value, &place()),
+        Table::Txn => return judge_record(node, from, key, value, &place()),
         _ => {}
     }
     let owner = node.table.owner(key.table, key.id, &key.suffix);
@@ -265,15 +291,18 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
         if explained(STRANGERS) || explained(FROZEN) {
             return Judged::Ours;
         }
-        let detail = format!("it belongs to node {owner}");
-        return Judged::wrong(FindingKind::RowMisplaced, place(), detail);
+        let finding = Finding::new(FindingKind::RowMisplaced, place(), format!("it belongs to node {owner}"));
+        let says = format!("brought to node {owner}");
+        return Judged::Wrong(Box::new(finding.with(Stage::Tree, says, Act::Bring(from, key.clone()))));
     }
     if let (Table::DirStat | Table::ObjStat, Ok(share)) = (key.table, <[u8; 2]>::try_from(&*key.suffix)) {
         let worker = u64::from(u16::from_be_bytes(share)) % u64::from(WORKERS_MAX);
         let shares = node.records.get(SHARES).and_then(|row| decode_ceiling(row).ok());
         if shares.is_none_or(|shares| worker >= shares) {
             let detail = format!("a share of worker {worker}, which the node does not read");
-            return Judged::wrong(FindingKind::RowMisplaced, place(), detail);
+            let finding = Finding::new(FindingKind::RowMisplaced, place(), detail);
+            let act = Act::AtNode(from, vec![delete(key)]);
+            return Judged::Wrong(Box::new(finding.with(Stage::Tree, "removed", act)));
         }
     }
     let ino = match key.table {
@@ -309,8 +338,13 @@ fn forget(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key) -> bool {
 }
 
 /// A session, an answer, or what is on record of a transaction.
-fn judge_record(node: &mut Node, key: &Key, value: &[u8], place: &str) -> Judged {
-    let wrong = |why: &dyn Display| Judged::wrong(FindingKind::TxnWrong, place.to_string(), why.to_string());
+fn judge_record(node: &mut Node, from: NodeId, key: &Key, value: &[u8], place: &str) -> Judged {
+    let finding = |why: &dyn Display| Finding::new(FindingKind::TxnWrong, place, why.to_string());
+    let removed = |why: &dyn Display, says: &str| {
+        let act = Act::AtNode(from, vec![delete(key)]);
+        Judged::Wrong(Box::new(finding(why).with(Stage::Numbers, says, act)))
+    };
+    let wrong = |why: &dyn Display| removed(why, "removed");
     match TxnKey::decode(key.id, &key.suffix) {
         None => wrong(&"its key is none"),
         Some(TxnKey::Session(client)) => {
@@ -319,34 +353,48 @@ fn judge_record(node: &mut Node, key: &Key, value: &[u8], place: &str) -> Judged
         Some(TxnKey::Answer(..)) => decode_answer(value).map_or_else(|why| wrong(&why), |_| Judged::Ours),
         Some(TxnKey::Decided(txn)) => {
             node.decided.insert(txn);
-            Judged::Ours
+            let Err(why) = decode_decision(value) else { return Judged::Ours };
+            // Who has nothing to do with it says that it is done.
+            let others: Vec<NodeId> = node.table.nodes().filter(|other| *other != from).collect();
+            let right = put(key.table, key.id, &key.suffix, encode_decision(&others));
+            let act = Act::AtNode(from, vec![right]);
+            Judged::Wrong(Box::new(finding(&why).with(Stage::Numbers, "all nodes will be told of it", act)))
         }
         Some(TxnKey::Prepared(txn)) => match decode_prepared(value) {
             Ok(prepared) => {
                 node.prepared.insert(txn, prepared);
                 Judged::Ours
             }
-            Err(why) => wrong(&why),
+            // The node does not start with it.
+            Err(why) => removed(&why, "removed: what the node had agreed to change is lost"),
         },
     }
 }
 
-/// What is wrong with the counters of a node.
-fn counters(id: NodeId, node: &Node) -> Vec<Finding> {
+/// What is wrong with the counters of a node; `newest` is the highest of the clocks of all.
+fn counters(id: NodeId, node: &Node, newest: u64) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut wrong = |name: &[u8], detail: String| {
+    let counters = [
+        (INODES, node.inodes, node.inodes.max(FIRST_INODE - 1), COUNTERS_MAX),
+        (OBJECTS, node.objects, node.objects.max(FIRST_OBJECT - 1), OBJECT_COUNTERS_MAX),
+        // What is on record here is not below it, and the check of the whole looks at that.
+        (CLOCK, 0, newest, u64::MAX),
+        (SHARES, 0, MEMBER_SHARES as u64 - 1, u64::MAX),
+    ];
+    for (name, least, below, max) in counters {
+        let detail = match node.records.get(name).map(|row| decode_ceiling(row)) {
+            Some(Ok(ceiling)) if ceiling > least => continue,
+            Some(Ok(ceiling)) => format!("the counter stands at {ceiling}; {least} is in use"),
+            Some(Err(why)) => why.to_string(),
+            None => "the record is missing".into(),
+        };
         let place = format!("node {id}: {}", readable(name));
-        findings.push(Finding::new(FindingKind::SystemWrong, place, detail));
-    };
-    for (name, least) in [(INODES, node.inodes), (OBJECTS, node.objects), (CLOCK, 0), (SHARES, 0)] {
-        match node.records.get(name).map(|row| decode_ceiling(row)) {
-            Some(Ok(ceiling)) if ceiling > least => {}
-            Some(Ok(ceiling)) => {
-                wrong(name, format!("the counter stands at {ceiling}; {least} is in use"));
-            }
-            Some(Err(why)) => wrong(name, why.to_string()),
-            None => wrong(name, "the record is missing".into()),
+        let mut finding = Finding::new(FindingKind::SystemWrong, place, detail);
+        if let Some(right) = below.checked_add(1).filter(|right| *right < max) {
+            let act = Act::AtNode(id, vec![put(Table::System, 0, name, encode_ceiling(right))]);
+            finding = finding.with(Stage::Numbers, format!("set to {right}"), act);
         }
+        findings.push(finding);
     }
     findings
 }
@@ -360,7 +408,14 @@ fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding
         };
         let starts = |peer: &Node| peer.records.get(EPOCH).and_then(|row| decode_ceiling(row).ok());
         let detail = match (Known::decode(value), nodes.get(&peer).filter(|_| peer != id)) {
-            (Err(why), _) => why.to_string(),
+            (Err(why), _) => {
+                let place = format!("node {id}: {}", readable(name));
+                let act = Act::AtNode(id, vec![delete(&Key::new(Table::System, 0, name))]);
+                let finding = Finding::new(FindingKind::SystemWrong, place, why.to_string());
+                let says = "removed: the node learns it anew";
+                findings.push(finding.with(Stage::Numbers, says, act));
+                continue;
+            }
             (Ok(_), None) => "it is about a node that is none of the others".into(),
             (Ok(known), Some(other)) => {
                 let starts = starts(other).unwrap_or(0);
@@ -379,10 +434,15 @@ fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding
     findings
 }
 
+/// The highest of the nodes' clocks.
+fn newest_clock(nodes: &BTreeMap<NodeId, Node>) -> u64 {
+    let clocks = nodes.values().filter_map(|node| decode_ceiling(node.records.get(CLOCK)?).ok());
+    clocks.max().unwrap_or_default()
+}
+
 /// Records of the whole: the newest of the nodes' clocks, and the sum of their figures if all of them were stopped.
 fn records(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
-    let clocks = nodes.values().filter_map(|node| decode_ceiling(node.records.get(CLOCK)?).ok());
-    let mut rows = vec![put(Table::System, 0, CLOCK, encode_ceiling(clocks.max().unwrap_or_default()))];
+    let mut rows = vec![put(Table::System, 0, CLOCK, encode_ceiling(newest_clock(nodes)))];
     let figures: Option<Vec<[i64; 3]>> =
         nodes.values().map(|node| decode_usage(node.records.get(USAGE)?).ok()).collect();
     if let Some(figures) = figures {

@@ -3,6 +3,8 @@
 //! Works in rounds: a check collects repairs, those of the earliest stage are applied, each as one atomic batch, and the
 //! next round begins with a new check. It ends when a check finds nothing more to repair. Nothing is thrown away that may
 //! hold somebody's data: what cannot be put back goes to `/lost+found`, under its inode number.
+//!
+//! A volume that several nodes share is repaired by [`several`].
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,8 +19,14 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::name::Name;
 
 use crate::check::{self, CheckError, Options, Progress, Totals};
+use crate::cut::CutError;
 use crate::finding::{Act, Finding, Fix, Stage};
 use crate::rows::{DirId, INODES, USAGE, decode_ceiling, delete, encode_ceiling, get, get_all, put};
+use mended::Mended;
+
+mod mended;
+pub mod several;
+mod strays;
 
 /// Rounds after which it gives up: every kind of damage needs a few, and each is checked to make progress.
 const ROUNDS_MAX: u32 = 1000;
@@ -44,6 +52,10 @@ pub enum RepairError {
     Engine(EngineError),
     /// Damage that comes back: a mistake of this program.
     NoProgress(Box<Finding>),
+    /// The rows of several nodes could not be put together.
+    Gather(CutError),
+    /// Not now; the text says why.
+    Refused(String),
 }
 
 impl fmt::Display for RepairError {
@@ -51,6 +63,8 @@ impl fmt::Display for RepairError {
         match self {
             RepairError::Check(error) => error.fmt(f),
             RepairError::Engine(error) => write!(f, "writing the metadata: {error}"),
+            RepairError::Gather(error) => error.fmt(f),
+            RepairError::Refused(why) => f.write_str(why),
             RepairError::NoProgress(finding) => write!(
                 f,
                 "{}: {} comes back after its repair; dump the volume and report this",
@@ -69,6 +83,12 @@ impl From<CheckError> for RepairError {
     }
 }
 
+impl From<CutError> for RepairError {
+    fn from(error: CutError) -> Self {
+        RepairError::Gather(error)
+    }
+}
+
 impl From<EngineError> for RepairError {
     fn from(error: EngineError) -> Self {
         RepairError::Engine(error)
@@ -82,6 +102,18 @@ impl From<EngineError> for RepairError {
 /// See [`RepairError`].
 pub fn repair(
     engine: &dyn Engine,
+    options: &mut Options<'_>,
+    now: Nanos,
+    did: &mut dyn FnMut(&Finding, &Fix),
+    left: &mut dyn FnMut(Finding),
+    progress: Progress<'_>,
+) -> Result<(Totals, u64), RepairError> {
+    rounds((engine, None), options, now, did, left, progress)
+}
+
+/// The rounds, on the rows of one node, or on those of several.
+fn rounds(
+    (engine, several): (&dyn Engine, Option<&Mended<'_>>),
     options: &mut Options<'_>,
     now: Nanos,
     did: &mut dyn FnMut(&Finding, &Fix),
@@ -118,7 +150,7 @@ pub fn repair(
             kept.into_iter().for_each(left);
             return Ok((totals, done));
         }
-        let mut workshop = Workshop { engine, now, touched: HashSet::new() };
+        let mut workshop = Workshop::new(engine, several, now);
         let mut applied = 0;
         for finding in &fixes {
             if let Some(fix) = &finding.fix
@@ -146,11 +178,17 @@ pub fn repair(
 struct Workshop<'a> {
     engine: &'a dyn Engine,
     now: Nanos,
+    /// The engine again, if its rows are those of several nodes.
+    several: Option<&'a Mended<'a>>,
     /// Rows that this round changed: a finding that concerns one of them again may be out of date.
     touched: HashSet<Key>,
 }
 
-impl Workshop<'_> {
+impl<'a> Workshop<'a> {
+    fn new(engine: &'a dyn Engine, several: Option<&'a Mended<'a>>, now: Nanos) -> Self {
+        Self { engine, now, several, touched: HashSet::new() }
+    }
+
     /// Carries a repair out; false if it has to wait for the next round.
     fn apply(&mut self, act: &Act) -> Result<bool, EngineError> {
         if let Act::AdoptEntry(key, _) | Act::AdoptBytes(key, _) | Act::Renumber(key, _) = act
@@ -158,7 +196,9 @@ impl Workshop<'_> {
         {
             return Ok(false);
         }
-        let mutations = match act {
+        let mut mutations = match act {
+            // Those are carried out before the whole is looked at.
+            Act::AtNode(..) | Act::Bring(..) => return Ok(false),
             Act::Rows(mutations) => mutations.clone(),
             Act::NewRoot => {
                 let root = Entry::Inode(Inode { mode: 0o755, ..self.inode(ROOT, Kind::Dir) });
@@ -167,7 +207,7 @@ impl Workshop<'_> {
             }
             Act::AdoptDirectory(ino) => self.adopt_directory(*ino)?,
             Act::AdoptEntry(key, entry) => {
-                let (parent, name) = self.found_name(&format!("#{}", entry.ino()))?;
+                let (parent, name) = self.name_for(entry)?;
                 let mut rows = vec![delete(key)];
                 if entry.kind() == Kind::Dir {
                     rows.push(delete(&Key::new(Table::Subdir, key.id, &entry.ino().to_be_bytes())));
@@ -182,13 +222,13 @@ impl Workshop<'_> {
             }
             Act::AdoptExtents(ino, size) => {
                 let (parent, name) = self.found_name(&format!("#{ino}"))?;
-                let (ino, mut rows) = self.with_a_valid_number(*ino)?;
+                let (ino, mut rows) = self.with_a_valid_number(*ino, (parent, &name))?;
                 let file = Inode { size: *size, data: Data::Chunked, ..self.inode(ino, Kind::File) };
                 rows.push(put(Table::Entry, parent, &name, Entry::Inode(file).encode()));
                 rows
             }
             Act::AdoptBytes(key, bytes) => {
-                let ino = self.new_number()?;
+                let ino = self.new_number((key.id, &key.suffix))?;
                 let (parent, name) = self.found_name(&format!("#{ino}.damaged-record"))?;
                 let bytes = &bytes[..bytes.len().min(INLINE_MAX)];
                 let data = if bytes.is_empty() { Data::None } else { Data::Inline(bytes.into()) };
@@ -196,11 +236,15 @@ impl Workshop<'_> {
                 vec![delete(key), put(Table::Entry, parent, &name, Entry::Inode(file).encode())]
             }
             Act::Renumber(key, inode) => {
-                let ino = self.new_number()?;
+                let ino = self.new_number((key.id, &key.suffix))?;
                 let fresh = Entry::Inode(Inode { ino, xattrs: false, ..inode.clone() });
                 vec![put(key.table, key.id, &key.suffix, fresh.encode())]
             }
         };
+        if self.several.is_some() && !matches!(act, Act::Rows(_)) {
+            let moved: Vec<Mutation> = mutations.iter().filter_map(moved).collect();
+            mutations.extend(moved);
+        }
         if mutations.iter().any(|mutation| self.touched.contains(&mutation.key)) {
             return Ok(false);
         }
@@ -219,11 +263,15 @@ impl Workshop<'_> {
     }
 
     /// The number itself if an inode may have it; else a new one, with the rows that move its extents there.
-    fn with_a_valid_number(&self, ino: InodeId) -> Result<(InodeId, Vec<Mutation>), EngineError> {
+    fn with_a_valid_number(
+        &self,
+        ino: InodeId,
+        place: (InodeId, &[u8]),
+    ) -> Result<(InodeId, Vec<Mutation>), EngineError> {
         if (FIRST_INODE..INODE_MAX).contains(&ino) {
             return Ok((ino, Vec::new()));
         }
-        let fresh = self.new_number()?;
+        let fresh = self.new_number(place)?;
         let mut rows = Vec::new();
         self.engine.scan(Table::Chunk, ino, None, &mut |suffix, value, _| {
             rows.push(put(Table::Chunk, fresh, suffix, value.into()));
@@ -267,10 +315,22 @@ impl Workshop<'_> {
 
     /// A free name in `lost+found`, which is created if need be.
     fn found_name(&self, wanted: &str) -> Result<(InodeId, Vec<u8>), EngineError> {
+        self.name_in_found(wanted, None)
+    }
+
+    /// A name in `lost+found` for an entry that moves there. Where the very same record of an inode is, it was being moved when the
+    /// repair ended.
+    fn name_for(&self, entry: &Entry) -> Result<(InodeId, Vec<u8>), EngineError> {
+        let same = matches!(entry, Entry::Inode(_)).then(|| entry.encode());
+        self.name_in_found(&format!("#{}", entry.ino()), same.as_deref())
+    }
+
+    fn name_in_found(&self, wanted: &str, same: Option<&[u8]>) -> Result<(InodeId, Vec<u8>), EngineError> {
         let parent = self.lost_found()?;
         let mut name = wanted.as_bytes().to_vec();
         for i in 1u32.. {
-            if get(self.engine, Key::new(Table::Entry, parent, &name))?.is_none() {
+            let there = get(self.engine, Key::new(Table::Entry, parent, &name))?;
+            if there.is_none() || same.is_some() && there.as_deref() == same {
                 break;
             }
             name = format!("{wanted}.{i}").into_bytes();
@@ -289,15 +349,19 @@ impl Workshop<'_> {
                 },
             }
         }
-        let ino = self.new_number()?;
+        let ino = self.new_number((ROOT, &name))?;
         let mut rows = directory_rows(ino, ROOT, &name);
         rows.push(put(Table::Entry, ROOT, &name, Entry::Inode(self.inode(ino, Kind::Dir)).encode()));
         self.commit(rows)?;
         Ok(ino)
     }
 
-    /// An inode number that was never used. The check has made sure before that the counter is above all others.
-    fn new_number(&self) -> Result<InodeId, EngineError> {
+    /// An inode number that was never used, for something of this name. The check has made sure before that the counter is above all
+    /// others.
+    fn new_number(&self, (parent, name): (InodeId, &[u8])) -> Result<InodeId, EngineError> {
+        if let Some(several) = self.several {
+            return several.new_number(parent, name);
+        }
         let keys = [Key::new(Table::System, 0, INODES)];
         let stored = get_all(self.engine, &keys)?.pop().flatten();
         let ceiling = stored.and_then(|bytes| decode_ceiling(&bytes).ok()).unwrap_or(FIRST_INODE);
@@ -305,6 +369,17 @@ impl Workshop<'_> {
         self.commit(vec![put(Table::System, 0, INODES, encode_ceiling(ino.saturating_add(1)))])?;
         Ok(ino)
     }
+}
+
+/// What goes with the entry of a file that has another place now: with several nodes clients find it by that.
+fn moved(change: &Mutation) -> Option<Mutation> {
+    let Mutation { key, value: Some(value) } = change else { return None };
+    if key.table != Table::Entry {
+        return None;
+    }
+    let Ok(Entry::Inode(inode)) = Entry::decode(value) else { return None };
+    let place = DirId { parent: key.id, name: key.suffix.clone() };
+    (inode.kind != Kind::Dir).then(|| put(Table::Moved, inode.ino, &[], place.encode()))
 }
 
 /// What goes with a directory's entry.

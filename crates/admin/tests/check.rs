@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::several::Several;
 use common::*;
 use kestrel_admin::check::{Options, ReadData};
 use kestrel_admin::finding::{FindingKind as K, Severity};
@@ -33,7 +34,32 @@ fn mends(name: &str, plant: impl Fn(&Volume), expected: &[K]) -> Volume {
     assert!(done > 0, "{name}");
     assert_eq!(volume.check().1.errors(), 0, "{name}");
     assert_eq!(volume.repair().1, 0, "{name}: a second repair has nothing to do");
+    mends_nodes(name, plant, expected, &volume);
     volume
+}
+
+/// Plants it in what three nodes share, and expects them to end up with what one node does.
+fn mends_nodes(name: &str, plant: impl Fn(&Volume), expected: &[K], alone: &Volume) {
+    let damaged = Volume::new();
+    plant(&damaged);
+    let nodes = Several::of(&damaged);
+    let before = nodes.all();
+    // What is a matter of each node is judged node by node.
+    let of_whole =
+        |kind: &K| !matches!(kind, K::SystemWrong | K::TxnWrong | K::DirStatWrong | K::ObjStatWrong);
+    let mut found: Vec<K> = nodes.check().into_iter().map(|finding| finding.kind).collect();
+    found.retain(|kind| kind.severity() == Severity::Error && of_whole(kind));
+    found.sort_unstable();
+    let mut wanted: Vec<K> = expected.iter().copied().filter(of_whole).collect();
+    wanted.sort_unstable();
+    assert_eq!(found, wanted, "{name}, three nodes: {:#?}", nodes.check());
+    assert!(nodes.all() == before, "{name}: a check changes nothing");
+    let (left, _) = nodes.repair().unwrap();
+    assert!(left.iter().all(|finding| finding.kind.severity() == Severity::Info), "{name}: {left:#?}");
+    assert_eq!(nodes.content(), Several::of(alone).content(), "{name}: as one node repairs it");
+    let repaired = nodes.all();
+    assert_eq!(nodes.repair().unwrap(), (left, 0), "{name}: a second repair has nothing to do");
+    assert!(nodes.all() == repaired, "{name}: and changes nothing");
 }
 
 /// Number of the directory at `/lost+found`.

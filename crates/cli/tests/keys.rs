@@ -112,3 +112,97 @@ fn rotation_is_whole_or_not_at_all() {
         run(&["key", "show", &place.volume(), "--key-file", &new]).expect(0, "opens it");
     }
 }
+
+/// Three nodes that do not run, with the key in this file if there is one: their directories.
+fn three_nodes(place: &Place, key: Option<&str>) -> [String; 3] {
+    let dirs = ["one", "two", "three"].map(|name| place.name(name));
+    let nodes = ["--node", "127.0.0.1:1", "--node", "127.0.0.1:2", "--node", "127.0.0.1:3"];
+    let key = key.map_or(vec![], |key| vec!["--encrypt", "--key-file", key]);
+    run(&[&["cluster", "init", &dirs[0], "--name", "photos"][..], &nodes, &key].concat()).expect(0, "");
+    let token = run(&["cluster", "token", &dirs[0]]).expect(0, "").out;
+    for (dir, node) in dirs[1..].iter().zip(["2", "3"]) {
+        run(&["cluster", "join", token.trim(), dir, "--node", node]).expect(0, "");
+    }
+    dirs
+}
+
+/// What the nodes have in common, as each has it.
+fn common_part(dirs: &[String; 3]) -> Vec<serde_json::Value> {
+    let read = |dir: &String| -> serde_json::Value {
+        serde_json::from_slice(&fs::read(format!("{dir}/kestrel.json")).unwrap()).unwrap()
+    };
+    dirs.iter().map(|dir| serde_json::json!([read(dir)["settings"], read(dir)["coding"]])).collect()
+}
+
+#[test]
+fn a_change_of_all_nodes_that_is_cut_short_is_finished_by_the_next() {
+    let place = Place::new();
+    let (old, _) = key(&place, "old");
+    let dirs = three_nodes(&place, Some(&old));
+    let points = ["change.written", "change.renamed", "replace.written", "replace.renamed"];
+    let points =
+        points.iter().flat_map(|point| (1..=3).map(move |count| format!("descriptor.{point}:{count}")));
+    let mut now = old;
+    for (round, point) in points.enumerate() {
+        let args = |verb: &[&str], more: &[&str]| -> Vec<String> {
+            let nodes = [&dirs[0], "--node", &dirs[1], "--node", &dirs[2], "--key-file", &now, "--json"];
+            [verb, &nodes, more].concat().into_iter().map(str::to_string).collect()
+        };
+        let die = |args: &[String]| {
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            let killed = kestrel(&args).env("KESTREL_CRASH_AT", &point).output().unwrap();
+            assert_eq!(killed.status.signal(), Some(libc::SIGKILL), "{point}");
+        };
+        let run = |args: &[String]| run(&args.iter().map(String::as_str).collect::<Vec<_>>());
+        let all_agree = || {
+            let common = common_part(&dirs);
+            assert!(common[0] == common[1] && common[0] == common[2], "{point}");
+            assert!(dirs.iter().all(|dir| !std::path::Path::new(dir).join("kestrel.json.change").exists()));
+            common[0][1]["encryption"]["keys"].as_array().unwrap().len()
+        };
+        // Another change comes on top of the one that was cut short, or of none.
+        die(&args(&["config"], &["--compress", ["zstd:4", "zstd:5"][round % 2]]));
+        let told = run(&args(&["config"], &["--compress", "lz4"])).expect(0, "").json();
+        assert_eq!(told["compression"], "lz4", "{point}");
+        let keys = all_agree();
+
+        // A rotation that is repeated happens once; but of what is done everywhere nothing is left to be finished.
+        let (next, fingerprint) = key(&place, &format!("key-{round}"));
+        let rotate = args(&["key", "rotate"], &["--new-key-file", &next]);
+        die(&rotate);
+        let is_done = point == "descriptor.replace.renamed:3";
+        if is_done {
+            run(&rotate).expect(1, "not the key of volume");
+            run(&[&rotate[..2], &dirs[..1], &["--key-file".to_string(), next.clone()]].concat())
+                .expect(1, "missing are");
+        } else {
+            // What opens some of them only says how to go on.
+            if point.starts_with("descriptor.replace.renamed") {
+                run(&args(&["config"], &["--compress", "none"])).expect(1, "repeat it, and it is finished");
+            }
+            run(&rotate).expect(0, &fingerprint);
+            assert_eq!(all_agree(), keys + 1, "{point}");
+        }
+        for dir in &dirs {
+            run(&["key", "show", dir, "--key-file", &next].map(str::to_string))
+                .expect(0, "this key opens it");
+        }
+        now = next;
+    }
+}
+
+#[test]
+fn settings_of_nodes_that_differ_without_a_reason_are_refused() {
+    let place = Place::new();
+    let dirs = three_nodes(&place, None);
+    let config =
+        |level| run(&["config", &dirs[0], "--node", &dirs[1], "--node", &dirs[2], "--compress", level]);
+    let before = fs::read(format!("{}/kestrel.json", dirs[1])).unwrap();
+    config("lz4").expect(0, "lz4");
+    fs::write(format!("{}/kestrel.json", dirs[1]), before).unwrap();
+    config("zstd").expect(1, "restore kestrel.json");
+    // A descriptor to be of which nobody has heard, at one node alone: nothing was decided.
+    fs::copy(format!("{}/kestrel.json", dirs[0]), format!("{}/kestrel.json", dirs[1])).unwrap();
+    run(&["config", &dirs[0], "--node", &dirs[1], "--node", &dirs[2], "--compress", "none"])
+        .expect(1, "node 1, as");
+}

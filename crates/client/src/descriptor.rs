@@ -15,6 +15,7 @@ use crate::hex::to_hex;
 mod cluster;
 mod coding;
 mod lock;
+mod pending;
 
 pub use cluster::{ClusterSection, SECRET_BYTES, random};
 pub use coding::{CodingSettings, DATA_KEYS_MAX, Encryption, WrappedKey};
@@ -159,7 +160,11 @@ impl Descriptor {
     /// # Errors
     /// Says whether there is no volume, a newer one, or a damaged one, and names the file.
     pub fn read(dir: &Path) -> Result<Self, VolumeError> {
-        let path = dir.join(FILE_NAME);
+        Self::read_file(dir, FILE_NAME)
+    }
+
+    fn read_file(dir: &Path, name: &str) -> Result<Self, VolumeError> {
+        let path = dir.join(name);
         let size = match fs::metadata(&path) {
             Ok(meta) => meta.len(),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -256,52 +261,64 @@ impl Descriptor {
     }
 
     /// Changes the descriptors of all nodes of a volume, at `dirs`, to the same settings: at all, or if one does not take it at none.
+    /// One that was cut short is finished first; `change` then gets a descriptor from before it ([`pending`]).
     ///
     /// # Errors
-    /// As for [`Descriptor::update`], and if settings differ beforehand. The text names what did not take the change, and if another
-    /// could then not be put back, which one.
+    /// As for [`Descriptor::update`], and if settings differ beforehand and nothing tells what they were to be. The text names what
+    /// did not take the change, and says if the next call goes on with it.
     pub fn update_nodes(
         dirs: &[PathBuf],
-        change: impl FnOnce(&mut Self) -> Result<(), VolumeError>,
+        change: impl FnOnce(&mut Self, Option<&Self>) -> Result<(), VolumeError>,
     ) -> Result<Self, VolumeError> {
         let locks = dirs.iter().map(|dir| DescriptorLock::take(dir)).collect::<Result<Vec<_>, _>>()?;
+        let nodes: Vec<(&Path, &DescriptorLock)> = dirs.iter().map(PathBuf::as_path).zip(&locks).collect();
+        let finished = pending::finish(&nodes)?;
         let before = dirs.iter().map(|dir| Self::read(dir)).collect::<Result<Vec<_>, _>>()?;
         let [first, ..] = &*before else {
             return Err(VolumeError::Invalid("no directory is named".into()));
         };
-        let differs = |other: &Self| (&other.settings, &other.coding) != (&first.settings, &first.coding);
-        if let Some((dir, _)) = dirs.iter().zip(&before).find(|(_, other)| differs(other)) {
+        if let Some((dir, _)) = dirs.iter().zip(&before).find(|(_, other)| !first.has_settings_of(other)) {
             let [dir, first] = [dir, &dirs[0]].map(|dir| dir.display());
             return Err(VolumeError::Invalid(format!(
-                "{dir}: its settings are not those of {first}: an earlier change did not come to an end; restore kestrel.json of \
-                 the one or the other from a backup, so that they agree"
+                "{dir}: its settings are not those of {first}: restore kestrel.json of the one or the other from a backup, so that \
+                 they agree"
             )));
         }
         let mut changed = first.clone();
-        change(&mut changed)?;
+        change(&mut changed, finished.as_ref())?;
         changed.check()?;
-        for (at, (dir, lock)) in dirs.iter().zip(&locks).enumerate() {
-            let (settings, coding) = (changed.settings.clone(), changed.coding.clone());
-            let new = Self { settings, coding, ..before[at].clone() };
-            let Err(why) = new.replace(dir, lock) else { continue };
-            // The one that failed too: it may have been replaced before it failed.
-            for ((dir, lock), old) in dirs.iter().zip(&locks).zip(&before).take(at + 1) {
-                if let Err(also) = old.replace(dir, lock) {
-                    return Err(VolumeError::Invalid(format!(
-                        "{why}; and {} could not be put back: {also}",
-                        dir.display()
-                    )));
-                }
-            }
-            return Err(why);
+        if !changed.has_settings_of(first) {
+            pending::begin(&nodes, &changed)?;
+            pending::finish(&nodes)?;
         }
         Ok(changed)
     }
 
+    /// Whether a change of all nodes was begun at this directory and has not come to its end.
+    pub fn is_changing(dir: &Path) -> bool {
+        dir.join(pending::NAME).exists()
+    }
+
+    /// Whether what all nodes of a volume have in common is the same.
+    fn has_settings_of(&self, other: &Self) -> bool {
+        (&self.settings, &self.coding) == (&other.settings, &other.coding)
+    }
+
     /// Puts the descriptor in the old one's place, in one step.
-    fn replace(&self, dir: &Path, _lock: &DescriptorLock) -> Result<(), VolumeError> {
-        let path = dir.join(FILE_NAME);
-        let partial = dir.join(format!("{FILE_NAME}.new"));
+    fn replace(&self, dir: &Path, lock: &DescriptorLock) -> Result<(), VolumeError> {
+        self.put(dir, FILE_NAME, lock, ["descriptor.replace.written", "descriptor.replace.renamed"])
+    }
+
+    /// Writes it to a file of the directory, in one step and durably.
+    fn put(
+        &self,
+        dir: &Path,
+        name: &str,
+        _lock: &DescriptorLock,
+        [written, renamed]: [&'static str; 2],
+    ) -> Result<(), VolumeError> {
+        let path = dir.join(name);
+        let partial = dir.join(format!("{name}.new"));
         let sealed = Self { checksum: self.expected_checksum()?, ..self.clone() };
         let mut text =
             serde_json::to_vec_pretty(&sealed).map_err(|error| VolumeError::Invalid(error.to_string()))?;
@@ -319,9 +336,9 @@ impl Descriptor {
             let mut file = options.open(&partial)?;
             file.write_all(&text)?;
             file.sync_all()?;
-            crash::point("descriptor.replace.written");
+            crash::point(written);
             fs::rename(&partial, &path)?;
-            crash::point("descriptor.replace.renamed");
+            crash::point(renamed);
             File::open(dir)?.sync_all()
         };
         write().map_err(|error| VolumeError::io("write", &path, &error))

@@ -135,7 +135,7 @@ pub fn change_nodes(
     given: Option<&Path>,
     now: Nanos,
 ) -> Result<Descriptor, VolumeError> {
-    Descriptor::update_nodes(dirs, |descriptor| apply(descriptor, change, given, now))
+    Descriptor::update_nodes(dirs, |descriptor, _| apply(descriptor, change, given, now))
 }
 
 fn apply(
@@ -190,7 +190,8 @@ pub fn rotate(
     Descriptor::update(dir, |descriptor| rotate_in(descriptor, dir, old, new, now))
 }
 
-/// The same for a volume that several nodes share, whose directories these are: at all of them or at none.
+/// The same for a volume that several nodes share, whose directories these are: at all of them or at none. If it finishes a rotation that
+/// was cut short, to this key, that is all it does.
 ///
 /// # Errors
 /// As for [`rotate`], and if their settings differ; the text names the directory that did not take the change.
@@ -201,7 +202,21 @@ pub fn rotate_nodes(
     now: Nanos,
 ) -> Result<Descriptor, VolumeError> {
     let first = dirs.first().map_or(Path::new(""), PathBuf::as_path);
-    Descriptor::update_nodes(dirs, |descriptor| rotate_in(descriptor, first, old, new, now))
+    Descriptor::update_nodes(dirs, |descriptor, before| {
+        let is_done = match before {
+            Some(before) => is_rotated(before, descriptor, new)?,
+            None => false,
+        };
+        if is_done { Ok(()) } else { rotate_in(descriptor, first, old, new, now) }
+    })
+}
+
+/// Whether the keys were replaced between two descriptors, by this volume key if one is named.
+fn is_rotated(before: &Descriptor, after: &Descriptor, new: Option<&Path>) -> Result<bool, VolumeError> {
+    let encryption = |descriptor: &Descriptor| descriptor.coding.clone().and_then(|coding| coding.encryption);
+    let (Some(before), Some(after)) = (encryption(before), encryption(after)) else { return Ok(false) };
+    let to = new.map(VolumeKey::read).transpose()?.map(|key| key.fingerprint());
+    Ok(before.keys.len() < after.keys.len() && to.unwrap_or(before.volume_key) == after.volume_key)
 }
 
 fn rotate_in(

@@ -86,7 +86,7 @@ use lend::Loan;
 use nameless::Asking;
 use poll::Poll;
 use reap::Reaping;
-pub use records::{Prepared, decode_prepared};
+pub use records::{Prepared, decode_decision, decode_prepared, encode_decision, encode_prepared};
 use tree::Walk;
 use work::{Back, Work};
 

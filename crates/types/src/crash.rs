@@ -24,6 +24,8 @@ pub const POINTS: &[&str] = &[
     "client.compact.stored",
     "client.repack.stored",
     "client.repack.committed",
+    "descriptor.change.written",
+    "descriptor.change.renamed",
     "descriptor.replace.written",
     "descriptor.replace.renamed",
     "gc.before-delete",

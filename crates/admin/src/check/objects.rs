@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use kestrel_data::ErrorKind;
 use kestrel_data::store::{BlockStore, ObjectInfo, list_all};
@@ -25,6 +26,9 @@ const FILES_NAMED_MAX: usize = 100_000;
 
 /// Threads that ask the store about single objects: what takes long is the way to it.
 const ASKERS: usize = 16;
+
+/// How long nodes need at most to forget an object that they have deleted.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(5);
 
 /// No such object in the store.
 const ABSENT: u64 = u64::MAX;
@@ -171,7 +175,7 @@ fn account(check: &mut Check<'_>, window: &Window, index: usize, sum: i64, keys:
         let mut rows: Vec<_> = keys.iter().map(delete).collect();
         if referenced > 0 {
             let stat = ObjStat { referenced: i64::try_from(referenced).unwrap_or(i64::MAX) };
-            rows.push(put(Table::ObjStat, object, &[0, 0], stat.encode()));
+            rows.push(put(Table::ObjStat, object, &check.share, stat.encode()));
         }
         finding = finding.with(Stage::Sums, "counted anew", Act::Rows(rows));
     }
@@ -271,27 +275,43 @@ fn confirm(
         });
         answers.collect()
     });
+    let mut absent = Vec::new();
     for (suspect, answer) in answers {
         match answer {
             Ok(size) if size >= suspect.needed => {}
             Ok(size) => drop(bad.insert(suspect.object, Some(size))),
-            Err(why) if why.kind() == ErrorKind::NotFound => {
-                // An account that is not nought now was not when the object went: nobody can add to one that has gone.
-                let gone = match check.live {
-                    Some(live) => referenced_bytes(live.engine, suspect.object)? == 0,
-                    None => false,
-                };
-                if !gone {
-                    bad.insert(suspect.object, None);
-                }
-            }
+            Err(why) if why.kind() == ErrorKind::NotFound => absent.push(suspect.object),
             // Its own header is damaged: its data are, and reading them tells how.
             Err(why) if why.kind() == ErrorKind::Corrupt => drop(bad.insert(suspect.object, Some(0))),
             Err(why) => return Err(why.into()),
         }
     }
+    for object in still_referred_to(check, absent)? {
+        bad.insert(object, None);
+    }
     (check.progress)("asking about objects", suspects.len() as u64);
     Ok(())
+}
+
+/// Those of the objects, which are gone, that the volume in use refers to. An account that is not nought now was not when the object
+/// went: nobody can add to one that has gone.
+fn still_referred_to(check: &Check<'_>, mut absent: Vec<ObjectId>) -> Result<Vec<ObjectId>, CheckError> {
+    let Some(live) = check.live else { return Ok(absent) };
+    // Several nodes forget their shares of an account one after the other.
+    let looks = if check.is_of_several { 2 } else { 1 };
+    for look in 0..looks {
+        if look > 0 && !absent.is_empty() {
+            std::thread::sleep(FORGOTTEN_AFTER);
+        }
+        let mut left = Vec::with_capacity(absent.len());
+        for object in absent {
+            if referenced_bytes(live.engine, object)? != 0 {
+                left.push(object);
+            }
+        }
+        absent = left;
+    }
+    Ok(absent)
 }
 
 fn leaked(check: &mut Check<'_>) {

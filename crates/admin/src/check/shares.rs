@@ -127,7 +127,7 @@ pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
         let Sums { children, subdirs, bytes } = *expected;
         let right = DirStat { children, subdirs, bytes, ..shares.total };
         let mut rows: Vec<_> = shares.keys.iter().map(delete).collect();
-        rows.push(put(Table::DirStat, *dir, &[0, 0], right.encode()));
+        rows.push(put(Table::DirStat, *dir, &check.share, right.encode()));
         let finding = Finding::new(FindingKind::DirStatWrong, check.dir_path(*dir), detail);
         check.found(finding.with(Stage::Sums, "sums counted anew", Act::Rows(rows)));
     }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 
 pub mod driver;
+pub mod several;
 
 use std::collections::HashMap;
 use std::io::IoSlice;

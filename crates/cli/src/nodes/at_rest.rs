@@ -4,21 +4,24 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use kestrel_admin::cut::{Cut, CutError};
-use kestrel_admin::gather::{Gathered, Gathering};
-use kestrel_admin::rows::Rows;
+use kestrel_admin::gather::{Gathered, gather};
 use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::{ClusterSection, Descriptor};
+use kestrel_client::error::VolumeError;
 use kestrel_client::storage::StoreOptions;
 use kestrel_client::volume::{Resources, Volume, VolumeLock, scratch_reserve};
 use kestrel_meta::engine::Engine;
 use kestrel_meta::member::change::records::ChangeRecords;
-use kestrel_types::key::Table;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::verbs::store_args::StoreArgs;
 use crate::verbs::{ask, locate};
+
+/// What is said of a directory that has more to be done.
+const CUT_SHORT: &str =
+    "; a change of the settings or keys of all nodes was cut short: repeat it, and it is finished";
 
 /// Whether a volume and further directories name nodes of a cluster.
 pub fn is_meant(verb: &str, volume: &str, others: &[String]) -> bool {
@@ -93,11 +96,11 @@ fn are_all(verb: &'static str, nodes: &BTreeMap<NodeId, Named>, members: &[Membe
     ))
 }
 
-/// The nodes that a node knows of, and the version of its table: asked if it runs, read with this key if it does not.
+/// The nodes that a node knows of, and the version of its table: asked if it runs, read with one of these keys if it does not.
 fn members_of(
     verb: &'static str,
     named: &Named,
-    key_file: Option<&Path>,
+    key_files: [Option<&Path>; 2],
 ) -> Result<(u64, Vec<Member>), Failure> {
     let question = json!({ "verb": "status" });
     if let Some(status) = ask(verb, &named.dir, &question, QUICK)? {
@@ -110,15 +113,24 @@ fn members_of(
         let why = "the process that serves it does not tell which nodes there are; stop it";
         return told.ok_or_else(|| Failure::new(verb, format!("{}: {why}", named.dir.display())));
     }
-    let store = StoreOptions { key_file: key_file.map(Path::to_path_buf), ..StoreOptions::default() };
-    let resources = Resources { store, ..Resources::default() };
-    let opened = Volume::open_part(&named.dir, &format!("kestrel {verb}"), &resources);
-    let part = opened.map_err(|why| Failure::new(verb, why))?;
+    let open = |key_file: Option<&Path>| {
+        let store = StoreOptions { key_file: key_file.map(Path::to_path_buf), ..StoreOptions::default() };
+        let resources = Resources { store, ..Resources::default() };
+        Volume::open_part(&named.dir, &format!("kestrel {verb}"), &resources)
+    };
+    let opened = match (open(key_files[0]), key_files[1]) {
+        (Err(VolumeError::Key(_)), Some(other)) if key_files[0] != Some(other) => open(Some(other)),
+        (opened, _) => opened,
+    };
+    let part = opened.map_err(|why| {
+        let hint = if Descriptor::is_changing(&named.dir) { CUT_SHORT } else { "" };
+        Failure::new(verb, format!("{why}{hint}"))
+    })?;
     let table = table_of(verb, &part, &named.section)?;
     Ok((table.version, table.map.members().to_vec()))
 }
 
-/// The directories of all nodes of a cluster.
+/// The directories of all nodes of a cluster, which one or the other of these keys opens.
 ///
 /// # Errors
 /// If they are not all nodes of one cluster, or it cannot be told which nodes there are.
@@ -126,11 +138,11 @@ pub fn dirs(
     verb: &'static str,
     volume: &str,
     others: &[String],
-    key_file: Option<&Path>,
+    key_files: [Option<&Path>; 2],
 ) -> Result<Vec<PathBuf>, Failure> {
     let urls: Vec<&str> = std::iter::once(volume).chain(others.iter().map(String::as_str)).collect();
     let named = named(verb, &urls)?;
-    let known = named.values().map(|node| members_of(verb, node, key_file));
+    let known = named.values().map(|node| members_of(verb, node, key_files));
     let known = known.collect::<Result<Vec<_>, _>>()?;
     let newest = known.into_iter().max_by_key(|(version, _)| *version);
     let (_, members) = newest.ok_or_else(|| Failure::usage(format!("{verb}: no directory is named")))?;
@@ -202,11 +214,6 @@ impl AtRest {
         let failed = |why: CutError| Failure::new(self.verb, why);
         let dir = &self.first()?.dir;
         Cut::remove_stale(dir);
-        let mut gathering = Gathering::new(dir, scratch_reserve(dir), &self.placement).map_err(failed)?;
-        for (node, part) in &self.parts {
-            let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(&*part.engine, table));
-            gathering.add(*node, rows.map(|row| row.map_err(CutError::from)), progress).map_err(failed)?;
-        }
-        gathering.finish().map_err(failed)
+        gather(&self.engines(), &self.placement, (dir, scratch_reserve(dir)), progress).map_err(failed)
     }
 }

@@ -20,7 +20,7 @@ use super::node::NodeOfCluster;
 use super::part::cut::Cutting;
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
-use crate::verbs::{compact, dump, fsck, gc, info as info_verb, paths, status, warmup};
+use crate::verbs::{compact, dump, fsck, gc, info as info_verb, status, warmup};
 
 /// What questions are about.
 pub struct Serving {
@@ -199,17 +199,10 @@ impl Serving {
     }
 
     fn compact(&self, question: &Value, feed: &Feed<'_>) -> Result<Value, String> {
-        let dry_run = question["dry_run"] == true;
-        if !dry_run {
+        let wish = compact::Wish::of(question)?;
+        if !wish.dry_run {
             self.may_change()?;
         }
-        let number = |name: &str| question[name].as_u64().unwrap_or(0);
-        let wish = compact::Wish {
-            paths: question.get("paths").map(paths).transpose()?,
-            dry_run,
-            grace_seconds: number("grace_seconds"),
-            bytes_per_second: number("bytes_per_second"),
-        };
         compact::compact(&self.fs, &wish, feed)
     }
 

@@ -34,12 +34,12 @@ pub fn answer(
         Some("cut") => cut::answer(serving, question),
         Some("reap") => schedule(serving, question),
         Some("coding") => Ok(config::describe(&serving.descriptor)),
-        Some(verb @ ("fsck" | "info" | "dump" | "gc")) => Err(format!(
+        Some(verb @ ("fsck" | "info" | "dump" | "gc" | "compact")) => Err(format!(
             "node {} has only a part of the volume; use `kestrel {verb}` with {}",
             section.node,
             url(serving, section)
         )),
-        Some(verb @ ("compact" | "warmup" | "whole")) => Err(format!(
+        Some(verb @ ("warmup" | "whole")) => Err(format!(
             "node {} has only a part of the volume, and {verb} does not work on a volume that several nodes share yet",
             section.node
         )),

@@ -15,9 +15,9 @@ use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
 use crate::nodes::OfMount;
 use crate::nodes::engine::NodesEngine;
-use crate::verbs::info;
 use crate::verbs::status::several;
 use crate::verbs::warmup::{self, whole};
+use crate::verbs::{compact, info};
 
 /// How long a quick question to the server may take.
 const QUICK: Duration = Duration::from_secs(15);
@@ -71,7 +71,17 @@ impl Attendant for RemoteMount {
                 info::tell_places(&mut out, &self.storage);
                 Ok(out)
             }
-            Some("fsck" | "gc" | "compact") => self.ask(question, None, tell),
+            Some("compact") => match self.nodes() {
+                Some(nodes) => {
+                    let wish = compact::Wish::of(question)?;
+                    if self.read_only && !wish.dry_run {
+                        return Err("the volume is mounted read-only; mount it for writing first".into());
+                    }
+                    compact::compact_nodes(&self.fs, &nodes, &wish, &Feed::new(tell))
+                }
+                None => self.ask(question, None, tell),
+            },
+            Some("fsck" | "gc") => self.ask(question, None, tell),
             Some("whole") => whole::serve(&self.fs, &self.storage, question, &Feed::new(tell)),
             Some("warmup") => match self.nodes() {
                 Some(nodes) => {

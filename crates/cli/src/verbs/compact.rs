@@ -7,18 +7,23 @@ use std::time::Duration;
 
 use clap::Args;
 use kestrel_client::descriptor::{Descriptor, volume_dir};
-use kestrel_client::fs::{CompactOptions, Fs};
-use kestrel_client::remote::RemoteUrl;
+use kestrel_client::fs::{CompactOptions, Compacted, Fs};
+use kestrel_client::remote::{Introduction, Panel, RemoteUrl, RemoteVolume};
 use kestrel_client::volume::Resources;
+use kestrel_meta::engine::Engine;
 use kestrel_types::clock::SECOND;
 use serde_json::{Value, json};
 
 use super::store_args::StoreArgs;
-use super::{Target, ask_with, control_dir, mount_above, open, path_value, print_json};
+use super::{Target, ask_with, control_dir, mount_above, open, path_value, paths, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::feed::{Feed, shown};
+use crate::nodes::{Nodes, cut};
 use crate::progress::Progress;
 use crate::units::{bytes, count, duration_arg, size_arg};
+
+/// How long a node may be away.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Rewrite what is scattered: objects of which little is in use, and files in many pieces.
 #[derive(Debug, Args)]
@@ -27,10 +32,12 @@ use crate::units::{bytes, count, duration_arg, size_arg};
   kestrel compact /data/vol --dry-run
   kestrel compact /mnt/data/images
   kestrel compact /data/vol --rate 20M
+  kestrel compact kestrel://meta1/photos
 
 Objects of which less than half is in use are read, what is in use is stored again, and they are deleted after the grace
 period; files that many small writes cut to pieces are stored in one piece. Files may be in use meanwhile. A mounted volume
-does this by itself, slowly; this does it now.")]
+does this by itself, slowly; this does it now. Nodes that share a volume do not do it by themselves: this does, as a client of
+theirs, and needs room for a copy of their metadata in the directory for temporary files.")]
 pub struct CompactArgs {
     /// The volume (a path, file:///path or kestrel://host[:port]/NAME), or a file or directory in a mounted volume
     pub target: String,
@@ -62,11 +69,70 @@ pub struct Wish {
     pub bytes_per_second: u64,
 }
 
-/// Compacts.
+impl Wish {
+    /// What is wanted of the whole volume.
+    fn of_args(args: &CompactArgs) -> Self {
+        Self {
+            paths: None,
+            dry_run: args.dry_run,
+            grace_seconds: args.grace.as_secs(),
+            bytes_per_second: args.rate,
+        }
+    }
+
+    /// What a question asks for.
+    ///
+    /// # Errors
+    /// If it names paths that are none.
+    pub fn of(question: &Value) -> Result<Self, String> {
+        let number = |name: &str| question[name].as_u64().unwrap_or(0);
+        Ok(Self {
+            paths: question.get("paths").map(paths).transpose()?,
+            dry_run: question["dry_run"] == true,
+            grace_seconds: number("grace_seconds"),
+            bytes_per_second: number("bytes_per_second"),
+        })
+    }
+}
+
+/// Compacts the volume whose metadata this process has.
 ///
 /// # Errors
 /// In words.
 pub fn compact(fs: &Arc<Fs>, wish: &Wish, feed: &Feed<'_>) -> Result<Value, String> {
+    Ok(told(&compact_by(fs, None, wish, feed)?, wish))
+}
+
+/// Compacts the volume that these nodes share, as a client of theirs: by copies of their metadata, each of one moment.
+///
+/// # Errors
+/// In words.
+pub fn compact_nodes(fs: &Arc<Fs>, nodes: &dyn Nodes, wish: &Wish, feed: &Feed<'_>) -> Result<Value, String> {
+    let mut sum = Compacted::default();
+    loop {
+        let mut progress = |rows| feed.progress("fetching metadata", rows);
+        let whole = cut::gather(nodes, &std::env::temp_dir(), &mut progress)?;
+        let done = compact_by(fs, Some(whole.engine()), wish, feed)?;
+        sum.sparse_objects += done.sparse_objects;
+        sum.unused_bytes += done.unused_bytes;
+        sum.deep_chunks += done.deep_chunks;
+        sum.stored_bytes += done.stored_bytes;
+        sum.moved += done.moved;
+        sum.changed += done.changed;
+        sum.failed += done.failed;
+        sum.folded += done.folded;
+        if !done.unfinished {
+            return Ok(told(&sum, wish));
+        }
+    }
+}
+
+fn compact_by(
+    fs: &Arc<Fs>,
+    rows: Option<&dyn Engine>,
+    wish: &Wish,
+    feed: &Feed<'_>,
+) -> Result<Compacted, String> {
     let listening = feed.listening();
     let go_on = |stored: u64| {
         if let Some(pause) = (stored * 1000).checked_div(wish.bytes_per_second) {
@@ -75,16 +141,18 @@ pub fn compact(fs: &Arc<Fs>, wish: &Wish, feed: &Feed<'_>) -> Result<Value, Stri
         listening.is_on()
     };
     let options = CompactOptions {
+        rows,
         paths: wish.paths.as_deref(),
         grace: i64::try_from(wish.grace_seconds).unwrap_or(i64::MAX).saturating_mul(SECOND),
         dry_run: wish.dry_run,
         is_worth: &|_| true,
         go_on: &go_on,
     };
-    let done = fs
-        .compact_volume(&options, &mut |what, done| feed.progress(what, done))
-        .map_err(|why| why.to_string())?;
-    Ok(json!({
+    fs.compact_volume(&options, &mut |what, done| feed.progress(what, done)).map_err(|why| why.to_string())
+}
+
+fn told(done: &Compacted, wish: &Wish) -> Value {
+    json!({
         "sparse_objects": done.sparse_objects,
         "unused_bytes": done.unused_bytes,
         "deep_chunks": done.deep_chunks,
@@ -94,7 +162,7 @@ pub fn compact(fs: &Arc<Fs>, wish: &Wish, feed: &Feed<'_>) -> Result<Value, Stri
         "failed": done.failed,
         "folded_windows": done.folded,
         "dry_run": wish.dry_run,
-    }))
+    })
 }
 
 /// Compacts, wherever the volume is served.
@@ -116,8 +184,32 @@ fn question(args: &CompactArgs) -> Value {
     })
 }
 
+/// Compacts as a client of the nodes that share a volume; nothing if one process serves it alone.
+fn of_nodes(args: &CompactArgs, url: &str) -> Result<Option<Value>, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("compact", format!("{url}: {why}"));
+    let who = crate::serve::who("kestrel compact");
+    let Some(panel) = Panel::connect(&args.target, &who).map_err(|why| fail(&why))? else { return Ok(None) };
+    let resources = Resources { store: args.store.options("compact")?, ..Resources::default() };
+    let introduction = Introduction { who, deadline: DEADLINE, read_only: args.dry_run };
+    let volume = RemoteVolume::open(&args.target, &introduction, &resources).map_err(|why| fail(&why))?;
+    let mut progress = Progress::new();
+    let mut tell = |event: &Value| {
+        shown(&mut progress, event, &mut |_| {});
+        true
+    };
+    let done = compact_nodes(&volume.fs, &panel, &Wish::of_args(args), &Feed::new(&mut tell));
+    let stored = volume.fs.shutdown().map_err(|why| fail(&why));
+    let done = done.map_err(|why| fail(&why))?;
+    stored.map(|()| Some(done))
+}
+
 fn volume(args: &CompactArgs) -> Result<Value, Failure> {
     let target = Target::of("compact", &args.target)?;
+    if let Target::Served(url) = &target
+        && let Some(done) = of_nodes(args, url)?
+    {
+        return Ok(done);
+    }
     let mut progress = Progress::new();
     let asked = target
         .ask("compact", &question(args), None, &mut |event| shown(&mut progress, &event, &mut |_| {}))?;
@@ -132,13 +224,7 @@ fn volume(args: &CompactArgs) -> Result<Value, Failure> {
         shown(&mut progress, event, &mut |_| {});
         true
     };
-    let wish = Wish {
-        paths: None,
-        dry_run: args.dry_run,
-        grace_seconds: args.grace.as_secs(),
-        bytes_per_second: args.rate,
-    };
-    let done = compact(&served.fs, &wish, &Feed::new(&mut tell));
+    let done = compact(&served.fs, &Wish::of_args(args), &Feed::new(&mut tell));
     let stored = served.fs.shutdown().map_err(|why| fail(&why));
     let settled = served.volume.engine.settle().map_err(|why| fail(&why));
     let done = done.map_err(|why| fail(&why))?;

@@ -25,7 +25,8 @@ use crate::nodes::{ask_all, at_rest};
   kestrel config /data/node1 --node /data/node2 --node /data/node3 --compress lz4
 
 Changes apply to what is written from the next mount on; what is stored already stays as it is and stays readable. Nodes
-that share a volume have the same settings: name the directories of all, and they are changed at all or at none.")]
+that share a volume have the same settings: name the directories of all, and they are changed at all or at none; a change that was
+cut short is finished by the next.")]
 pub struct ConfigArgs {
     /// The volume: a path or file:///path; to look at one of several nodes also kestrel://host[:port]/NAME
     pub volume: String,
@@ -78,7 +79,7 @@ pub fn run(args: &ConfigArgs) -> Result<Verdict, Failure> {
     let key_file = args.key_file.as_deref();
     let nodes = at_rest::is_meant("config", &args.volume, &args.nodes);
     let (descriptor, dirs) = if nodes && is_changed {
-        let dirs = at_rest::dirs("config", &args.volume, &args.nodes, key_file)?;
+        let dirs = at_rest::dirs("config", &args.volume, &args.nodes, [key_file, None])?;
         (keys::change_nodes(&dirs, &change, key_file, now), dirs)
     } else if is_changed {
         (keys::change(&dir, &change, key_file, now), vec![dir.clone()])

@@ -6,15 +6,15 @@ mod several;
 use std::path::Path;
 
 use clap::Args;
-use kestrel_admin::check::{Live, Options, ReadData, Totals, check};
+use kestrel_admin::check::{self, Live, Options, ReadData, Totals, check};
 use kestrel_admin::cut::Cut;
 use kestrel_admin::finding::{Finding, Fix, Severity};
-use kestrel_admin::repair::repair;
+use kestrel_admin::repair::{RepairError, repair};
 use kestrel_admin::watched::Watched;
 use kestrel_client::volume::scratch_reserve;
 use kestrel_data::store::BlockStore;
 use kestrel_meta::engine::Engine;
-use kestrel_types::clock::{Clock, SECOND, SystemClock};
+use kestrel_types::clock::{Clock, Nanos, SECOND, SystemClock};
 use kestrel_types::ids::ObjectId;
 use serde_json::{Value, json};
 
@@ -39,11 +39,13 @@ const READERS_REMOTE: usize = 32;
   kestrel fsck /data/vol --repair
   kestrel fsck kestrel://meta1/photos
   kestrel fsck /data/node1 /data/node2 /data/node3
+  kestrel fsck /data/node1 /data/node2 /data/node3 --repair
 
 Changes nothing without --repair. A mounted volume is checked while it is used, on a consistent copy of its metadata that
 needs as much room in the volume's directory as they do; --repair needs the volume unmounted. What cannot be put back where
-it belongs goes to /lost+found. Of a volume that several nodes share, the nodes are checked together. Exit code 0: nothing is damaged (any more); 1: something is, or the check failed; 2: wrong
-usage.")]
+it belongs goes to /lost+found. Of a volume that several nodes share, the nodes are checked together, and repaired when none of
+them runs; a repair that was cut short is finished by the next. Exit code 0: nothing is damaged (any more); 1: something is, or the check
+failed; 2: wrong usage.")]
 pub struct FsckArgs {
     /// The volume: a path, file:///path or kestrel://host[:port]/NAME
     pub volume: String,
@@ -170,7 +172,8 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
     let target = Target::of("fsck", &args.volume)?;
     if args.repair && matches!(target, Target::Served(_)) {
         return Err(Failure::usage(
-            "fsck: --repair needs the volume itself: stop the server and run it there, on the volume's directory",
+            "fsck: --repair needs the volume itself: stop the server and run it there, on the volume's directory, or on those of all its \
+             nodes",
         ));
     }
     if !args.others.is_empty() && matches!(target, Target::Served(_)) {
@@ -224,15 +227,42 @@ fn whole_at_rest(
     fail: &dyn Fn(&dyn std::fmt::Display) -> Failure,
 ) -> Result<Value, Failure> {
     let volume = open("fsck", &args.volume, &args.store)?;
+    if args.repair {
+        let done = mend(args, &*volume.store, feed, &mut |options, now, did, left, progress| {
+            repair(&*volume.engine, options, now, did, left, progress)
+        });
+        return done.map_err(|why| fail(&why));
+    }
     let mut options = Options { store: Some(&*volume.store), ..Options::default() };
     if args.data {
         options.data = Some(ReadData { threads: readers(&*volume.store), go_on: &|| true });
     }
+    let mut report = |finding: Finding| feed.event(&finding_event(&finding));
     let mut tick = |what: &'static str, done: u64| feed.progress(what, done);
-    if !args.repair {
-        let mut report = |finding: Finding| feed.event(&finding_event(&finding));
-        let done = check(&*volume.engine, &mut options, &mut report, &mut tick);
-        return done.map(|totals| summary(&totals, 0)).map_err(|why| fail(&why));
+    let done = check(&*volume.engine, &mut options, &mut report, &mut tick);
+    done.map(|totals| summary(&totals, 0)).map_err(|why| fail(&why))
+}
+
+/// A repair of a volume: gets how to check, the time, and whom to tell what was repaired, what is left, and how far it is.
+type Mend<'a> = dyn FnMut(
+        &mut Options<'_>,
+        Nanos,
+        &mut dyn FnMut(&Finding, &Fix),
+        &mut dyn FnMut(Finding),
+        check::Progress<'_>,
+    ) -> Result<(Totals, u64), RepairError>
+    + 'a;
+
+/// Repairs, and tells what was repaired before what is left.
+fn mend(
+    args: &FsckArgs,
+    store: &dyn BlockStore,
+    feed: &Feed<'_>,
+    mend: &mut Mend<'_>,
+) -> Result<Value, RepairError> {
+    let mut options = Options { store: Some(store), ..Options::default() };
+    if args.data {
+        options.data = Some(ReadData { threads: readers(store), go_on: &|| true });
     }
     let mut repairs = Vec::new();
     let mut note = |finding: &Finding, fix: &Fix| {
@@ -242,11 +272,11 @@ fn whole_at_rest(
     };
     let mut left = Vec::new();
     let mut keep = |finding| left.push(finding);
-    let now = SystemClock.now();
-    let done = repair(&*volume.engine, &mut options, now, &mut note, &mut keep, &mut tick);
+    let mut tick = |what: &'static str, done: u64| feed.progress(what, done);
+    let done = mend(&mut options, SystemClock.now(), &mut note, &mut keep, &mut tick);
     repairs.iter().for_each(|repair| feed.event(repair));
     left.iter().for_each(|finding| feed.event(&finding_event(finding)));
-    done.map(|(totals, repaired)| summary(&totals, repaired)).map_err(|why| fail(&why))
+    done.map(|(totals, repaired)| summary(&totals, repaired))
 }
 
 fn summary(totals: &Totals, repaired: u64) -> Value {

@@ -70,7 +70,8 @@ struct ShowArgs {
   kestrel key rotate /data/vol --key-file /root/photos.key     (a new data key only)
   kestrel key rotate /data/node1 --node /data/node2 --node /data/node3 --key-file /root/photos.key
 
-Nodes that share a volume have the same keys: name the directories of all, and they are changed at all or at none. The volume may be mounted. Copies of kestrel.json and dumps from before still open with the old key; what was written
+Nodes that share a volume have the same keys: name the directories of all, and they are changed at all or at none; one that was cut short
+is finished when it is repeated. The volume may be mounted. Copies of kestrel.json and dumps from before still open with the old key; what was written
 before stays encrypted with the data keys of that time.")]
 struct RotateArgs {
     /// The volume: a path or file:///path
@@ -149,7 +150,7 @@ fn rotate(args: &RotateArgs) -> Result<Verdict, Failure> {
     let (old, new) = (args.key_file.as_deref(), args.new_key_file.as_deref());
     let now = SystemClock.now();
     let (descriptor, dirs) = if at_rest::is_meant("key", &args.volume, &args.nodes) {
-        let dirs = at_rest::dirs("key", &args.volume, &args.nodes, old)?;
+        let dirs = at_rest::dirs("key", &args.volume, &args.nodes, [old, new])?;
         (keys::rotate_nodes(&dirs, old, new, now), dirs)
     } else {
         (keys::rotate(&dir, old, new, now), vec![dir.clone()])

@@ -82,7 +82,9 @@ impl Fs {
         let count = match (self.node(), self.member()) {
             (Some(_), _) => threads.len(),
             (None, Some(_)) => {
-                log::info!("one of several nodes: objects of which little is in use are not rewritten");
+                log::info!(
+                    "one of several nodes: objects of which little is in use are rewritten by `kestrel compact` only"
+                );
                 threads.len() - 1
             }
             (None, None) => 1,
@@ -254,6 +256,7 @@ fn repack(fs: &Weak<Fs>, stop: &Stop) {
     while !stopped_after(stop, REPACK_INTERVAL) {
         let Some(fs) = fs.upgrade() else { return };
         let options = CompactOptions {
+            rows: None,
             paths: None,
             grace: REPACK_AGE,
             dry_run: false,

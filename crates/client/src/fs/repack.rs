@@ -12,6 +12,10 @@
 //!
 //! **Crash.** Between storing and committing: objects that nothing refers to, which `gc` finds. After: done.
 //!
+//! **Of a volume that other processes serve** a client does the same with a copy of its metadata, one round each: what the copy says is
+//! the same guess, references are moved by the same operation wherever their file's records are, and the new objects are numbered
+//! for this client's session, so that no node deletes them before they are referred to.
+//!
 //! **Bounds.** [`BATCH_BYTES`] in memory, twice while they are stored; [`ROUND_OBJECTS`] objects a round.
 
 use std::collections::BTreeMap;
@@ -23,7 +27,7 @@ use kestrel_admin::sparse::{self, Found, Sparse, Use, User, Users};
 use kestrel_admin::watched::Watched;
 use kestrel_data::object::MEMBER_BYTES;
 use kestrel_data::{Payload, Placed};
-use kestrel_meta::engine::EngineError;
+use kestrel_meta::engine::{Engine, EngineError};
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, Source};
@@ -52,6 +56,8 @@ const READERS: usize = 8;
 
 /// What to compact, and how.
 pub struct CompactOptions<'a> {
+    /// The metadata to look at, if other processes serve the volume: its own without.
+    pub rows: Option<&'a dyn Engine>,
     /// Only files at or below these paths (`/` between names), and sparse objects that they refer to; all without.
     pub paths: Option<&'a [Vec<u8>]>,
     /// Objects last written to less than this ago are left alone.
@@ -83,6 +89,8 @@ pub struct Compacted {
     pub failed: u64,
     /// Windows of chunks folded.
     pub folded: u64,
+    /// There is more to do, on a newer copy of the metadata.
+    pub unfinished: bool,
 }
 
 /// A reference to move.
@@ -136,6 +144,9 @@ impl Fs {
             if !full || options.dry_run || done.moved == before {
                 return Ok(done);
             }
+            if options.rows.is_some() {
+                return Ok(Compacted { unfinished: true, ..done });
+            }
         }
     }
 
@@ -153,11 +164,15 @@ impl Fs {
                 Err(EngineError::Refused("the compaction was ended".into()))
             }
         };
-        let Some(node) = self.node() else {
-            let why = "the volume is served by another process, which is the one to compact it";
-            return Err(FsError::new(libc::EOPNOTSUPP, why));
+        let rows = match (options.rows, self.node()) {
+            (Some(rows), _) => rows,
+            (None, Some(node)) => &**node.engine(),
+            (None, None) => {
+                let why = "the volume is served by another process, which is the one to compact it";
+                return Err(FsError::new(libc::EOPNOTSUPP, why));
+            }
         };
-        let engine = Watched::new(&**node.engine(), &go_on);
+        let engine = Watched::new(rows, &go_on);
         let is_open = |object| self.is_open_object(object);
         tell("looking for sparse objects", 0);
         let found = match options.paths {

@@ -76,7 +76,14 @@ fn sparse_packs_are_rewritten_and_files_do_not_notice() {
     let before: Vec<_> = files.iter().map(|(text, _)| inode(&volume, text)).collect();
     let stored = objects(&*volume.store);
 
-    let look = CompactOptions { paths: None, grace: 0, dry_run: true, is_worth: &|_| true, go_on: &|_| true };
+    let look = CompactOptions {
+        rows: None,
+        paths: None,
+        grace: 0,
+        dry_run: true,
+        is_worth: &|_| true,
+        go_on: &|_| true,
+    };
     let dry = volume.fs.compact_volume(&look, &mut |_, _| {}).unwrap();
     assert!(dry.sparse_objects > 0 && dry.unused_bytes > 0 && dry.moved == 0, "{dry:?}");
     assert_eq!(objects(&*volume.store), stored, "a dry run stores nothing");
@@ -124,6 +131,7 @@ fn only_what_lies_below_a_path_is_compacted() {
     thinned(&volume);
     let paths = [b"filler".to_vec()];
     let options = CompactOptions {
+        rows: None,
         paths: Some(&paths),
         grace: 0,
         dry_run: false,
@@ -189,8 +197,14 @@ fn what_cannot_be_read_or_stored_stays_where_it_is() {
         calls: vec![Call::Create, Call::Append],
         ..Rule::always(Call::Put, Fault::Errno(libc::ENOSPC))
     });
-    let options =
-        CompactOptions { paths: None, grace: 0, dry_run: false, is_worth: &|_| true, go_on: &|_| true };
+    let options = CompactOptions {
+        rows: None,
+        paths: None,
+        grace: 0,
+        dry_run: false,
+        is_worth: &|_| true,
+        go_on: &|_| true,
+    };
     let failed = volume.fs.compact_volume(&options, &mut |_, _| {}).unwrap_err();
     assert_eq!(failed.errno, libc::ENOSPC);
     store.heal();

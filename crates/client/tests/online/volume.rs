@@ -112,8 +112,14 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
 }
 
 pub fn compact(volume: &Volume) -> Compacted {
-    let options =
-        CompactOptions { paths: None, grace: 0, dry_run: false, is_worth: &|_| true, go_on: &|_| true };
+    let options = CompactOptions {
+        rows: None,
+        paths: None,
+        grace: 0,
+        dry_run: false,
+        is_worth: &|_| true,
+        go_on: &|_| true,
+    };
     volume.fs.compact_volume(&options, &mut |_, _| {}).unwrap()
 }
 

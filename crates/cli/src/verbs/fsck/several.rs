@@ -1,31 +1,52 @@
 //! The check of a volume that several nodes share, over the rows of all of them.
 
-use kestrel_admin::check::{Options, ReadData, check};
+use kestrel_admin::check::{Live, Options, ReadData, check};
+use kestrel_admin::cut::Cut;
 use kestrel_admin::finding::Finding;
 use kestrel_admin::gather::Gathered;
+use kestrel_admin::repair::several::{self, Several};
+use kestrel_client::volume::scratch_reserve;
 use kestrel_data::store::BlockStore;
 use serde_json::Value;
 
-use super::{FsckArgs, finding_event, readers, summary};
+use super::{FsckArgs, finding_event, mend, readers, summary};
 use crate::failure::Failure;
 use crate::feed::Feed;
 use crate::nodes::at_rest::AtRest;
 
-/// Checks the volume of a cluster of which no node runs.
+/// Checks the volume of a cluster of which no node runs, and repairs it if asked.
 pub fn at_rest(args: &FsckArgs, feed: &Feed<'_>) -> Result<Value, Failure> {
-    if args.repair {
-        return Err(Failure::usage(
-            "fsck: --repair: what several nodes share cannot be repaired yet; restore it from a dump or a backup of all nodes",
-        ));
-    }
     let nodes = AtRest::open("fsck", &args.volume, &args.others, &args.store)?;
-    let whole = nodes.gather(&mut |done| feed.progress("gathering metadata", done))?;
-    judge(&whole, &*nodes.first()?.store, args.data, feed).map_err(|why| Failure::new("fsck", why))
+    let first = nodes.first()?;
+    let (dir, store) = (first.dir.clone(), first.store.clone());
+    let failed = |why: String| Failure::new("fsck", why);
+    if !args.repair {
+        let whole = nodes.gather(&mut |done| feed.progress("gathering metadata", done))?;
+        return judge(&whole, &*store, args.data, None, feed).map_err(failed);
+    }
+    Cut::remove_stale(&dir);
+    let engines = nodes.engines();
+    let volume = Several {
+        nodes: &engines,
+        placement: &nodes.placement,
+        scratch: &dir,
+        reserve_bytes: scratch_reserve(&dir),
+    };
+    let done = mend(args, &*store, feed, &mut |options, now, did, left, progress| {
+        several::repair(&volume, options, now, did, left, progress)
+    });
+    done.map_err(|why| failed(why.to_string()))
 }
 
-/// Checks what has been gathered.
-pub fn judge(whole: &Gathered, store: &dyn BlockStore, data: bool, feed: &Feed<'_>) -> Result<Value, String> {
-    let mut options = Options { store: Some(store), is_of_several: true, ..Options::default() };
+/// Checks what has been gathered: of a volume in use if `live` tells of it.
+pub fn judge(
+    whole: &Gathered,
+    store: &dyn BlockStore,
+    data: bool,
+    live: Option<Live<'_>>,
+    feed: &Feed<'_>,
+) -> Result<Value, String> {
+    let mut options = Options { store: Some(store), is_of_several: true, live, ..Options::default() };
     if data {
         options.data = Some(ReadData { threads: readers(store), go_on: &|| true });
     }
@@ -35,8 +56,6 @@ pub fn judge(whole: &Gathered, store: &dyn BlockStore, data: bool, feed: &Feed<'
         feed.progress(what, done);
     })
     .map_err(|why| why.to_string())?;
-    for finding in &whole.findings {
-        *totals.findings.entry(finding.kind).or_default() += 1;
-    }
+    whole.count(&mut totals);
     Ok(summary(&totals, 0))
 }
