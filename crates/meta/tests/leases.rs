@@ -11,8 +11,9 @@ use common::members::{Cluster, at, mknod};
 use kestrel_meta::member::lease::{LEASE, LeaseMessage, PATIENCE, PROMISE};
 use kestrel_meta::member::{DEADLINE, Envelope, Message};
 use kestrel_types::clock::{MILLISECOND, Nanos, SECOND};
+use kestrel_types::error::FsResult;
 use kestrel_types::name::{InodeRef, Name};
-use kestrel_types::placement::NodeId;
+use kestrel_types::placement::{ClusterMap, Member as MapMember, NodeId, Placement};
 use kestrel_types::request::{Creds, Op, Outcome, RenameFlags, Reply, Request};
 use parking_lot::Mutex;
 
@@ -261,4 +262,37 @@ fn one_node_needs_no_lease_and_the_first_of_two_does() {
     assert!(leased(&cluster, 1) && leased(&cluster, 2));
     pass(&mut cluster, LEASE, &[(1, 2)]);
     assert!(!leased(&cluster, 1) && !leased(&cluster, 2));
+}
+
+#[test]
+fn a_table_with_another_member_ends_leases_that_too_few_of_it_have_granted() {
+    let mut cluster = three();
+    // The lease of member 2 rests on member 1: two of three, and not most of four. Member 3 hears it no more.
+    let cuts = [(2, 3), (2, 4)];
+    pass(&mut cluster, 3 * SECOND, &cuts);
+    assert!((1..=3).all(|node| leased(&cluster, node)));
+    cluster.members.get_mut(&1).unwrap().expect("node-4".into(), Box::new(|_| ()), cluster.now);
+    let present = cluster.members[&1].placement();
+    let members = |count: u32| -> Vec<MapMember> {
+        (1..=count).map(|id| MapMember { id, address: format!("node-{id}") }).collect()
+    };
+    let map = ClusterMap::new(members(4), |slot| present.map.owner(slot).id).unwrap();
+    cluster.form(4, Placement { map, ..present.clone() }, true);
+    pass(&mut cluster, 5 * SECOND, &cuts);
+    assert!(cluster.members.values().all(|member| member.placement().version == present.version + 1));
+    assert!(leased(&cluster, 1) && !leased(&cluster, 2) && leased(&cluster, 3) && leased(&cluster, 4));
+    assert_eq!(cluster.members[&2].lease_figures().lapses, 1);
+    let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
+    pass(&mut cluster, SECOND, &cuts);
+    assert_eq!(errno(&renamed.lock().take().unwrap()), 0);
+    assert!(look(&mut cluster, "a1/b2", &cuts).lock().is_none());
+    // Majorities of tables two members apart need not meet.
+    let present = cluster.members[&1].placement();
+    let map = ClusterMap::new(members(6), |slot| present.map.owner(slot).id).unwrap();
+    let refused: Arc<Mutex<Option<i32>>> = Arc::default();
+    let filled = refused.clone();
+    let done = move |ended: FsResult<()>| *filled.lock() = ended.err().map(|why| why.errno);
+    let next = Placement { version: present.version + 1, map, exceptions: present.exceptions };
+    cluster.members.get_mut(&1).unwrap().change(next, Box::new(done), cluster.now);
+    assert_eq!(*refused.lock(), Some(libc::EINVAL));
 }
