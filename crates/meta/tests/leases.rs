@@ -296,3 +296,29 @@ fn a_table_with_another_member_ends_leases_that_too_few_of_it_have_granted() {
     cluster.members.get_mut(&1).unwrap().change(next, Box::new(done), cluster.now);
     assert_eq!(*refused.lock(), Some(libc::EINVAL));
 }
+
+#[test]
+fn a_dentry_that_was_on_its_way_when_the_lease_ended_does_not_count() {
+    let mut cluster = three();
+    cluster.restart(2);
+    let found = cluster.submit(1, root(Op::Lookup(at("a1/b2"))), None);
+    let is_late = |to: NodeId, message: &Message| to == 2 && matches!(message, Message::Fetched(..));
+    // First the root's, then that of `a1`, which is late.
+    let mut late = carry_until(&mut cluster, &[], is_late).unwrap();
+    if late.from != 1 {
+        cluster.members.get_mut(&2).unwrap().receive(late, cluster.now);
+        late = carry_until(&mut cluster, &[], is_late).unwrap();
+    }
+    let cuts = [(1, 2), (2, 3)];
+    let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
+    pass(&mut cluster, 2 * PROMISE, &cuts);
+    assert_eq!(errno(&renamed.lock().take().unwrap()), 0);
+    assert!(!leased(&cluster, 2) && found.lock().is_none());
+    // It gets a lease before it hears anything else.
+    cluster.tick(LEASE / 4);
+    cluster.get_leases();
+    assert!(leased(&cluster, 2));
+    cluster.members.get_mut(&2).unwrap().receive(late, cluster.now);
+    pass(&mut cluster, SECOND, &[]);
+    assert_eq!(errno(&found.lock().take().unwrap()), libc::ENOENT);
+}
