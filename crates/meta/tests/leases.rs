@@ -159,7 +159,8 @@ fn a_member_that_most_can_reach_keeps_its_lease_and_is_fenced_by_these() {
 fn one_who_starts_again_after_its_answer_about_a_fence_does_not_count() {
     let mut cluster = three();
     let cuts = [(1, 2)];
-    let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
+    // Member 3 lends nothing for it.
+    let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("d1"), RenameFlags::default())), None);
     // Member 3 holds, and what it says so with is late.
     let is_late = |to: NodeId, message: &Message| {
         to == 1 && matches!(message, Message::Lease(LeaseMessage::Fenced { .. }))
@@ -171,7 +172,8 @@ fn one_who_starts_again_after_its_answer_about_a_fence_does_not_count() {
         }
     };
     cluster.restart(3);
-    pass(&mut cluster, SECOND / 2, &cuts);
+    // What it is asked meanwhile is lost.
+    pass(&mut cluster, 2 * SECOND, &[(1, 2), (1, 3)]);
     assert!(leased(&cluster, 2), "granted by who has forgotten");
     cluster.members.get_mut(&1).unwrap().receive(late, cluster.now);
     let begun = cluster.now;
