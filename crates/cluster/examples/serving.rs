@@ -6,8 +6,8 @@
 //! whose share is to be subtracted. Prints nanoseconds a request. With NODES above 1 the node is one of so many that share the
 //! volume, and all names are such that it leads what concerns them: the others are never asked.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use kestrel_cluster::admin::{Admin, Asker};
@@ -18,7 +18,8 @@ use kestrel_cluster::server::Server;
 use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::member::host::{Carrier, MemberHost, Unsent};
-use kestrel_meta::member::{Envelope, Member, MemberConfig};
+use kestrel_meta::member::lease::LeaseMessage;
+use kestrel_meta::member::{Envelope, Member, MemberConfig, Message};
 use kestrel_meta::node::{Done, Durability, Node, NodeConfig, RootAttr};
 use kestrel_net::handler::Outbox;
 use kestrel_types::clock::SystemClock;
@@ -94,11 +95,18 @@ impl Names {
     }
 }
 
-/// The others are never asked: what would be said to them is lost.
-struct Nobody;
+/// The others are never asked for anything but leases, which they grant.
+#[derive(Default)]
+struct Nobody(OnceLock<Weak<MemberHost>>);
 
 impl Carrier for Nobody {
-    fn carry(&self, _to: NodeId, _envelope: Envelope) -> Result<(), Box<Unsent>> {
+    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Unsent>> {
+        if let Message::Lease(LeaseMessage::Ask(number)) = envelope.message
+            && let Some(host) = self.0.get().and_then(Weak::upgrade)
+        {
+            let message = Message::Lease(LeaseMessage::Granted(number));
+            host.receive(Envelope { from: to, message, ..envelope });
+        }
         Ok(())
     }
 }
@@ -119,7 +127,12 @@ fn backend(
     }
     Member::format(&*engine, root, 0, me, placement.clone())?;
     let config = MemberConfig { me, placement: placement.clone(), node, seed: 1, joining: false };
-    let host = MemberHost::open(engine, clock, config, Arc::new(Nobody))?;
+    let nobody = Arc::new(Nobody::default());
+    let host = MemberHost::open(engine, clock, config, nobody.clone())?;
+    nobody.0.get_or_init(|| Arc::downgrade(&host));
+    while !host.lease_figures().held {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     host.node().end_grace()?;
     Ok(host.into())
 }

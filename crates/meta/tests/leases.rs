@@ -11,8 +11,9 @@ use common::members::{Cluster, at, mknod};
 use kestrel_meta::member::lease::{LEASE, LeaseMessage, PATIENCE, PROMISE};
 use kestrel_meta::member::{DEADLINE, Envelope, Message};
 use kestrel_types::clock::{MILLISECOND, Nanos, SECOND};
+use kestrel_types::error::FsResult;
 use kestrel_types::name::{InodeRef, Name};
-use kestrel_types::placement::NodeId;
+use kestrel_types::placement::{ClusterMap, Member as MapMember, NodeId, Placement};
 use kestrel_types::request::{Creds, Op, Outcome, RenameFlags, Reply, Request};
 use parking_lot::Mutex;
 
@@ -158,7 +159,8 @@ fn a_member_that_most_can_reach_keeps_its_lease_and_is_fenced_by_these() {
 fn one_who_starts_again_after_its_answer_about_a_fence_does_not_count() {
     let mut cluster = three();
     let cuts = [(1, 2)];
-    let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
+    // Member 3 lends nothing for it.
+    let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("d1"), RenameFlags::default())), None);
     // Member 3 holds, and what it says so with is late.
     let is_late = |to: NodeId, message: &Message| {
         to == 1 && matches!(message, Message::Lease(LeaseMessage::Fenced { .. }))
@@ -170,7 +172,8 @@ fn one_who_starts_again_after_its_answer_about_a_fence_does_not_count() {
         }
     };
     cluster.restart(3);
-    pass(&mut cluster, SECOND / 2, &cuts);
+    // What it is asked meanwhile is lost.
+    pass(&mut cluster, 2 * SECOND, &[(1, 2), (1, 3)]);
     assert!(leased(&cluster, 2), "granted by who has forgotten");
     cluster.members.get_mut(&1).unwrap().receive(late, cluster.now);
     let begun = cluster.now;
@@ -261,4 +264,63 @@ fn one_node_needs_no_lease_and_the_first_of_two_does() {
     assert!(leased(&cluster, 1) && leased(&cluster, 2));
     pass(&mut cluster, LEASE, &[(1, 2)]);
     assert!(!leased(&cluster, 1) && !leased(&cluster, 2));
+}
+
+#[test]
+fn a_table_with_another_member_ends_leases_that_too_few_of_it_have_granted() {
+    let mut cluster = three();
+    // The lease of member 2 rests on member 1: two of three, and not most of four. Member 3 hears it no more.
+    let cuts = [(2, 3), (2, 4)];
+    pass(&mut cluster, 3 * SECOND, &cuts);
+    assert!((1..=3).all(|node| leased(&cluster, node)));
+    cluster.members.get_mut(&1).unwrap().expect("node-4".into(), Box::new(|_| ()), cluster.now);
+    let present = cluster.members[&1].placement();
+    let members = |count: u32| -> Vec<MapMember> {
+        (1..=count).map(|id| MapMember { id, address: format!("node-{id}") }).collect()
+    };
+    let map = ClusterMap::new(members(4), |slot| present.map.owner(slot).id).unwrap();
+    cluster.form(4, Placement { map, ..present.clone() }, true);
+    pass(&mut cluster, 5 * SECOND, &cuts);
+    assert!(cluster.members.values().all(|member| member.placement().version == present.version + 1));
+    assert!(leased(&cluster, 1) && !leased(&cluster, 2) && leased(&cluster, 3) && leased(&cluster, 4));
+    assert_eq!(cluster.members[&2].lease_figures().lapses, 1);
+    let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
+    pass(&mut cluster, SECOND, &cuts);
+    assert_eq!(errno(&renamed.lock().take().unwrap()), 0);
+    assert!(look(&mut cluster, "a1/b2", &cuts).lock().is_none());
+    // Majorities of tables two members apart need not meet.
+    let present = cluster.members[&1].placement();
+    let map = ClusterMap::new(members(6), |slot| present.map.owner(slot).id).unwrap();
+    let refused: Arc<Mutex<Option<i32>>> = Arc::default();
+    let filled = refused.clone();
+    let done = move |ended: FsResult<()>| *filled.lock() = ended.err().map(|why| why.errno);
+    let next = Placement { version: present.version + 1, map, exceptions: present.exceptions };
+    cluster.members.get_mut(&1).unwrap().change(next, Box::new(done), cluster.now);
+    assert_eq!(*refused.lock(), Some(libc::EINVAL));
+}
+
+#[test]
+fn a_dentry_that_was_on_its_way_when_the_lease_ended_does_not_count() {
+    let mut cluster = three();
+    cluster.restart(2);
+    let found = cluster.submit(1, root(Op::Lookup(at("a1/b2"))), None);
+    let is_late = |to: NodeId, message: &Message| to == 2 && matches!(message, Message::Fetched(..));
+    // First the root's, then that of `a1`, which is late.
+    let mut late = carry_until(&mut cluster, &[], is_late).unwrap();
+    if late.from != 1 {
+        cluster.members.get_mut(&2).unwrap().receive(late, cluster.now);
+        late = carry_until(&mut cluster, &[], is_late).unwrap();
+    }
+    let cuts = [(1, 2), (2, 3)];
+    let renamed = cluster.submit(1, root(Op::Rename(at("a1"), at("c3"), RenameFlags::default())), None);
+    pass(&mut cluster, 2 * PROMISE, &cuts);
+    assert_eq!(errno(&renamed.lock().take().unwrap()), 0);
+    assert!(!leased(&cluster, 2) && found.lock().is_none());
+    // It gets a lease before it hears anything else.
+    cluster.tick(LEASE / 4);
+    cluster.get_leases();
+    assert!(leased(&cluster, 2));
+    cluster.members.get_mut(&2).unwrap().receive(late, cluster.now);
+    pass(&mut cluster, SECOND, &[]);
+    assert_eq!(errno(&found.lock().take().unwrap()), libc::ENOENT);
 }
