@@ -410,12 +410,15 @@ fn starts(node: &Node) -> u64 {
 
 /// Nodes of which this one has seen later starts than their directories.
 fn outdated(node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<NodeId> {
-    let is_old = |(name, value): (&Box<[u8]>, &Box<[u8]>)| {
-        let peer = peer_of(name)?;
-        let known = Known::decode(value).ok()?;
-        (known.epoch > starts(nodes.get(&peer)?)).then_some(peer)
-    };
-    node.records.iter().filter_map(is_old).collect()
+    let mut outdated = Vec::new();
+    for (name, value) in &node.records {
+        if let (Some(peer), Ok(known)) = (peer_of(name), Known::decode(value))
+            && nodes.get(&peer).is_some_and(|other| known.epoch > starts(other))
+        {
+            outdated.push(peer);
+        }
+    }
+    outdated
 }
 
 /// What is wrong with what a node has on record of the others: they have been started at least as often as it has seen.
