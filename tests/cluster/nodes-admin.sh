@@ -96,7 +96,8 @@ done
 NODES=3 SERVING=1
 
 echo "== fsck while files change"
-"${trees[@]}" change "$mnt/busy" 20 >"$WORK/steps" &
+mkdir "$mnt/again"
+"${trees[@]}" change "$mnt/again" 20 >"$WORK/steps" &
 change=$!
 for round in $(seq 8); do
     check "fsck $round of what is being changed finds nothing" fsck_volume "$volume"

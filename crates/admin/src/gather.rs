@@ -22,7 +22,7 @@ use kestrel_meta::member::{Prepared, decode_decision, decode_prepared, encode_de
 use kestrel_meta::txn::{TxnKey, decode_answer, decode_session};
 use kestrel_types::clock::Nanos;
 use kestrel_types::entry::Entry;
-use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT};
+use kestrel_types::ids::FIRST_INODE;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{
     COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, Placement, maker_of_id, maker_of_object,
@@ -88,6 +88,8 @@ pub struct Gathered {
     _scratch: Scratch,
     /// What was found.
     pub findings: Vec<Finding>,
+    /// Nodes whose directories are old copies, or were made anew: what others have of theirs means nothing.
+    pub outdated: Vec<NodeId>,
 }
 
 impl Gathered {
@@ -240,7 +242,9 @@ impl Gathering {
         }
         batch.send().map_err(|why| copy(&why))?;
         drop(batch);
-        Ok(Gathered { rows, _scratch: scratch, findings })
+        let mut outdated = nodes.values().flat_map(|node| outdated(node, &nodes)).collect::<Vec<_>>();
+        outdated.dedup();
+        Ok(Gathered { rows, _scratch: scratch, findings, outdated })
     }
 }
 
@@ -376,8 +380,8 @@ fn counters(id: NodeId, node: &Node, newest: u64) -> Vec<Finding> {
     let mut findings = Vec::new();
     let counters = [
         (INODES, node.inodes, node.inodes.max(FIRST_INODE - 1), COUNTERS_MAX),
-        (OBJECTS, node.objects, node.objects.max(FIRST_OBJECT - 1), OBJECT_COUNTERS_MAX),
-        // What is on record here is not below it, and the check of the whole looks at that.
+        (OBJECTS, node.objects, node.objects, OBJECT_COUNTERS_MAX),
+        // Whether the highest is above all rows is a matter of the whole.
         (CLOCK, 0, newest, u64::MAX),
         (SHARES, 0, MEMBER_SHARES as u64 - 1, u64::MAX),
     ];
@@ -399,6 +403,24 @@ fn counters(id: NodeId, node: &Node, newest: u64) -> Vec<Finding> {
     findings
 }
 
+/// How often a node was started.
+fn starts(node: &Node) -> u64 {
+    node.records.get(EPOCH).and_then(|row| decode_ceiling(row).ok()).unwrap_or(0)
+}
+
+/// Nodes of which this one has seen later starts than their directories.
+fn outdated(node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<NodeId> {
+    let mut outdated = Vec::new();
+    for (name, value) in &node.records {
+        if let (Some(peer), Ok(known)) = (peer_of(name), Known::decode(value))
+            && nodes.get(&peer).is_some_and(|other| known.epoch > starts(other))
+        {
+            outdated.push(peer);
+        }
+    }
+    outdated
+}
+
 /// What is wrong with what a node has on record of the others: they have been started at least as often as it has seen.
 fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -406,30 +428,23 @@ fn peers(id: NodeId, node: &Node, nodes: &BTreeMap<NodeId, Node>) -> Vec<Finding
         let Some(peer) = peer_of(name).filter(|peer| node.table.placement.heir_of(*peer).is_none()) else {
             continue;
         };
-        let starts = |peer: &Node| peer.records.get(EPOCH).and_then(|row| decode_ceiling(row).ok());
         let detail = match (Known::decode(value), nodes.get(&peer).filter(|_| peer != id)) {
-            (Err(why), _) => {
-                let place = format!("node {id}: {}", readable(name));
-                let act = Act::AtNode(id, vec![delete(&Key::new(Table::System, 0, name))]);
-                let finding = Finding::new(FindingKind::SystemWrong, place, why.to_string());
-                let says = "removed: the node learns it anew";
-                findings.push(finding.with(Stage::Numbers, says, act));
-                continue;
-            }
+            (Err(why), _) => why.to_string(),
             (Ok(_), None) => "it is about a node that is none of the others".into(),
-            (Ok(known), Some(other)) => {
-                let starts = starts(other).unwrap_or(0);
-                if known.epoch <= starts {
-                    continue;
-                }
-                format!(
-                    "it has seen start {} of node {peer}, whose directory was started {starts} times: it is an old copy, or made anew",
-                    known.epoch
-                )
-            }
+            (Ok(known), Some(other)) if known.epoch <= starts(other) => continue,
+            (Ok(known), Some(other)) => format!(
+                "it has seen start {} of node {peer}, whose directory was started {} times: it is an old copy, or made anew",
+                known.epoch,
+                starts(other)
+            ),
         };
         let place = format!("node {id}: {}", readable(name));
-        findings.push(Finding::new(FindingKind::SystemWrong, place, detail));
+        let mut finding = Finding::new(FindingKind::SystemWrong, place, detail);
+        if Known::decode(value).is_err() {
+            let act = Act::AtNode(id, vec![delete(&Key::new(Table::System, 0, name))]);
+            finding = finding.with(Stage::Numbers, "removed: the node learns it anew", act);
+        }
+        findings.push(finding);
     }
     findings
 }

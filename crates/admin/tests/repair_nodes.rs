@@ -247,12 +247,19 @@ fn what_is_in_motion_is_not_repaired() {
         assert!(matches!(&refused, RepairError::Refused(why) if why.starts_with("node 3: ")), "{refused}");
         assert!(nodes.all() == before);
     }
-    // An old copy of a directory is nothing that can be repaired.
+    // What others have of a node whose directory is an old copy is no damage.
     let nodes = Several::of(&volume);
-    nodes
-        .apply_at(1, vec![put(Table::System, 0, b"peer 2", Known { birth: 1, epoch: 9, start: 7 }.encode())]);
-    let (left, done) = nodes.repair().unwrap();
-    assert_eq!((errors(&left), done), (vec![K::SystemWrong], 0));
+    nodes.apply_at(
+        1,
+        vec![
+            put(Table::System, 0, b"peer 2", Known { birth: 1, epoch: 9, start: 7 }.encode()),
+            link(A, "gone", 78),
+        ],
+    );
+    let before = nodes.all();
+    let refused = nodes.repair().unwrap_err();
+    assert!(refused.to_string().starts_with("node 2: its directory is an old copy"), "{refused}");
+    assert!(nodes.all() == before);
 }
 
 /// An engine of a process that dies after so many commits and syncs, of all nodes together.

@@ -6,7 +6,9 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::Command;
 
 use common::*;
 use kestrel_admin::rows::{Rows, delete, put};
@@ -73,7 +75,7 @@ fn nodes_at_rest_are_repaired_and_files_stay() {
     let all: Vec<&str> = dirs.iter().map(String::as_str).collect();
     run(&[&["load", &dump], &all[..], &["--objects", &objects]].concat()).expect(0, "loaded and verified");
     let fsck = |options: &[&str]| run(&[&["fsck"], &all[..], options].concat());
-    fsck(&["--data"]).expect(0, "clean");
+    let sound = fsck(&["--data", "--json"]).expect(0, "").json();
     fsck(&["--repair"]).expect(0, "clean");
 
     tamper(&dirs, |table, rows| {
@@ -110,6 +112,23 @@ fn nodes_at_rest_are_repaired_and_files_stay() {
         fsck(&["--repair"]).expect(1, "in use by process");
     }
     run(&["fsck", all[0], all[1], "--repair"]).expect(1, "missing are 3");
+    // Killed after a sync of one of the nodes, and run again, on copies.
+    let mut killed = 0;
+    for sync in [1, 2, 4, 7, 11, 16, 22, 29] {
+        let copies = dirs.each_ref().map(|dir| format!("{dir}-{sync}"));
+        for (dir, copy) in dirs.iter().zip(&copies) {
+            assert!(Command::new("cp").args(["-a", dir, copy]).status().unwrap().success());
+        }
+        let copies = copies.each_ref().map(String::as_str);
+        let args = [&["fsck", "--repair"], &copies[..]].concat();
+        let end =
+            kestrel(&args).env("KESTREL_CRASH_AT", format!("engine.sync.after:{sync}")).output().unwrap();
+        killed += u32::from(end.status.signal() == Some(libc::SIGKILL));
+        run(&args).expect(0, "clean");
+        let again = run(&[&["fsck", "--data", "--json"], &copies[..]].concat()).expect(0, "").json();
+        assert_eq!((&again["files"], &again["bytes"]), (&sound["files"], &sound["bytes"]), "{sync}");
+    }
+    assert!(killed > 4, "{killed} were killed");
     let repaired = fsck(&["--repair", "--data", "--json"]).expect(0, "").json();
     assert!(repaired["repaired"].as_u64().unwrap() > 10 && repaired["errors"] == 0, "{repaired}");
     assert_eq!(fsck(&["--repair", "--json"]).expect(0, "").json()["repaired"], 0);

@@ -46,7 +46,7 @@ pub struct Several<'a> {
 /// check and the number of repairs.
 ///
 /// # Errors
-/// As for [`super::repair`]; if the table of placement is being changed, or a dump was loaded in part.
+/// As for [`super::repair`]; if the table of placement is being changed, a dump was loaded in part, or a node's rows are an old copy.
 pub fn repair(
     volume: &Several<'_>,
     options: &mut Options<'_>,
@@ -64,6 +64,13 @@ pub fn repair(
     let mut done = 0;
     for _ in 0..GATHERINGS_MAX {
         let whole = volume.gather(progress)?;
+        if let Some(node) = whole.outdated.first() {
+            // What the others have of what it lacks would be taken for damage, and thrown away.
+            return Err(RepairError::Refused(format!(
+                "node {node}: its directory is an old copy, or was made anew: repeat this with the newest one there is; if it is lost, \
+                 load a dump, the last one of the volume or one of these directories, into new nodes"
+            )));
+        }
         let table = NodeTable::new(first, volume.placement.clone());
         let table = table.map_err(|why| RepairError::Refused(why.reason.to_string()))?;
         let mended = Mended::new(whole.engine(), volume.nodes, table);

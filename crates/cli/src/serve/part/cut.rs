@@ -56,7 +56,7 @@ impl Cutting {
 fn begin(serving: &Serving) -> Result<Value, String> {
     let mut cutting = serving.cutting.0.lock();
     if cutting.1.as_ref().is_some_and(|recording| !recording.is_given_up()) {
-        return Err("the nodes are being dumped or searched already; wait for that".into());
+        return Err("the nodes are being dumped, checked or searched already; wait for that".into());
     }
     let path = serving.dir.join(".recording");
     let fail = |why: std::io::Error| format!("{}: {why}", path.display());
