@@ -26,6 +26,8 @@ one; requests per operation and ratios within a run repeat.
 """
 
 import argparse
+import contextlib
+import glob
 import json
 import os
 import signal
@@ -75,6 +77,15 @@ def envelopes(cluster):
     """What nodes have said to each other so far."""
     status = [json.loads(run(KESTREL, "status", volume, "--json")) for volume in cluster.volumes]
     return sum(peer["envelopes"] for node in status for peer in node.get("peers") or [])
+
+
+def is_alive(pid):
+    """Whether a thread of the process has not ended. (Nobody may have asked yet how the process did.)"""
+    states = []
+    for path in glob.glob(f"/proc/{pid}/task/*/stat"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as stat:
+            states.append(stat.read().rsplit(")", 1)[1].split()[0])
+    return any(state != "Z" for state in states) or len(states) > 1
 
 
 class Look(threading.Thread):
@@ -238,7 +249,7 @@ class Bench:
         begun = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         # As whoever supervises it would.
-        while os.path.exists(f"/proc/{pid}"):
+        while is_alive(pid):
             time.sleep(0.001)
         looks = [Look(path) for path in own]
         run(KESTREL, "serve", volume)
