@@ -2,7 +2,8 @@
 """One metadata server and its clients on this machine, measured.
 
     bench/cluster.py [--out target/bench] [--scratch DIR] [--seconds 3] [--rounds 3] [--depths 1,16,256,1024] [--quick]
-                     [--only echo,native,threads,merging,shared,bursts,mount,nodes] [--nodes 1,2,4]
+                     [--only echo,native,threads,merging,shared,bursts,mount,nodes,times]
+                     [--nodes 1,2,4]
 
 - echo: the physical limit: the same frames between the same sockets, answered by a server that does nothing
   (crates/net/examples/echo); `raw` is written by hand, `link` has everything but a node.
@@ -13,8 +14,10 @@
 - bursts: 1,000 directories; 1 to 1,000 calls, one after the other, are for the same one.
 - mount: `kestrel bench` on a mount of the server, beside a mount of an embedded volume.
 - nodes: the same load, 256 in flight, on volumes that several metadata nodes share (on this machine, so they share its
-  processors and its disk), natively and by a mount; of one node for comparison. Then, 16 in flight, what concerns several of them, with
-  the messages between them counted, and listings of a directory of 10,000 files by the mount.
+  processors and its disk), natively and by a mount; of one node for comparison. Then, 16 and 256 in flight, what concerns several of
+  them, with the messages between them and the writes these leave with counted, and listings of a directory of 10,000 files by the mount.
+- times: three nodes with a mount; from kill -9 of one, which is started again at once, to the first answer about a name of its own;
+  what it takes a fourth to be announced, to join and serve, and to get its part.
 
 The server commits as a cluster does (`--durability commit`: every acknowledged change is on disk) and, for comparison, as an
 embedded volume does. Rounds are run in turn and the median is taken. Prints figures and the bars of issue 4, writes
@@ -23,17 +26,23 @@ one; requests per operation and ratios within a run repeat.
 """
 
 import argparse
+import contextlib
+import glob
 import json
 import os
+import signal
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 
 import common
 from common import EXAMPLES, KESTREL, ROOT, run, take_away
 
 BURSTS = (1, 10, 100, 1000)
+# Names of which some are each node's.
+NAMES = 60
 # Files of a directory that is listed, and how often.
 LISTED, LISTINGS = 10_000, 20
 
@@ -70,6 +79,28 @@ def envelopes(cluster):
     return sum(peer["envelopes"] for node in status for peer in node.get("peers") or [])
 
 
+def is_alive(pid):
+    """Whether a thread of the process has not ended. (Nobody may have asked yet how the process did.)"""
+    states = []
+    for path in glob.glob(f"/proc/{pid}/task/*/stat"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as stat:
+            states.append(stat.read().rsplit(")", 1)[1].split()[0])
+    return any(state != "Z" for state in states) or len(states) > 1
+
+
+class Look(threading.Thread):
+    """A stat, and when it was answered."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path, self.answered = path, None
+        self.start()
+
+    def run(self):
+        os.stat(self.path)
+        self.answered = time.monotonic()
+
+
 class Bench:
     def __init__(self, options):
         self.options = options
@@ -104,6 +135,7 @@ class Bench:
                     per_s=row["per_s"],
                     requests=row["requests_per_operation"],
                     messages=row["messages_per_operation"],
+                    writes=row["writes_per_operation"],
                     server_cpu_us=(now - before) * 1e6 / max(1, row["operations"]),
                     failed=row["failed"],
                     p50_us=row["p50_us"],
@@ -157,7 +189,7 @@ class Bench:
         for count in (int(text) for text in self.options.nodes.split(",")):
             cluster = common.cluster(self.options.scratch, count)
             self.load(f"native, {count} nodes", cluster, cluster.volumes, 64, "256")
-            self.load(f"changes, {count} nodes", cluster, cluster.volumes, 64, "16", "changes")
+            self.load(f"changes, {count} nodes", cluster, cluster.volumes, 64, "16,256", "changes")
             point = tempfile.mkdtemp(dir=cluster.dir)
             run(KESTREL, "mount", cluster.url, point, "--log", f"{cluster.dir}/mount.log")
             self.load_mount(f"mount of {count} nodes", point)
@@ -180,6 +212,50 @@ class Bench:
         asked = json.loads(run(KESTREL, "stats", point, "--once", "--json"))["metadata_requests_total"] - asked
         figures = {"per_s": LISTINGS / took, "requests": asked / LISTINGS, "messages": said / LISTINGS}
         self.add(way, f"ls of {LISTED:,}", 1, **figures)
+
+    def times(self):
+        cluster = common.cluster(self.options.scratch, 3)
+        point = tempfile.mkdtemp(dir=cluster.dir)
+        run(KESTREL, "mount", cluster.url, point, "--log", f"{cluster.dir}/mount.log")
+        os.mkdir(f"{point}/dir")
+        for number in range(NAMES):
+            os.close(os.open(f"{point}/dir/{number}", os.O_CREAT | os.O_WRONLY))
+        self.restart(cluster, point)
+        began = time.monotonic()
+        address = f"127.0.0.1:{common.free_ports(1)[0]}"
+        token = run(KESTREL, "cluster", "add-node", cluster.volumes[0], "--node", address)
+        os.mkdir(f"{cluster.dir}/4")
+        cluster.volumes.append(f"{cluster.dir}/4/volume")
+        run(KESTREL, "cluster", "join", "-", cluster.volumes[3], input=token)
+        run(KESTREL, "serve", cluster.volumes[3])
+        served = time.monotonic()
+        run(KESTREL, "cluster", "balance", cluster.url)
+        self.add("a fourth node", "serves", 1, seconds=served - began)
+        self.add("a fourth node", "has its part", 1, seconds=time.monotonic() - served)
+        run(KESTREL, "umount", point)
+        cluster.stop()
+
+    def restart(self, cluster, point):
+        """Kills the second node. Which names are its own is seen while it is stopped."""
+        volume = cluster.volumes[1]
+        pid = json.loads(run(KESTREL, "status", volume, "--json"))["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        looks = [Look(f"{point}/dir/{number}") for number in range(NAMES)]
+        time.sleep(1)
+        own = [look.path for look in looks if look.answered is None]
+        os.kill(pid, signal.SIGCONT)
+        for look in looks:
+            look.join()
+        begun = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        # As whoever supervises it would.
+        while is_alive(pid):
+            time.sleep(0.001)
+        looks = [Look(path) for path in own]
+        run(KESTREL, "serve", volume)
+        for look in looks:
+            look.join()
+        self.add("kill -9, start", "first answer", 1, seconds=min(look.answered for look in looks) - begun)
 
     def figure(self, way, operation, depth, what="per_s"):
         found = [
@@ -271,7 +347,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--depths", default="1,16,256,1024")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="echo,native,threads,merging,shared,bursts,mount,nodes")
+    parser.add_argument("--only", default="echo,native,threads,merging,shared,bursts,mount,nodes,times")
     parser.add_argument("--nodes", default="1,2,4")
     options = parser.parse_args()
     if options.quick:

@@ -124,10 +124,11 @@ def chosen(given):
     return files, dirs, links
 
 
-def show_nodes(given, when):
-    if given.joins:
-        print(f"== kestrel cluster status, {when}")
-        subprocess.run([given.kestrel, "cluster", "status", given.url], check=True)
+def show_balance(given):
+    """What each node owns, before and after names that many directories have are spread."""
+    for words in (["status", given.url, "--count"], ["balance", given.url], ["status", given.url, "--count"]):
+        print("== kestrel cluster", *(word for word in words if word != given.url), flush=True)
+        subprocess.run([given.kestrel, "cluster", *words], check=True)
 
 
 def main():
@@ -159,7 +160,8 @@ def main():
         beside.join()
         if events.failure:
             raise SystemExit(events.failure)
-        show_nodes(given, "after that")
+        if given.joins:
+            show_balance(given)
         print("== read every file back in random order through the second mount and verify it", flush=True)
         with open("/proc/sys/vm/drop_caches", "w") as caches:
             caches.write("3\n")

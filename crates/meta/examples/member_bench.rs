@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p kestrel-meta --example member_bench -- [NODES,…] [IN-FLIGHT,…]` (1,2,4,8,16 and 1,256) makes and removes directories
 //! below others that all members know. Prints one JSON object a line: operation, members, calls in flight, and for an operation: messages between
-//! members and their bytes, microseconds, in which the one thread did what all members have to do, and messages by kind.
+//! members, how often one had something to say to another (what he says at one moment leaves with one write), bytes of messages, microseconds, in which the one thread did what all members have to do, and messages by kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,6 +30,7 @@ const ABOVE: u64 = 64;
 #[derive(Default)]
 struct Said {
     messages: u64,
+    moments: u64,
     bytes: u64,
     kinds: BTreeMap<String, u64>,
 }
@@ -63,7 +64,9 @@ impl Cluster {
     fn carry(&mut self) -> Result<bool, Failure> {
         let mut under_way: BTreeMap<NodeId, Vec<Envelope>> = BTreeMap::new();
         for member in self.members.values_mut() {
-            for (to, envelope) in member.take_outbox() {
+            let outbox = member.take_outbox();
+            self.said.moments += outbox.iter().map(|(to, _)| to).collect::<BTreeSet<_>>().len() as u64;
+            for (to, envelope) in outbox {
                 self.said.messages += 1;
                 let mut bytes = Vec::new();
                 envelope.encode(&mut bytes).map_err(|why| format!("{why:?}"))?;
@@ -143,9 +146,10 @@ impl Cluster {
         let kinds: BTreeMap<_, _> =
             self.said.kinds.iter().map(|(kind, count)| (kind, each(*count))).collect();
         println!(
-            "{{\"operation\":\"{operation}\",\"nodes\":{},\"in_flight\":{in_flight},\"messages\":{},\"bytes\":{},\"us\":{},\"kinds\":{kinds:?}}}",
+            "{{\"operation\":\"{operation}\",\"nodes\":{},\"in_flight\":{in_flight},\"messages\":{},\"moments\":{},\"bytes\":{},\"us\":{},\"kinds\":{kinds:?}}}",
             self.members.len(),
             each(self.said.messages),
+            each(self.said.moments),
             each(self.said.bytes),
             each(begun.elapsed().as_micros() as u64),
         );

@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let replica = Replica::new(usize::MAX / 2);
     let (before, begun) = (resident_bytes(), Instant::now());
     // Numbers of directories as several nodes hand them out: nothing in them is dense.
-    let ino = |number: u64| if number == 0 { 1 } else { number << 22 | number % 3 << 14 };
+    let ino = |number: u64| if number == 0 { 1 } else { (number << 22) | (number % 3) << 14 };
     let name = |number: u64| format!("{number:0width$}");
     for number in 1..=dirs {
         let guard = Guard { mode: 0o755, uid: 1000, gid: 1000, dir: true };

@@ -7,7 +7,7 @@
 //!
 //! `cargo run --release -p kestrel-net --example netload -- HOST:PORT VOLUME [SECONDS] [DIRECTORIES] [IN-FLIGHT,…] [WHAT] [BURST]`
 //! prints one JSON object a line: operation, calls in flight, operations per second, requests per operation, messages between nodes per
-//! operation, failures, CPU microseconds of the client per operation, latency. With one directory all creates go into the same; the
+//! operation and the writes they left with, failures, CPU microseconds of the client per operation, latency. With one directory all creates go into the same; the
 //! default is 64. WHAT: `files` (default), what concerns one node; `changes`, what may concern several: directories stat'ed, changed,
 //! renamed and removed, files renamed and linked; or `threads`, files created and stat'ed by as many blocking threads. BURST calls one
 //! after the other are for the same directory (1 by default; stats are in the order of the creates if it is given).
@@ -105,17 +105,27 @@ impl Nodes {
     }
 
     /// What nodes have said to each other so far. (The question makes them say a few things themselves.)
-    fn envelopes(&self) -> u64 {
-        let status = |remote: &Arc<Remote>| {
+    fn said(&self) -> Said {
+        let mut said = Said::default();
+        for remote in &self.remotes {
             let question = serde_json::json!({ "verb": "status" });
-            remote.admin(&question, Some(Duration::from_secs(30)), &mut |_| ()).unwrap_or_default()
-        };
-        let count = |status: serde_json::Value| -> u64 {
-            let peers = status["peers"].as_array().map_or(&[][..], Vec::as_slice);
-            peers.iter().filter_map(|peer| peer["envelopes"].as_u64()).sum()
-        };
-        self.remotes.iter().map(status).map(count).sum()
+            let status =
+                remote.admin(&question, Some(Duration::from_secs(30)), &mut |_| ()).unwrap_or_default();
+            for peer in status["peers"].as_array().map_or(&[][..], Vec::as_slice) {
+                said.messages += peer["envelopes"].as_u64().unwrap_or(0);
+                said.writes += peer["writes"].as_u64().unwrap_or(0);
+            }
+        }
+        said
     }
+}
+
+/// What nodes have said to each other.
+#[derive(Default)]
+struct Said {
+    messages: u64,
+    /// Those of one moment to one node leave with one.
+    writes: u64,
 }
 
 /// What concerns one node, with so many calls in flight.
@@ -314,7 +324,7 @@ fn run_by(
     callers: Callers,
 ) -> u64 {
     let name = what.name();
-    let (before, said) = (nodes.sent(), nodes.envelopes());
+    let (before, said) = (nodes.sent(), nodes.said());
     let (begun, cpu) = (Instant::now(), cpu_seconds());
     let run = Arc::new(Run {
         nodes: nodes.clone(),
@@ -354,7 +364,7 @@ fn run_by(
     let mut latencies = std::mem::take(&mut *run.latencies.lock());
     latencies.sort_unstable();
     let at = |part: f64| latencies.get((latencies.len() as f64 * part) as usize).copied().unwrap_or(0);
-    let (sent, said) = (nodes.sent() - before, nodes.envelopes() - said);
+    let (sent, said_since) = (nodes.sent() - before, nodes.said());
     let each = |count: u64| (count as f64 / (done + failed).max(1) as f64 * 1000.0).round() / 1000.0;
     let line = serde_json::json!({
         "operation": name,
@@ -365,7 +375,8 @@ fn run_by(
         "operations": done + failed,
         "per_s": (done as f64 / seconds).round(),
         "requests_per_operation": each(sent),
-        "messages_per_operation": each(said),
+        "messages_per_operation": each(said_since.messages - said.messages),
+        "writes_per_operation": each(said_since.writes - said.writes),
         "failed": failed,
         "client_cpu_us": ((cpu_seconds() - cpu) * 1e6 / done.max(1) as f64 * 100.0).round() / 100.0,
         "p50_us": at(0.5),

@@ -82,6 +82,7 @@ impl NodeOfCluster {
                 "why": self.peers.why_down(node),
                 "connects": figures.connects,
                 "envelopes": figures.envelopes,
+                "writes": figures.writes,
                 "dropped": figures.dropped,
                 "sent_bytes": figures.bytes_out,
             })

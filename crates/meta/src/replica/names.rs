@@ -17,7 +17,7 @@ pub(super) const SLOTS_MAX: usize = 1 << (u32::BITS - SHARD_BITS);
 impl Whereabouts {
     pub fn new(shard: usize, slot: Slot) -> Self {
         debug_assert!(shard < 1 << SHARD_BITS && (slot as usize) < SLOTS_MAX);
-        Self(slot << SHARD_BITS | shard as u32)
+        Self((slot << SHARD_BITS) | shard as u32)
     }
 
     pub fn shard(self) -> usize {
