@@ -34,6 +34,7 @@ impl Several {
         self.look_at_open_files();
         self.say_farewell();
         self.check_objects();
+        self.leave_for_good();
         self.check_rows();
         // Who is told that nothing has changed in time need not be believed to have asked.
         let timed_out = |record: &Record| {
@@ -48,7 +49,8 @@ impl Several {
     fn is_at_rest(&self) -> bool {
         self.clients.iter().all(|caller| !caller.waits())
             && self.tables_rest()
-            && self.hosts.values().all(|host| {
+            && self.leaving.is_idle()
+            && self.hosts.values().filter(|host| !host.lost).all(|host| {
                 host.engine().appended() == host.engine().durable()
                     && host.member().is_some_and(|member| member.is_idle() && !member.node().in_grace())
             })
@@ -65,7 +67,7 @@ impl Several {
             let busy: Vec<_> = self
                 .hosts
                 .iter()
-                .filter(|(_, host)| host.member().is_none_or(|member| !member.is_idle()))
+                .filter(|(_, host)| !host.lost && host.member().is_none_or(|member| !member.is_idle()))
                 .map(|(node, _)| *node)
                 .collect();
             let why = format!(
