@@ -177,7 +177,8 @@ impl Several {
             ControlFlow::Continue(())
         });
         visited.expect("no fault was injected");
-        for (node, host) in &self.hosts {
+        // Who has left serves no path.
+        for (node, host) in self.hosts.iter().filter(|(_, host)| !host.is_out()) {
             let Some(member) = host.member() else { continue };
             for (ino, dir) in &dirs {
                 let known = member.node().known_dir(*ino);

@@ -73,7 +73,7 @@ impl Several {
         }
         let mut needed = self.leaving.needed.lock();
         needed.clear();
-        for caller in &self.clients {
+        for caller in self.clients.iter().filter(|caller| !self.dead.contains(&caller.client.id)) {
             needed.extend(caller.opens.keys().map(|(node, _)| *node));
             needed.extend(caller.waiting.as_ref().map(|waiting| waiting.at));
         }
