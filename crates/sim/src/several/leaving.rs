@@ -1,7 +1,8 @@
 //! Members that leave in mid-run, and clients that move out of them; nodes that were announced or added and never come.
 //!
 //! A client that knows that a member is leaving opens elsewhere what it has open there and then releases it, one call after the other,
-//! and stops using object numbers of that member. The member's process knows who has not done so yet, which is what keeps it from leaving.
+//! and stops using object numbers of that member. The member itself counts opens; who has numbers of it, or waits for an answer, its process
+//! knows, and that keeps it from leaving.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -74,7 +75,6 @@ impl Several {
         let mut needed = self.leaving.needed.lock();
         needed.clear();
         for caller in self.clients.iter().filter(|caller| !self.dead.contains(&caller.client.id)) {
-            needed.extend(caller.opens.keys().map(|(node, _)| *node));
             needed.extend(caller.waiting.as_ref().map(|waiting| waiting.at));
         }
         needed.extend(self.objects.used.lock().iter().map(|object| giver_of(*object)));
