@@ -12,7 +12,7 @@ use common::members::{Cluster, at, mknod};
 use common::rules::range;
 use kestrel_meta::cluster::share_holder_of;
 use kestrel_meta::engine::Engine;
-use kestrel_meta::member::change::ChangeMessage;
+use kestrel_meta::member::change::{ChangeMessage, Changed};
 use kestrel_meta::member::{Envelope, Member, Message};
 use kestrel_types::clock::SECOND;
 use kestrel_types::error::FsResult;
@@ -29,7 +29,7 @@ const FLAGS: OpenFlags =
 
 type Ended = Arc<Mutex<Option<FsResult<()>>>>;
 
-fn heard() -> (Ended, Box<dyn FnOnce(FsResult<()>) + Send>) {
+fn heard() -> (Ended, Changed) {
     let slot: Ended = Arc::default();
     let filled = slot.clone();
     (slot, Box::new(move |result| *filled.lock() = Some(result)))

@@ -89,6 +89,7 @@ fn main() -> ExitCode {
                 sum.expired += tally.expired;
                 sum.retries += tally.retries;
                 sum.changes += tally.changes;
+                sum.left += tally.left;
                 sum.misdirected += tally.misdirected;
                 sum.lapses += tally.lapses;
                 sum.fenced += tally.fenced;
@@ -111,7 +112,7 @@ fn main() -> ExitCode {
     }
     let minutes = begun.elapsed().as_secs_f64() / 60.0;
     println!(
-        "{seeds} seeds, {failed} failed, {undecided} undecided; {:.0} seeds a minute; {} calls ({} unheard, {} retried), {} crashes, {} sessions expired, {} changes of tables, {} calls misdirected, {} leases lost, {} nodes fenced, {:.1} virtual hours",
+        "{seeds} seeds, {failed} failed, {undecided} undecided; {:.0} seeds a minute; {} calls ({} unheard, {} retried), {} crashes, {} sessions expired, {} changes of tables, {} nodes left, {} calls misdirected, {} leases lost, {} nodes fenced, {:.1} virtual hours",
         seeds as f64 / minutes,
         sum.calls,
         sum.unheard,
@@ -119,6 +120,7 @@ fn main() -> ExitCode {
         sum.crashes,
         sum.expired,
         sum.changes,
+        sum.left,
         sum.misdirected,
         sum.lapses,
         sum.fenced,

@@ -11,6 +11,7 @@ mod call;
 mod faults;
 mod finish;
 mod host;
+mod leaving;
 mod objects;
 mod opens;
 mod sessions;
@@ -35,6 +36,7 @@ use crate::workload::NAMES;
 use crate::world::{Failure, Plan, Tally};
 use call::Caller;
 use host::Host;
+use leaving::Leaving;
 use objects::Objects;
 use sessions::Claimed;
 use tables::Tables;
@@ -76,6 +78,10 @@ pub(crate) enum Event {
     Change,
     /// A new member's machine is set up.
     Form(NodeId),
+    /// A new node never comes.
+    Lose(NodeId),
+    /// The coordinator is asked to forget it.
+    Forget(NodeId),
     /// A member looks for objects to delete.
     Reap(NodeId),
     /// A member's process deletes objects, in this start of it.
@@ -118,6 +124,7 @@ pub struct Several {
     /// Clients move directories more than anything else.
     moves: bool,
     tables: Tables,
+    leaving: Leaving,
     tally: Tally,
 }
 
@@ -164,6 +171,7 @@ impl Scene for Several {
         let now = self.agenda.now;
         match event {
             Event::Message(node, envelope) => {
+                self.note_needed();
                 self.host(node).receive(envelope, now);
                 self.after(node);
             }
@@ -191,11 +199,14 @@ impl Scene for Several {
             Event::Learn(place, client, node) => self.learn_table(place, client, node),
             Event::Change => self.want_change(),
             Event::Form(node) => self.form(node),
+            Event::Lose(node) => self.lose(node),
+            Event::Forget(node) => self.forget(node),
             Event::Think(client) => self.think(client),
             Event::Impatient(client, number) => self.impatient(client, number),
             Event::Tick(node, start) => {
                 if self.hosts[&node].is_up(start) {
                     self.tick_sessions(node);
+                    self.note_needed();
                     self.host(node).tick(now);
                     self.after(node);
                     let after = self.dice.between(20 * MS, 60 * MS);
@@ -230,9 +241,10 @@ impl Several {
         let workers = (1 + dice.below(3) as usize, *dice.pick(&[2, 2, 6, 24]).expect("not empty"));
         let seed = dice.bits();
         let objects = Objects::default();
-        let used = objects.used.clone();
+        let (used, leaving) = (objects.used.clone(), Leaving::default());
+        let known = || (used.clone(), leaving.needed.clone());
         let host =
-            |id| (id, Host::new((id, false), placement.clone(), clock.clone(), workers, seed, used.clone()));
+            |id| (id, Host::new((id, false), placement.clone(), clock.clone(), workers, seed, known()));
         let hosts = (1..=nodes).map(host).collect();
         let mut world = Self {
             plan,
@@ -254,6 +266,7 @@ impl Several {
             disk: MS / 10 * dice.between(1, 50),
             moves: dice.chance(25),
             tables: Tables::new(dice.chance(80), (seed, workers)),
+            leaving,
             tally: Tally::default(),
             dice,
         };
@@ -309,6 +322,7 @@ impl Several {
             self.carry(node, to, |world, after| world.plan_in(after, Event::Message(to, envelope.clone())));
         }
         self.hear_of_tables();
+        self.hear_of_forgotten();
         let start = self.hosts[&node].started();
         let table = self.hosts[&node].placement().map_or(0, |table| table.version);
         for (client, number, reply) in self.host(node).take_replies() {

@@ -55,6 +55,8 @@ pub struct Tally {
     pub retries: u64,
     /// Changes of tables that succeeded.
     pub changes: usize,
+    /// Members that have left, and nodes that were taken out before they came.
+    pub left: usize,
     /// Calls that whoever was asked did not lead.
     pub misdirected: usize,
     /// Leases that nodes have lost.

@@ -95,9 +95,8 @@ impl Member {
             return done(Err(FsError::new(libc::EBUSY, "metadata: objects are being deleted already")));
         }
         self.reaping = None;
-        // Whoever inherits from this node looks at the rest.
-        let leaving = self.table.placement.is_leaving(self.me);
-        let due = match self.node.due_rows(wall, limit, leaving) {
+        // What is not begun when this member leaves its heir looks at.
+        let due = match self.node.due_rows(wall, limit, self.is_about_to_leave()) {
             Ok(due) if due.is_empty() => return done(Ok(Vec::new())),
             Ok(due) => due,
             Err(why) => return done(Err(why)),

@@ -195,7 +195,7 @@ impl Node {
     fn each_share(
         &self,
         object: ObjectId,
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>,
+        mut visit: impl FnMut(&[u8], &[u8]) -> ControlFlow<()>,
     ) -> FsResult<()> {
         let table = self.strangers_table();
         let strange =
@@ -209,7 +209,7 @@ impl Node {
     /// Deletions of the node's shares of an object.
     fn share_rows(&self, object: ObjectId) -> FsResult<Vec<Mutation>> {
         let mut rows = Vec::new();
-        self.each_share(object, &mut |share, _| {
+        self.each_share(object, |share, _| {
             rows.push(Mutation { key: Key::new(Table::ObjStat, object, share), value: None });
             ControlFlow::Continue(())
         })?;
@@ -219,7 +219,7 @@ impl Node {
     /// Sum of an object's shares, as far as this node has them.
     pub(crate) fn references(&self, object: ObjectId) -> FsResult<Part> {
         let mut sum = Part::None;
-        self.each_share(object, &mut |_, row| match ObjStat::decode(row) {
+        self.each_share(object, |_, row| match ObjStat::decode(row) {
             Ok(stat) => {
                 let before = if let Part::Bytes(before) = sum { before } else { 0 };
                 sum = Part::Bytes(before + stat.referenced);
@@ -237,7 +237,7 @@ impl Node {
     /// itself, since what a node releases later it adds up with its own shares only.
     pub(crate) fn owes(&self, object: ObjectId) -> FsResult<bool> {
         let mut sums: BTreeMap<NodeId, i64> = BTreeMap::new();
-        self.each_share(object, &mut |share, row| {
+        self.each_share(object, |share, row| {
             let bytes = ObjStat::decode(row).map_or(0, |stat| stat.referenced);
             *sums.entry(share_holder_of(share)).or_default() += bytes;
             ControlFlow::Continue(())

@@ -9,6 +9,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::{Answer, Op, Outcome, Reply, Request};
 
+use super::leaving::staying;
 use super::objects::LINGERS;
 use super::opens::Held;
 use super::{Event, Several};
@@ -78,8 +79,7 @@ impl Several {
         let patience = self.dice.between(50 * MS, 3 * SECOND);
         // Its objects all have numbers of one node.
         let placement = self.some_table();
-        let members: Vec<NodeId> = placement.map.members().iter().map(|member| member.id).collect();
-        let gives = *self.dice.pick(&members).expect("there are members");
+        let gives = *self.dice.pick(&staying(&placement)).expect("there are members");
         let lazy = if self.dice.chance(30) { 80 } else { self.dice.below(40) };
         Caller {
             client,
@@ -113,7 +113,10 @@ impl Several {
         let caller = &mut self.clients[place];
         let next = caller.next.take();
         caller.asks_home = next.is_some();
-        let request = next.unwrap_or_else(|| workload::wish_of_several(&mut caller.client, self.moves));
+        let request = next.or_else(|| self.move_out(place));
+        let moves = self.moves;
+        let wish = |world: &mut Self| workload::wish_of_several(&mut world.clients[place].client, moves);
+        let request = request.unwrap_or_else(|| wish(self));
         self.call(place, request);
     }
 
@@ -226,6 +229,14 @@ impl Several {
             caller.client.known.clone_from(&self.clients[place].client.known);
             self.clients[place] = caller;
             return self.plan_in(MS, Event::Think(place));
+        }
+        // Whoever is not there any more answers nothing.
+        let at = self.clients[place].waiting.as_ref().map_or(0, |waiting| waiting.at);
+        if self.hosts.get(&at).is_none_or(|host| host.lost) {
+            let (client, from) = (self.clients[place].client.id, self.coordinator());
+            self.learn_table(place, client, from);
+            self.plan_in(SECOND, Event::Impatient(place, number));
+            return self.ask_again(place, number);
         }
         self.tally.retries += 1;
         self.send_call(place, true);

@@ -96,7 +96,7 @@ impl Several {
     }
 
     pub(super) fn start(&mut self, node: NodeId) {
-        if self.hosts[&node].member().is_some() {
+        if self.hosts[&node].member().is_some() || self.hosts[&node].lost {
             return;
         }
         let (now, earliest) = (self.agenda.now, self.hosts[&node].rests_until());

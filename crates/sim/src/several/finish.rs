@@ -35,6 +35,7 @@ impl Several {
         self.say_farewell();
         self.check_objects();
         self.rename_without_one();
+        self.leave_for_good();
         self.check_rows();
         // Who is told that nothing has changed in time need not be believed to have asked.
         let timed_out = |record: &Record| {
@@ -49,7 +50,8 @@ impl Several {
     fn is_at_rest(&self) -> bool {
         self.clients.iter().all(|caller| !caller.waits())
             && self.tables_rest()
-            && self.hosts.values().all(|host| {
+            && self.leaving.is_idle()
+            && self.hosts.values().filter(|host| !host.lost).all(|host| {
                 host.engine().appended() == host.engine().durable()
                     && host.member().is_some_and(|member| member.is_idle() && !member.node().in_grace())
             })
@@ -66,7 +68,7 @@ impl Several {
             let busy: Vec<_> = self
                 .hosts
                 .iter()
-                .filter(|(_, host)| host.member().is_none_or(|member| !member.is_idle()))
+                .filter(|(_, host)| !host.lost && host.member().is_none_or(|member| !member.is_idle()))
                 .map(|(node, _)| *node)
                 .collect();
             let why = format!(
@@ -176,7 +178,8 @@ impl Several {
             ControlFlow::Continue(())
         });
         visited.expect("no fault was injected");
-        for (node, host) in &self.hosts {
+        // Who has left serves no path.
+        for (node, host) in self.hosts.iter().filter(|(_, host)| !host.is_out()) {
             let Some(member) = host.member() else { continue };
             for (ino, dir) in &dirs {
                 let known = member.node().known_dir(*ino);

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use kestrel_meta::cluster::NODES_MAX;
 use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::member::change::{Changed, Expected, Phase};
@@ -13,11 +12,12 @@ use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::ids::ObjectId;
-use kestrel_types::placement::{NodeId, OBJECT_BLOCK, Placement};
+use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::{Creds, Op, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::leaving::{Needed, giver_of};
 use super::sessions::{Admission, Claimed, Sessions, Shared};
 
 /// Replies to clients' calls.
@@ -42,9 +42,13 @@ pub struct Host {
     sync_planned: bool,
     /// Its process is stopped until then.
     pub stopped_until: Nanos,
+    /// It never runs again.
+    pub lost: bool,
     replies: Replied,
     /// Numbers of objects that clients still use.
     used: Used,
+    /// Members that clients need.
+    needed: Needed,
     free: Free,
     sessions: Shared,
     /// What became of leases in earlier starts.
@@ -59,7 +63,7 @@ impl Host {
         clock: Arc<ManualClock>,
         (workers, scan_rows): (usize, usize),
         seed: u64,
-        used: Used,
+        (used, needed): (Used, Needed),
     ) -> Self {
         let engine = MemoryEngine::new(SyncWhen::Told);
         let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
@@ -87,6 +91,8 @@ impl Host {
             stopped_until: 0,
             replies: Replied::default(),
             used,
+            needed,
+            lost: false,
             free: Free::default(),
             sessions: Shared::default(),
             leases: LeaseFigures::default(),
@@ -100,8 +106,11 @@ impl Host {
         let mut member = member.expect("a sound volume");
         let (me, used) = (self.config.me, self.used.clone());
         // Each node knows of the numbers that it gave.
-        let gave = move |object| object / OBJECT_BLOCK % u64::from(NODES_MAX) == u64::from(me);
+        let gave = move |object| giver_of(object) == me;
         member.set_object_users(Box::new(move |object| gave(object) && used.lock().contains(&object)));
+        let needed = self.needed.clone();
+        let guard = move || needed.lock().contains(&me).then(|| "clients need it".into());
+        member.set_departure_guard(Box::new(guard));
         self.member = Some(member);
         self.sessions = Shared::default();
         self.start
@@ -176,6 +185,18 @@ impl Host {
     pub fn joins(&self) -> bool {
         // A node may be formed with a table that the others have just got.
         self.member.as_ref().map_or(self.config.joining, |member| member.change_figures().joining)
+    }
+
+    /// Whether it is not a member any more, or never was and will not be.
+    pub fn is_out(&self) -> bool {
+        self.lost || self.member.as_ref().is_some_and(Member::has_left)
+    }
+
+    /// Somebody asks for a node to be forgotten.
+    pub fn forget(&mut self, node: NodeId, done: Changed, now: Nanos) {
+        if let Some(member) = &mut self.member {
+            member.forget(node, done, now);
+        }
     }
 
     /// Whether its process runs and no change of the table is under way there.

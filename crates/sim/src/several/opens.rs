@@ -25,6 +25,13 @@ pub struct Held {
     linkable: bool,
 }
 
+impl Held {
+    /// The file, as it was opened.
+    pub fn file(&self) -> InodeRef {
+        self.file.clone()
+    }
+}
+
 impl Several {
     /// The member that a client asks (`kestrel-client`'s `remote/routes.rs` says why).
     pub(super) fn member_for(&mut self, place: usize, op: &Op) -> NodeId {
@@ -35,14 +42,20 @@ impl Several {
         let ino = match op.subject() {
             Subject::Open(ino) => ino,
             Subject::Held(inode) => inode.ino,
-            _ if matches!(op, Op::AllocObjects(_)) => return caller.gives,
+            _ if matches!(op, Op::AllocObjects(_)) => {
+                self.choose_giver(place);
+                return self.clients[place].gives;
+            }
             _ => {
                 let members: Vec<NodeId> =
                     caller.placement.map.members().iter().map(|member| member.id).collect();
                 return *self.dice.pick(&members).expect("there are members");
             }
         };
-        let holds = caller.opens.keys().find(|(_, open)| *open == ino);
+        // What leaves is only told that it is not needed any more, once another one has the file open too.
+        let leaves = |node: &NodeId| caller.placement.is_leaving(*node);
+        let holders = caller.opens.keys().filter(|(_, open)| *open == ino);
+        let holds = holders.max_by_key(|(node, _)| leaves(node) == matches!(op, Op::Release(_)));
         holds.map_or_else(|| caller.placement.home_of(ino).id, |(node, _)| *node)
     }
 
@@ -285,7 +298,7 @@ impl Several {
     }
 
     fn has_nothing_open(&self) -> bool {
-        self.hosts.values().all(|host| {
+        self.hosts.values().filter(|host| !host.lost).all(|host| {
             host.sessions().is_empty()
                 && host.member().is_some_and(|member| {
                     let node = member.node();

@@ -56,7 +56,7 @@ impl Several {
         newest.unwrap_or_else(|| self.placement.clone())
     }
 
-    fn coordinator(&self) -> NodeId {
+    pub(super) fn coordinator(&self) -> NodeId {
         self.newest().map.members()[0].id
     }
 
@@ -67,6 +67,10 @@ impl Several {
         }
         if self.tables.joins < JOINS_MAX && self.dice.chance(12) {
             self.want_member();
+        } else if self.dice.chance(25)
+            && let Some(next) = self.leaving_table()
+        {
+            self.ask_for(next);
         } else {
             self.ask_for_change();
         }
@@ -79,8 +83,13 @@ impl Several {
     }
 
     fn ask_for_change(&mut self) {
-        let (node, now) = (self.coordinator(), self.agenda.now);
         let next = self.next_table();
+        self.ask_for(next);
+    }
+
+    /// Somebody wants this table.
+    pub(super) fn ask_for(&mut self, next: Placement) {
+        let (node, now) = (self.coordinator(), self.agenda.now);
         let heard = self.tables.changed.clone();
         let done = Box::new(move |result| heard.lock().push(result));
         self.say(|| format!("node {node} is asked for table {}", next.version));
@@ -106,10 +115,19 @@ impl Several {
         for id in expected.into_iter().flatten() {
             self.tables.joins += 1;
             let after = self.dice.between(MS, SECOND);
+            if self.dice.chance(20) {
+                self.plan_in(after, Event::Lose(id));
+                continue;
+            }
             self.plan_in(after, Event::Form(id));
+            if self.dice.chance(30) {
+                let after = after + self.dice.between(0, 2 * SECOND);
+                self.plan_in(after, Event::Lose(id));
+            }
         }
         for result in std::mem::take(&mut *self.tables.changed.lock()) {
             self.tally.changes += usize::from(result.is_ok());
+            self.tally.left = self.newest().former.len();
             self.say(|| format!("the change ended: {result:?}"));
         }
     }
@@ -125,7 +143,8 @@ impl Several {
         let (seed, workers) = self.tables.host;
         let (clock, used) = (self.agenda.clock.clone(), self.objects.used.clone());
         self.say(|| format!("node {id} is set up"));
-        self.hosts.insert(id, Host::new((id, true), placement, clock, workers, seed, used));
+        let needed = self.leaving.needed.clone();
+        self.hosts.insert(id, Host::new((id, true), placement, clock, workers, seed, (used, needed)));
         self.start(id);
         self.plan_in(SECOND, Event::Reap(id));
     }
@@ -143,9 +162,10 @@ impl Several {
     }
 
     /// A table that is another one than the newest where clients are at work.
-    fn next_table(&mut self) -> Placement {
+    pub(super) fn next_table(&mut self) -> Placement {
         let Placement { version, map, mut exceptions, leaving, former } = self.newest();
-        let members: Vec<NodeId> = map.members().iter().map(|member| member.id).collect();
+        let members: Vec<NodeId> =
+            map.members().iter().map(|member| member.id).filter(|node| !leaving.contains(node)).collect();
         let mut owners: Vec<NodeId> = (0..1 << 14).map(|slot| map.owner(slot).id).collect();
         let used = self.used_slots();
         let back = self.dice.chance(20).then(|| self.dice.pick(&self.tables.past).cloned()).flatten();
@@ -215,7 +235,7 @@ impl Several {
     /// Whether nothing is under way about tables, and all have the same one.
     pub(super) fn tables_rest(&self) -> bool {
         let mut versions = BTreeSet::new();
-        for host in self.hosts.values() {
+        for host in self.hosts.values().filter(|host| !host.is_out()) {
             let Some(table) = host.placement().filter(|_| !host.joins() && host.has_no_change()) else {
                 return false;
             };
@@ -242,7 +262,8 @@ impl Several {
         if self.agenda.failure.is_none() && !self.tables_rest() {
             self.fail("a change of the table does not end");
         }
-        let tables: Vec<Option<Placement>> = self.hosts.values().map(Host::placement).collect();
+        let members = self.hosts.values().filter(|host| !host.is_out());
+        let tables: Vec<Option<Placement>> = members.map(Host::placement).collect();
         if tables.iter().any(|table| *table != tables[0]) {
             self.fail("members have different tables of one version");
         }

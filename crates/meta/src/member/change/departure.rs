@@ -22,18 +22,33 @@ impl Member {
     pub(super) fn why_it_stays(&self) -> Option<FsError> {
         let core = self.node.core();
         let open = core.opens.len();
-        let deletes = || self.node.has_deleted_rows().unwrap_or(true);
         let why = if core.reclaiming.lasts() {
             "it waits for clients of before its start to claim what they had open".into()
         } else if open > 0 {
             format!("clients have {open} files open there")
-        } else if self.reaping.is_some() || deletes() {
-            "it is deleting objects".into()
         } else {
             self.departure_guard.as_ref().and_then(|guard| guard())?
         };
+        Some(self.stays(&why))
+    }
+
+    /// Why it does not leave though nobody uses it any more: objects that it has deleted are not forgotten by all.
+    pub(super) fn why_it_is_not_done(&self) -> Option<FsError> {
+        match self.node.has_deleted_rows() {
+            Ok(false) => None,
+            Ok(true) => Some(self.stays("other nodes have not forgotten objects that it has deleted")),
+            Err(why) => Some(why),
+        }
+    }
+
+    fn stays(&self, why: &str) -> FsError {
         let text = format!("metadata: node {} cannot leave yet: {why}; tried again", self.me);
-        Some(FsError::because(libc::EBUSY, text))
+        FsError::because(libc::EBUSY, text)
+    }
+
+    /// Whether an attempt is under way by which this member leaves.
+    pub(in crate::member) fn is_about_to_leave(&self) -> bool {
+        self.changing.part.as_ref().is_some_and(|part| part.next.map.member(self.me).is_none())
     }
 
     /// Whether it waits for other members, or they for it.
@@ -41,7 +56,8 @@ impl Member {
         !(self.leads.is_empty()
             && self.decisions.is_empty()
             && self.loans.is_empty()
-            && self.polls.is_empty())
+            && self.polls.is_empty()
+            && self.reaping.is_none())
     }
 
     /// Takes nodes that have left out of what is under way.

@@ -75,7 +75,7 @@ impl Member {
             return;
         }
         if table.departs()
-            && let Some(why) = self.why_it_stays()
+            && let Some(why) = self.why_it_stays().or_else(|| self.why_it_is_not_done())
         {
             self.end_part();
             return self.decline(attempt, why);
