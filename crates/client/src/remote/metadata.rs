@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use super::ask::NodeAnswer;
 use super::astray::{Guide, INTERRUPTED, LockAsked, Stray, Strays};
-use super::durable::{SyncFirst, names_bytes_below, names_new_bytes};
+use super::durable::{SyncFirst, names_bytes_in, names_new_bytes};
 use super::holdings::Holdings;
 use super::nodes::{Known, NodeLink, Nodes};
 use super::opens::{Effect, Leave};
@@ -116,7 +116,7 @@ impl RemoteMetadata {
 
     /// Whether an object was stored in a session that is lost, or may be: it may be deleted unless something refers to it.
     pub fn is_lost(&self, object: ObjectId) -> bool {
-        object < self.shared.holdings.numbers.lost_below()
+        self.shared.holdings.numbers.is_lost(object)
     }
 
     /// From now on commits wait for `sync`.
@@ -174,16 +174,20 @@ impl RemoteMetadata {
 impl Shared {
     /// Ends the requests that wait for nodes and name new bytes which may be deleted.
     fn fail_lost(&self) {
-        let lost_below = self.holdings.numbers.lost_below();
         for link in &self.nodes.known().links {
-            link.remote.fail_waiting(|op| names_bytes_below(op, lost_below), BYTES_LOST);
+            link.remote.fail_waiting(|op| self.names_lost(op), BYTES_LOST);
         }
+    }
+
+    fn names_lost(&self, op: &Op) -> bool {
+        let numbers = &self.holdings.numbers;
+        numbers.losses() > 0 && names_bytes_in(op, |object| numbers.is_lost(object))
     }
 
     /// Sends a request to the node that leads it.
     pub fn send(self: &Arc<Self>, request: Request, asked: Asked) {
-        let lost_below = self.holdings.numbers.lost_below();
-        if lost_below > 0 && names_bytes_below(&request.op, lost_below) {
+        let losses = self.holdings.numbers.losses();
+        if self.names_lost(&request.op) {
             return self.answer(asked, Err(FsError::new(libc::EIO, BYTES_LOST).into()));
         }
         if let Op::Release(ino) = request.op {
@@ -194,7 +198,7 @@ impl Shared {
         let again = nodes.second_try(&request, at);
         let effect = Effect::of(&request.op);
         self.send_to(&nodes, at, request, effect, again, asked);
-        if self.holdings.numbers.lost_below() != lost_below {
+        if self.holdings.numbers.losses() != losses {
             // It may wait since after the others were ended.
             self.fail_lost();
         }
@@ -226,6 +230,8 @@ impl Shared {
         let (shared, version) = (self.clone(), nodes.version());
         let link = &nodes.links[at];
         let node = link.node;
+        let numbers = &self.holdings.numbers;
+        let generation = matches!(request.op, Op::AllocObjects(_)).then(|| numbers.generation(node));
         // The time that is left is counted from the first node that was asked.
         let left = (asked.strayed > 0).then(|| self.time_left(asked.since));
         let answered = move |reply: Reply, request: Option<Request>| {
@@ -235,6 +241,9 @@ impl Shared {
                 shared.astray.heard_of(node, *table);
                 let asked = Asked { strayed: asked.strayed + 1, ..asked };
                 return shared.led_elsewhere(Stray::Op(request, asked), version);
+            }
+            if let (Some(generation), Ok(Answer::Objects { first, count })) = (generation, &reply) {
+                shared.holdings.numbers.gave(node, generation, (*first, *count));
             }
             shared.holdings.opens.answered(node, effect, &reply);
             match again {

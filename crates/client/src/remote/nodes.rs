@@ -61,7 +61,7 @@ pub(super) struct Known {
     pub placement: Option<Arc<Placement>>,
     /// Connections. Never none; in the order of the table's members.
     pub links: Vec<Arc<NodeLink>>,
-    /// Which of them was there first. It hands out object numbers.
+    /// Which of them was there first; another one if that leaves.
     pub first: usize,
 }
 

@@ -5,8 +5,7 @@
 //! | an entry, an inode, what is found by a number | who leads it by the placement table ([`Placement::leader`]) |
 //! | a file that is open ([`Subject::Held`]) | a node that lets this client write it; one where it is open at all; else its home |
 //! | an open that is given back | a node that counts one, those first that do not let it be written ([`super::opens`]) |
-//! | object numbers | always the node that was there first: they have an order |
-//! | figures of the volume, what is to be durable | that one too, or another one if it does not answer |
+//! | object numbers, figures of the volume, what is to be durable | the node that was there first, or another one if it does not answer |
 //! | locks | the file's home |
 //!
 //! **A second try.** A file without a name is known at its home only. Whoever was asked for it where its last name was says
@@ -55,7 +54,6 @@ impl Known {
             |node: Option<_>, ino| node.map_or_else(|| self.home_of(ino), |node| self.index_of(node));
         match op.subject() {
             Subject::Held(inode) => at_or_home(opens.held_at(inode.ino), inode.ino),
-            _ if matches!(op, Op::AllocObjects(_)) => self.first,
             _ => self.any(),
         }
     }
