@@ -85,8 +85,14 @@ impl Holdings {
         let _ = self.objects_lost.set(tell);
     }
 
-    fn fs(&self) -> Option<Arc<Fs>> {
+    /// Who holds it, once it exists.
+    pub fn fs(&self) -> Option<Arc<Fs>> {
         self.fs.get()?.upgrade()
+    }
+
+    /// A file, and where it was seen.
+    pub fn last_seen(&self, ino: InodeId) -> InodeRef {
+        self.fs().map_or(InodeRef::by_id(ino), |fs| fs.last_seen(ino))
     }
 
     /// Whoever deletes objects may not know any more that this client has some to which nothing refers yet, under numbers of this node.
@@ -190,13 +196,16 @@ impl Holder for Seat {
 
     fn reclaim(&self, lost: SessionState) -> Vec<Reclaim> {
         let fs = self.holdings.fs();
-        let file = |ino| fs.as_ref().map_or(InodeRef::by_id(ino), |fs| fs.last_seen(ino));
         let opens: Vec<ReclaimOpen> = self
             .holdings
             .opens
             .all_at(self.node())
             .into_iter()
-            .map(|(ino, open)| ReclaimOpen { file: file(ino), count: open.count, linkable: open.linkable })
+            .map(|(ino, open)| ReclaimOpen {
+                file: self.holdings.last_seen(ino),
+                count: open.count,
+                linkable: open.linkable,
+            })
             .collect();
         let is_ours = |ino| self.is_home_of(ino);
         let locks = match (&fs, lost) {
