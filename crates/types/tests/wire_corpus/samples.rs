@@ -59,7 +59,7 @@ pub fn bad() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Streams, each after the byte that says how it is cut.
 pub fn streams() -> Vec<(&'static str, Vec<u8>)> {
-    let pong = Sample::ToClient(ToClient::Pong).frame();
+    let pong = Sample::ToClient(ToClient::Pong { table: 4 }).frame();
     vec![
         ("oversized", vec![3, 0, 0x40, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
         ("http", b"\x07GET / HTTP/1.1\r\nHost: kestrel\r\n\r\n".to_vec()),
@@ -166,7 +166,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         ("welcome", Sample::ToClient(ToClient::Welcome(welcome))),
         ("refused", Sample::ToClient(ToClient::Refused(refused))),
         ("event", Sample::ToClient(ToClient::Event { id: 300, json: b"{\"done\":12}".as_slice().into() })),
-        ("pong", Sample::ToClient(ToClient::Pong)),
+        ("pong", Sample::ToClient(ToClient::Pong { table: 4 })),
     ]
 }
 

@@ -82,7 +82,7 @@ fn bytes_are_pinned() {
     expected = framed(0x83, &[1, 0xac, 2, 0, 0x80, 2, 2, b'n', b'o']);
     assert_eq!(client_bytes(&ToClient::Reply(reply), Checksum::Off), expected);
     assert_eq!(server_bytes(&ToServer::Bye, Checksum::Off), header(0, 5, 0));
-    assert_eq!(client_bytes(&ToClient::Pong, Checksum::Off), header(0, 0x85, 0));
+    assert_eq!(client_bytes(&ToClient::Pong { table: 300 }, Checksum::Off), framed(0x85, &[0xac, 2]));
 }
 
 #[test]
