@@ -119,17 +119,23 @@ impl First {
 
     /// Connects to all the other nodes at the same time. Answers the table, the nodes in its order, and which of them is this one.
     pub fn others(&self) -> (Option<Placement>, Vec<Connected>, usize) {
+        self.those(&|_, _| true)
+    }
+
+    /// As [`First::others`], of nodes that are wanted only; the connection to this one is given up if it is not.
+    pub fn those(&self, wanted: &dyn Fn(&Placement, NodeId) -> bool) -> (Option<Placement>, Vec<Connected>, usize) {
         let Some(placement) = self.placement.clone() else {
             let member = Member { id: 0, address: self.remote.address() };
             return (None, vec![(member, Ok(self.remote.clone()))], 0);
         };
         self.holdings.is_placed_by(Arc::new(placement.clone()));
-        let members = placement.map.members();
+        let members: Vec<Member> =
+            placement.map.members().iter().filter(|member| wanted(&placement, member.id)).cloned().collect();
         let first = members.iter().position(|member| member.id == self.seat.node());
         match first.map(|first| &members[first].address) {
             Some(address) if !is_anywhere(address) => self.remote.settle(address),
             Some(_) => {}
-            // It has left the cluster, and only knows who is in it.
+            // Nothing is wanted of it, or it has left the cluster and only knows who is in it.
             None => self.remote.close(),
         }
         let connected = std::thread::scope(|scope| {
@@ -148,7 +154,7 @@ impl First {
                 })
                 .collect::<Vec<_>>()
         });
-        (Some(placement.clone()), members.iter().cloned().zip(connected).collect(), first.unwrap_or(0))
+        (Some(placement.clone()), members.into_iter().zip(connected).collect(), first.unwrap_or(0))
     }
 
     fn connect_to(&self, member: &Member) -> Result<Arc<Remote>, VolumeError> {
