@@ -82,8 +82,10 @@ impl Peers {
         let is_any = self.links.read().iter().any(|(node, link)| goes(node, link));
         if is_any {
             let mut links = self.links.write();
-            let gone: Vec<PeerLink> =
-                links.extract_if(.., |node, link| goes(node, link)).map(|(_, link)| link).collect();
+            let gone: Vec<NodeId> =
+                links.iter().filter(|(node, link)| goes(node, link)).map(|(node, _)| *node).collect();
+            let gone: Vec<_> = gone.into_iter().filter_map(|node| links.remove(&node)).collect();
+            // What ends a connection waits for its thread.
             drop(links);
             drop(gone);
         }
