@@ -213,12 +213,43 @@ wait_until 30 test -e "$WORK/read-again.begun"
 kill -STOP "$mount"
 timeout 100 "$KESTREL" cluster remove-node "$url" --node 3 --timeout 2s >"$WORK/waits.out" 2>&1 && waits=0 || waits=$?
 kill -CONT "$mount"
+"$KESTREL" cluster status "$url" >"$WORK/status.out" || true
+grep -qE '^ +3 .* leaving ' "$WORK/status.out" && ok "the status says that it is leaving" || { cat "$WORK/status.out" && fail "the status does not say so"; }
 [ "$waits" != 0 ] && grep -q "open files\|kestrel mount" "$WORK/waits.out" && ok "who is waited for is named" ||
     { cat "$WORK/waits.out" && fail "nobody is named"; }
 check "it stays after all" remove 3 --undo
 check "and gets a part again" "$KESTREL" cluster balance "$url"
 touch "$WORK/read-again"
 check "what is open can be read" wait "$holder"
+
+# Nodes are killed while one leaves, the one that leads it and the one that leaves among them.
+mkdir "$a/again"
+python3 "$WORK/appender.py" "$a/again" "$b/again" "$WORK/stop-again" >"$WORK/appender.out" 2>&1 &
+appender=$!
+for victim in 1 2 itself; do
+    node=$(announce)
+    "$KESTREL" cluster join "$WORK/token" "$(node_dir "$volume" "$node")" >/dev/null
+    check "node $node joins" start_node "$volume" "$node"
+    check "and gets its part" "$KESTREL" cluster balance "$url"
+    cp -r "$a/kept/7" "$a/again/$node"
+    [ "$victim" != itself ] || victim=$node
+    remove "$node" --timeout 20s >"$WORK/killed.out" 2>&1 &
+    removing=$!
+    sleep "$(ms "$(random 100 3000)")"
+    kill_node "$volume" "$victim" || true
+    if start_node "$volume" "$victim" 2>"$WORK/started.out"; then ok "node $victim, killed while node $node leaves, starts"; else
+        grep -q "has left the cluster" "$WORK/started.out" && ok "node $node had left when it was killed" ||
+            { cat "$WORK/started.out" && fail "node $victim does not start"; }
+    fi
+    wait "$removing" || true
+    check "it leaves" remove "$node"
+    are_members 1 2 3
+done
+touch "$WORK/stop-again"
+if wait "$appender"; then ok "what was appended meanwhile is complete"; else
+    cat "$WORK/appender.out"
+    fail "what was appended meanwhile"
+fi
 
 # All but one.
 check "the third leaves" remove 3
