@@ -162,6 +162,9 @@ check "the others start again" start_server "$volume"
 check "and reach each other" settled "$volume"
 are_members 1 2 3
 check "and have everything" check_kept "$b"
+check "a dump of all that are left" "$KESTREL" dump "$url" "$WORK/left.dump"
+check "is one of the whole" "$KESTREL" load "$WORK/left.dump" "$WORK/one" --objects "$volume/objects"
+check "gc finds nothing" sh -c "'$KESTREL' gc '$url' | grep -q '^0 leaked'"
 
 # One that is only announced.
 [ "$(announce)" = 5 ] && ok "its number is not used again" || fail "its number is used again"

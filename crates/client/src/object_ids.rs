@@ -238,11 +238,11 @@ impl ObjectNumbers {
         let oldest = packer.oldest_open(turn);
         let mut state = self.0.state.lock();
         state.held.iter_mut().for_each(|held| held.retain(|block| block.turn_end() > oldest));
-        let open = state.held.iter().flatten().find(|block| block.node == node);
-        match open {
-            Some(block) => block.start + oldest.saturating_sub(block.turn),
-            None => state.givers.iter().find(|giver| giver.node == node).map_or(0, |giver| giver.end),
-        }
+        let open = state.held.iter().flatten().filter(|block| block.node == node);
+        // Answers may have come in another order than the node gave them.
+        let open = open.map(|block| block.start + oldest.saturating_sub(block.turn)).min();
+        let end = || state.givers.iter().find(|giver| giver.node == node).map_or(0, |giver| giver.end);
+        open.unwrap_or_else(end)
     }
 
     /// Blocks of a node in which objects may be open, as first number and count.

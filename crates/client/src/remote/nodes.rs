@@ -123,7 +123,10 @@ impl First {
     }
 
     /// As [`First::others`], of nodes that are wanted only; the connection to this one is given up if it is not.
-    pub fn those(&self, wanted: &dyn Fn(&Placement, NodeId) -> bool) -> (Option<Placement>, Vec<Connected>, usize) {
+    pub fn those(
+        &self,
+        wanted: &dyn Fn(&Placement, NodeId) -> bool,
+    ) -> (Option<Placement>, Vec<Connected>, usize) {
         let Some(placement) = self.placement.clone() else {
             let member = Member { id: 0, address: self.remote.address() };
             return (None, vec![(member, Ok(self.remote.clone()))], 0);
@@ -317,7 +320,7 @@ impl Known {
 
     /// Counters of all connections together.
     pub fn stats(&self) -> RemoteStats {
-        self.links.iter().map(|link| link.remote.stats()).sum()
+        self.links.iter().filter(|link| !link.has_left()).map(|link| link.remote.stats()).sum()
     }
 }
 

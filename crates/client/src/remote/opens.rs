@@ -365,6 +365,8 @@ fn is_released(reply: &Reply) -> bool {
     match reply {
         Ok(_) => true,
         Err(Outcome::Failed(error)) => matches!(error.errno, libc::EBADF | libc::ESTALE),
+        // Only a node that has left the cluster says so: it counts nothing.
+        Err(Outcome::Misdirected { .. }) => true,
         Err(_) => false,
     }
 }
