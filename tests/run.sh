@@ -81,6 +81,7 @@ suites+=(
     "nodes 900 tests/cluster/nodes.sh"
     "nodes-change 900 tests/cluster/nodes-change.sh"
     "nodes-fence 600 tests/cluster/fence.sh"
+    "nodes-leave 900 tests/cluster/leave.sh"
     "nodes-admin 900 tests/cluster/nodes-admin.sh"
     "nodes-semantics 600 $nodes tests/posix/semantics.sh"
     "nodes-pjdfstest 600 $nodes tests/posix/pjdfstest.sh"

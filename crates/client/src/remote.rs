@@ -12,12 +12,13 @@
 //! **Several nodes** may serve a volume; the first that answers tells which. A client has a session with each ([`nodes`]), asks whoever
 //! leads a request ([`routes`]), and claims again from a node what that one counted. An outage of one stops what it leads, and
 //! nothing else. When the table changes, who is asked by the old one and is the wrong one says so, and is not asked again before there
-//! is a newer one ([`astray`]).
+//! is a newer one ([`astray`]). What is held at a node that leaves is had elsewhere before it goes ([`leaving`]).
 
 mod ask;
 mod astray;
 mod durable;
 mod holdings;
+mod leaving;
 mod metadata;
 mod nodes;
 mod opens;

@@ -50,6 +50,11 @@ impl Backend {
         version(self.node())
     }
 
+    /// Whether it is a node that has left its cluster: it serves nobody.
+    pub fn has_left(&self) -> bool {
+        self.node().cluster().is_some_and(|cluster| cluster.table().has_left())
+    }
+
     /// What the table says, for who must not keep the node open.
     pub(crate) fn tables(&self) -> Tables {
         Tables(Arc::downgrade(self.node()))

@@ -14,7 +14,7 @@ use kestrel_net::handler::Outbox;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::FsError;
 use kestrel_types::request::{Creds, Op, Outcome, Request};
-use kestrel_types::wire::{Answered, Body, Call, Checksum, ToClient, ToServer, WireError};
+use kestrel_types::wire::{Answered, Body, Call, Checksum, ToServer, WireError};
 
 use crate::admin::Asker;
 use crate::admit::{Effect, admit};
@@ -163,7 +163,7 @@ impl Connection {
             ToServer::Ping { oldest_open_object } => {
                 settle(state);
                 self.server.shared.objects.lock().raise(state.holder, oldest_open_object);
-                answers.send(&ToClient::Pong);
+                answers.send_pong();
             }
             ToServer::Cancel { id } => {
                 if let Some(reply) = self.server.shared.desk.lock().cancel(state.holder, id) {

@@ -27,3 +27,7 @@ pub mod objects;
 pub mod peers;
 pub mod server;
 pub mod session;
+
+/// What there is to say of the directory of a node that has left its cluster.
+pub const LEFT_BEHIND: &str =
+    "its directory holds nothing any more that the volume needs, and can be deleted";

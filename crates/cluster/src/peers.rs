@@ -76,6 +76,21 @@ impl Peers {
         Ok(())
     }
 
+    /// Lets go of nodes that are not in the table any more, when they have gone. Until then they may have to hear that.
+    pub fn forget_former(&self, placement: &Placement) {
+        let goes = |node: &NodeId, link: &PeerLink| placement.heir_of(*node).is_some() && !link.figures().up;
+        let is_any = self.links.read().iter().any(|(node, link)| goes(node, link));
+        if is_any {
+            let mut links = self.links.write();
+            let gone: Vec<NodeId> =
+                links.iter().filter(|(node, link)| goes(node, link)).map(|(node, _)| *node).collect();
+            let gone: Vec<_> = gone.into_iter().filter_map(|node| links.remove(&node)).collect();
+            // What ends a connection waits for its thread.
+            drop(links);
+            drop(gone);
+        }
+    }
+
     /// Why there is no connection to a node, if there is none and that is known.
     pub fn why_down(&self, node: NodeId) -> Option<String> {
         self.links.read().get(&node)?.why_down()

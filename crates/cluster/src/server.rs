@@ -47,6 +47,9 @@ pub(crate) use replies::{Batch, Submitted};
 /// A request of the server's own.
 pub(crate) type Submission = (Request, Done);
 
+/// Most clients that are named when somebody waits for them.
+const NAMED_MAX: usize = 5;
+
 /// What clients are told of a volume by a table of placement.
 pub type Describe = dyn Fn(&Placement) -> Box<[u8]> + Send + Sync;
 
@@ -122,6 +125,8 @@ impl Server {
             host.set_object_users(Box::new(move |object| clients.in_use(object)));
             let locks = shared.clone();
             host.set_lock_guard(Box::new(move |leaves| locks.desk.lock().files_kept(leaves)));
+            let sessions = shared.clone();
+            host.set_departure_guard(Box::new(move || sessions.who_is_here()));
         }
         let server = Arc::new(Self { backend, gate, shared, admin, clock, ticked: Mutex::new(now) });
         server.restore(records, now)?;
@@ -286,6 +291,23 @@ impl Server {
 }
 
 impl Shared {
+    /// Who has a session that is alive, if anybody has.
+    fn who_is_here(&self) -> Option<String> {
+        let sessions: Vec<_> = self.directory.lock().values().cloned().collect();
+        let alive = sessions.iter().filter_map(|session| {
+            let state = session.state.lock();
+            state.is_alive().then(|| format!("{} ({} files open)", state.who, state.opens.total()))
+        });
+        let alive: Vec<String> = alive.collect();
+        let more = alive.len().saturating_sub(NAMED_MAX);
+        let named = alive.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+        match (alive.len(), more) {
+            (0, _) => None,
+            (_, 0) => Some(format!("clients have sessions there: {named}")),
+            _ => Some(format!("clients have sessions there: {named}, and {more} more")),
+        }
+    }
+
     fn in_use(&self, object: ObjectId) -> bool {
         self.grace.lock().is_some() || self.objects.lock().in_use(object)
     }

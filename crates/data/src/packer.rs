@@ -106,16 +106,15 @@ pub trait ObjectIds: Send + Sync {
     /// If none can be had now; what wanted it fails with this error.
     fn next(&self) -> Result<ObjectId>;
 
-    /// What [`ObjectIds::next`] will return is not below this. It never falls. 0 if nobody asks for
-    /// [`Packer::oldest_open`].
-    fn floor(&self) -> ObjectId {
+    /// The turn of what [`ObjectIds::next`] will return is not below this: numbers are taken one turn after the other. 0 if nobody
+    /// asks for [`Packer::oldest_open`].
+    fn floor(&self) -> u64 {
         0
     }
 
-    /// Objects below this number may be deleted although they are open here: nothing more is to be written to them. It never
-    /// falls. What comes from [`ObjectIds::next`] afterwards is not below it.
-    fn lost_below(&self) -> ObjectId {
-        0
+    /// Whether an object may be deleted although it is open here: nothing more is to be written to it.
+    fn is_lost(&self, _object: ObjectId) -> bool {
+        false
     }
 }
 
@@ -215,11 +214,12 @@ impl Packer {
         self.shared.writer.pins.is_pinned(object)
     }
 
-    /// Objects below this number are not open and will not be any more.
-    pub fn oldest_open(&self) -> ObjectId {
+    /// Objects whose turn was before this one are not open and will not be any more. `turn` says that of an object; if it knows
+    /// none, that of what is taken later.
+    pub fn oldest_open(&self, turn: impl Fn(ObjectId) -> u64) -> u64 {
         // In this order: a number that was taken before the first look is announced or pinned at the second.
         let floor = self.shared.writer.ids.floor();
-        self.shared.writer.pins.oldest().map_or(floor, |oldest| oldest.min(floor))
+        self.shared.writer.pins.oldest(turn).map_or(floor, |oldest| oldest.min(floor))
     }
 
     /// Its counters.

@@ -171,7 +171,7 @@ impl Connection for EchoConnection {
                     wire::encode_reply_to(&reply, Checksum::Off, &mut self.replies);
                     continue;
                 }
-                ToServer::Ping { .. } => ToClient::Pong,
+                ToServer::Ping { .. } => ToClient::Pong { table: 0 },
                 _ => continue,
             };
             // These are small.

@@ -116,7 +116,7 @@ pub fn obliging(message: ToServer, outbox: &Arc<dyn Outbox>) {
             outbox.send(&encoded(&welcome(session, 30_000)));
         }
         ToServer::Call(call) => outbox.send(&encoded(&reply(call.id, Ok(Answer::Done)))),
-        ToServer::Ping { .. } => outbox.send(&encoded(&ToClient::Pong)),
+        ToServer::Ping { .. } => outbox.send(&encoded(&ToClient::Pong { table: 0 })),
         ToServer::Cancel { .. } | ToServer::Bye | ToServer::PeerHello(_) | ToServer::Peer(_) => {}
     }
 }

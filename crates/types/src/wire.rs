@@ -34,7 +34,9 @@ pub use message::{
     Welcome,
 };
 pub use op::{decode_request, encode_request};
-pub use peer::{PeerHello, PeerSecret, REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, is_refused_for_good};
+pub use peer::{
+    PeerHello, PeerSecret, REFUSED_BIRTH, REFUSED_LEFT, REFUSED_OLD, REFUSED_TWICE, is_refused_for_good,
+};
 pub use reclaim::{RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, ReclaimReply, Reclaimed};
 pub use reply::{decode_reply, encode_reply};
 
@@ -44,7 +46,7 @@ use crate::codec::DecodeError;
 use crate::error::FsError;
 
 /// Version of the protocol that this build speaks.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 /// The error of a request for a lock that another node keeps, as [`Outcome::Misdirected`] is that of other requests: look at a newer
 /// table, or wait, and ask again.

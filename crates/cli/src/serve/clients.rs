@@ -61,6 +61,11 @@ impl Clients {
         })
     }
 
+    /// How many have a session that is alive.
+    pub fn sessions(&self) -> u64 {
+        self.door.server().figures(self.door.now()).sessions
+    }
+
     /// Their figures, by the names of metrics.
     pub fn figures(&self, tell: &mut dyn FnMut(&'static str, u64)) {
         let figures = self.door.server().figures(self.door.now());

@@ -101,7 +101,7 @@ impl Serving {
         match question["verb"].as_str() {
             Some(
                 "status" | "stats" | "info" | "fsck" | "gc" | "compact" | "rows" | "sums" | "cut" | "reap"
-                | "coding" | "table" | "entries" | "change",
+                | "coding" | "table" | "entries" | "change" | "forget",
             ) => self.answer(question, tell),
             verb => {
                 let verb = verb.unwrap_or("this");

@@ -73,8 +73,8 @@ impl NodeOfCluster {
         }));
     }
 
-    /// What a status tells of the connections.
-    pub fn peers(&self) -> Value {
+    /// What a status tells of the connections to members.
+    pub fn peers(&self, placement: &Placement) -> Value {
         let link = |(node, figures): (NodeId, kestrel_net::peer::PeerFigures)| {
             json!({
                 "node": node,
@@ -87,6 +87,7 @@ impl NodeOfCluster {
                 "sent_bytes": figures.bytes_out,
             })
         };
-        self.peers.figures().into_iter().map(link).collect()
+        let figures = self.peers.figures().into_iter();
+        figures.filter(|(node, _)| placement.map.member(*node).is_some()).map(link).collect()
     }
 }

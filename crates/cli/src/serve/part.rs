@@ -9,7 +9,6 @@ use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::Value;
 
 use super::control::Serving;
-use super::node::NodeOfCluster;
 use crate::metrics::to_json;
 use crate::serve::attendant::Attendant;
 use crate::verbs::config;
@@ -29,7 +28,9 @@ pub fn answer(
         Some("status") => status(serving, section),
         Some("stats") => Ok(to_json(&serving.snapshot())),
         Some("rows") => rows::page(&*serving.engine, question),
-        Some("table" | "entries" | "change" | "expect") => super::table::answer(serving, question, tell),
+        Some("table" | "entries" | "change" | "expect" | "forget") => {
+            super::table::answer(serving, question, tell)
+        }
         Some("sums") => rows::sums(&*serving.engine, question),
         Some("cut") => cut::answer(serving, question),
         Some("reap") => schedule(serving, question),
@@ -59,7 +60,9 @@ fn status(serving: &Serving, section: &ClusterSection) -> Result<Value, String> 
         .map_err(|why| why.to_string())?;
     serving.describe_process(&mut out);
     super::table::describe(serving, &mut out);
-    out["peers"] = serving.node.as_ref().map(NodeOfCluster::peers).into();
+    let placement = serving.fs.member().map(|host| host.placement());
+    out["peers"] =
+        serving.node.as_ref().zip(placement).map(|(node, placement)| node.peers(&placement)).into();
     Ok(out)
 }
 

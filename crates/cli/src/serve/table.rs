@@ -14,7 +14,7 @@ use kestrel_meta::member::lease::LeaseFigures;
 use kestrel_placement::frequent::{Frequent, NAMES_MAX};
 use kestrel_placement::report::names_wanted;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::Placement;
+use kestrel_types::placement::{NodeId, Placement};
 use serde_json::{Value, json};
 
 use super::control::Serving;
@@ -46,6 +46,7 @@ pub fn answer(
         Some("entries") => entries(host, &*serving.engine, tell),
         Some("change") => change(host, question, tell),
         Some("expect") => expect(host, question),
+        Some("forget") => forget(host, question),
         _ => Err("the question is not about the table".into()),
     }
 }
@@ -57,7 +58,11 @@ pub fn describe(serving: &Serving, out: &mut Value) {
     out["table"] = placement.version.into();
     out["exceptions"] = placement.exceptions.len().into();
     let slots = placement.map.slots_of_members();
-    let node = |(member, slots): (&kestrel_types::placement::Member, usize)| json!({ "node": member.id, "address": member.address, "slots": slots });
+    let node = |(member, slots): (&kestrel_types::placement::Member, usize)| {
+        json!({
+            "node": member.id, "address": member.address, "slots": slots, "leaving": placement.is_leaving(member.id),
+        })
+    };
     out["nodes"] = placement.map.members().iter().zip(slots).map(node).collect();
     let expected = host.expected();
     out["expected"] =
@@ -159,6 +164,22 @@ fn change(
             Err(RecvTimeoutError::Disconnected) => return Err("the node is shutting down".into()),
         }
     }
+}
+
+/// Takes a node out that was announced and never came.
+fn forget(host: &MemberHost, question: &Value) -> Result<Value, String> {
+    let node = question["node"].as_u64().and_then(|node| NodeId::try_from(node).ok());
+    let node = node.ok_or("the question names no node")?;
+    let (ended, end) = mpsc::channel();
+    host.forget(
+        node,
+        Box::new(move |result| {
+            let _ = ended.send(result);
+        }),
+    );
+    let done = end.recv().map_err(|_| "the node is shutting down".to_string())?;
+    done.map_err(|why| why.reason.into_owned())?;
+    Ok(json!({ "table": host.placement().version }))
 }
 
 /// Reserves the number of a node to come.

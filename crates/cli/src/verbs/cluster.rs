@@ -7,6 +7,7 @@ mod drain;
 mod init;
 mod join;
 mod plan;
+mod remove_node;
 mod status;
 mod token;
 
@@ -25,6 +26,7 @@ use crate::failure::{Failure, Verdict};
   kestrel cluster status kestrel://10.0.0.1/photos
   kestrel cluster add-node /data/node1 --node 10.0.0.4:9440 | ssh node4 kestrel cluster join - /data/node4
   kestrel cluster balance kestrel://10.0.0.1/photos
+  kestrel cluster remove-node kestrel://10.0.0.1/photos --node 3
   find /data -mindepth 1 | kestrel cluster plan --nodes 16
 
 docs/operations.md tells how a cluster is formed, run and changed.")]
@@ -41,6 +43,7 @@ enum Action {
     AddNode(add_node::AddNodeArgs),
     Balance(balance::BalanceArgs),
     Drain(drain::DrainArgs),
+    RemoveNode(remove_node::RemoveNodeArgs),
     Status(status::StatusArgs),
     Plan(plan::PlanArgs),
 }
@@ -54,6 +57,7 @@ pub fn run(args: &ClusterArgs) -> Result<Verdict, Failure> {
         Action::AddNode(args) => add_node::run(args),
         Action::Balance(args) => balance::run(args),
         Action::Drain(args) => drain::run(args),
+        Action::RemoveNode(args) => remove_node::run(args),
         Action::Status(args) => status::run(args),
         Action::Plan(args) => plan::run(args),
     }

@@ -10,6 +10,7 @@ use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::remote::PORT_DEFAULT;
 use kestrel_client::storage::Offer;
 use kestrel_client::volume::{MountedVolume, Resources, Volume, VolumeLock};
+use kestrel_cluster::LEFT_BEHIND;
 use kestrel_cluster::backend::Backend;
 use kestrel_cluster::config::{LEASE_MAX, LEASE_MIN, ServerConfig};
 use kestrel_cluster::listen::Door;
@@ -208,10 +209,17 @@ fn serve_volume(args: &ServeArgs, plan: &Plan) -> Result<Verdict, Failure> {
         None => volume.serve_clients(&resources),
     };
     let opened = opened.map_err(fail)?;
-    if let (Some(node), Some(host)) = (&node, opened.fs.member()) {
-        node.connect(host).map_err(fail)?;
-    }
-    let served = attend(args, plan, &opened, node, listener, begun);
+    let served = match (&node, opened.fs.member()) {
+        (Some(node), Some(host)) if host.has_left() => Err(fail(format!(
+            "{}: node {} has left the cluster {:?}: {LEFT_BEHIND}",
+            plan.volume.display(),
+            node.node,
+            plan.name
+        ))),
+        (Some(node), Some(host)) => node.connect(host).map_err(fail),
+        _ => Ok(()),
+    };
+    let served = served.and_then(|()| attend(args, plan, &opened, node, listener, begun));
     let stored = opened.fs.shutdown().map_err(fail);
     let settled = opened.volume.engine.settle().map_err(fail);
     if let Err(why) = stored.as_ref().and(settled.as_ref()) {
@@ -281,15 +289,15 @@ fn attend(
     );
     let member = serving.node.as_ref().zip(opened.fs.member());
     let failure = match member.filter(|(node, host)| node.is_joining(host)) {
-        Some((node, host)) => until_joined(&signal, opened, node, host),
+        Some((node, host)) => until_joined(&signal, &serving, node, host),
         None => Watch::Good,
     };
     let failure = match failure {
         Watch::Good => {
             args.process.ready();
-            until_end(&signal, opened, serving.node.as_ref())
+            until_end(&signal, &serving)
         }
-        Watch::Signalled => None,
+        Watch::Signalled | Watch::Left => None,
         Watch::Failed(why) => Some(why),
     };
     log::info!("{} ends; its clients will wait for it", plan.volume.display());
@@ -307,42 +315,46 @@ enum Watch {
     Good,
     /// It is to end.
     Signalled,
+    /// It is no node of the cluster any more, and nobody needs it.
+    Left,
     /// It must end.
     Failed(String),
 }
 
 /// Waits for a while. One of several nodes ends by itself when its log fails: only a start that reads the log
 /// knows what became of what it was writing, and the others wait for that. And when another node says that this is not the node
-/// that the cluster has: what it would serve is not what the others know.
-fn watch(
-    signal: &mpsc::Receiver<()>,
-    look: Duration,
-    opened: &MountedVolume,
-    node: Option<&NodeOfCluster>,
-) -> Watch {
+/// that the cluster has: what it would serve is not what the others know. And when it has left the cluster.
+fn watch(signal: &mpsc::Receiver<()>, look: Duration, serving: &Serving) -> Watch {
     match signal.recv_timeout(look) {
         Err(mpsc::RecvTimeoutError::Timeout) => {}
         _ => return Watch::Signalled,
     }
-    if let Some(why) = opened.fs.member().and_then(|host| host.failure()) {
+    let (Some(node), Some(host)) = (&serving.node, serving.fs.member()) else { return Watch::Good };
+    if let Some(why) = host.failure() {
         let why = format!("the log has failed: {why}; look at the disk, then start this node again");
         log::error!("{why}");
         return Watch::Failed(why);
     }
+    if host.has_left() {
+        // Who still has a session may ask what became of its calls.
+        let sessions = serving.clients.get().map_or(0, Clients::sessions);
+        if sessions == 0 {
+            log::info!("node {} has left the cluster: {LEFT_BEHIND}", node.node);
+            return Watch::Left;
+        }
+        return Watch::Good;
+    }
+    node.peers.forget_former(&host.placement());
     // It is in the log already.
-    node.and_then(|node| node.peers.expelled()).map_or(Watch::Good, Watch::Failed)
+    node.peers.expelled().map_or(Watch::Good, Watch::Failed)
 }
 
 /// Waits until the process is to end; why it must, if it must.
-fn until_end(
-    signal: &mpsc::Receiver<()>,
-    opened: &MountedVolume,
-    node: Option<&NodeOfCluster>,
-) -> Option<String> {
+fn until_end(signal: &mpsc::Receiver<()>, serving: &Serving) -> Option<String> {
     loop {
-        match watch(signal, LOOK, opened, node) {
+        match watch(signal, LOOK, serving) {
             Watch::Good => {}
-            Watch::Signalled => return None,
+            Watch::Signalled | Watch::Left => return None,
             Watch::Failed(why) => return Some(why),
         }
     }
@@ -351,7 +363,7 @@ fn until_end(
 /// Waits until the other nodes have this one in their table, but not for ever: it goes on joining while it serves.
 fn until_joined(
     signal: &mpsc::Receiver<()>,
-    opened: &MountedVolume,
+    serving: &Serving,
     node: &NodeOfCluster,
     host: &MemberHost,
 ) -> Watch {
@@ -366,7 +378,7 @@ fn until_joined(
             );
             return Watch::Good;
         }
-        match watch(signal, LOOK_JOINING, opened, Some(node)) {
+        match watch(signal, LOOK_JOINING, serving) {
             Watch::Good => {}
             ends => return ends,
         }

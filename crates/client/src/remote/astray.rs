@@ -3,7 +3,8 @@
 //! A node that says so has done nothing, and its answer is the last one to that call: it is asked anew, with a new number, of whoever leads
 //! it by a newer table. One thread per volume, the [`Guide`], fetches that table once a node has mentioned it, by Misdirected or with any
 //! answer; what went astray waits meanwhile. If no node has a newer one (the nodes are about to change theirs, or one has it
-//! before the others), the same is asked again after a pause. All that counts against the time that a call may take.
+//! before the others), the same is asked again after a pause. All that counts against the time that a call may take. The same thread moves
+//! out of nodes that leave ([`super::leaving`]).
 //!
 //! A lock is not moved while somebody holds it or waits for it; who asks its home while it goes elsewhere, or after that, is told so in the
 //! same way. Whoever cancels a lock meanwhile cancels the call that is under way ([`LockPlace`]).
@@ -23,7 +24,7 @@ use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 
 use super::metadata::{Asked, Shared, answering};
-use super::nodes::{Known, NodeLink};
+use super::nodes::NodeLink;
 use crate::error::VolumeError;
 use crate::hex::from_hex;
 
@@ -201,7 +202,7 @@ fn pause(strayed: u32) -> Duration {
     PAUSE.0.saturating_mul(1 << strayed.saturating_sub(1).min(8)).min(PAUSE.1)
 }
 
-/// The thread that fetches tables and asks again.
+/// The thread that fetches tables, asks again, and moves out.
 pub(super) struct Guide(Mutex<Option<JoinHandle<()>>>);
 
 impl Guide {
@@ -234,19 +235,22 @@ impl Guide {
 enum Step {
     Fetch(NodeId, u64),
     Ask(Vec<Waiting>),
+    MoveOut,
     End(Vec<Waiting>),
 }
 
 fn run(weak: &Weak<Shared>) {
     ask_for_others();
-    let mut fetched = None;
+    let (mut fetched, mut move_out) = (None, Some(Instant::now()));
     while let Some(shared) = weak.upgrade() {
-        match shared.next_step(fetched) {
+        match shared.next_step(fetched, move_out) {
             None => {}
             Some(Step::Fetch(node, version)) => {
                 let got = shared.fetch(node, version);
                 fetched = (!got).then(Instant::now);
+                move_out = if got { Some(Instant::now()) } else { move_out };
             }
+            Some(Step::MoveOut) => move_out = shared.move_out().map(|pause| Instant::now() + pause),
             Some(Step::Ask(waiting)) => {
                 for Waiting { stray, .. } in waiting {
                     match shared.time_left(stray.since()).is_zero() {
@@ -266,8 +270,9 @@ fn run(weak: &Weak<Shared>) {
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Shared {
-    /// Waits for something to do, not for ever. `failed`: when the newest table was last looked for in vain.
-    fn next_step(&self, failed: Option<Instant>) -> Option<Step> {
+    /// Waits for something to do, not for ever. `failed`: when the newest table was last looked for in vain; `move_out`: when to look
+    /// at nodes that leave.
+    fn next_step(&self, failed: Option<Instant>, move_out: Option<Instant>) -> Option<Step> {
         let mut state = self.astray.state.lock();
         let version = self.nodes.known().version();
         if state.closed {
@@ -285,7 +290,10 @@ impl Shared {
         if !ready.is_empty() {
             return Some(Step::Ask(ready));
         }
-        let agains = state.waiting.iter().map(|waiting| waiting.again);
+        if move_out.is_some_and(|at| at <= now) {
+            return Some(Step::MoveOut);
+        }
+        let agains = state.waiting.iter().map(|waiting| waiting.again).chain(move_out);
         let until = agains.chain(wants_table.then_some(fetch_at)).fold(now + LOOK, cmp::min);
         self.astray.changed.wait_until(&mut state, until);
         None
@@ -312,23 +320,17 @@ impl Shared {
             }
         }
         let Some(table) = best.filter(|table| table.version > known.version()) else { return false };
-        if !keeps_members(&known, &table) {
-            log::error!("a newer table of the metadata nodes lacks nodes of the present one: not used");
-            return false;
-        }
         match self.nodes.adopt(table) {
-            Ok(()) => true,
+            Ok(gone) => {
+                gone.iter().for_each(|link| self.let_go(link));
+                true
+            }
             Err(why) => {
                 log::error!("a newer table of the metadata nodes cannot be used: {why}");
                 false
             }
         }
     }
-}
-
-/// Nodes are never dropped from a table; what this client has open at them would be lost.
-fn keeps_members(known: &Known, table: &Placement) -> bool {
-    known.links.iter().all(|link| table.map.member(link.node).is_some())
 }
 
 /// The table of a node: in parts, since an answer has a bound.

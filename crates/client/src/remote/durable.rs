@@ -104,17 +104,17 @@ pub fn names_new_bytes(op: &Op) -> bool {
     }
 }
 
-/// Whether an operation makes metadata refer to bytes that its client has just stored in an object below this number.
-pub fn names_bytes_below(op: &Op, end: ObjectId) -> bool {
+/// Whether an operation makes metadata refer to bytes that its client has just stored in such an object.
+pub fn names_bytes_in(op: &Op, is_one: impl Fn(ObjectId) -> bool) -> bool {
     let object = |extent: &Extent| match extent.source {
         Source::Stored { range, .. } => Some(range.object),
         Source::Hole => None,
     };
     match op {
         Op::Commit(commit) => match &commit.data {
-            NewData::Packed(range) => range.object < end,
+            NewData::Packed(range) => is_one(range.object),
             NewData::Patches(patches) => {
-                patches.iter().any(|(_, extent)| object(extent).is_some_and(|object| object < end))
+                patches.iter().any(|(_, extent)| object(extent).is_some_and(&is_one))
             }
             NewData::Unchanged | NewData::Inline(_) => false,
         },
@@ -122,7 +122,7 @@ pub fn names_bytes_below(op: &Op, end: ObjectId) -> bool {
         Op::Compact { old, new, .. } => new
             .iter()
             .filter_map(object)
-            .any(|new| new < end && !old.iter().filter_map(object).any(|old| old == new)),
+            .any(|new| is_one(new) && !old.iter().filter_map(object).any(|old| old == new)),
         _ => false,
     }
 }

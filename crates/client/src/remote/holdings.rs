@@ -1,8 +1,8 @@
 //! What sessions stand for: what is open, locked and being written here, kept so that it can be claimed again from a server
 //! that has lost it.
 //!
-//! With several nodes each has its own part: the opens that it counts, the locks of files whose home it is, and one of them the
-//! object numbers that it handed out.
+//! With several nodes each has its own part: the opens that it counts, the locks of files whose home it is, and the object numbers
+//! that it handed out.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -67,6 +67,7 @@ impl Holdings {
 
     /// Tells that there are several nodes, and who owns what from now on; first before anything is held. What is locked does not move.
     pub fn is_placed_by(&self, placement: Arc<Placement>) {
+        self.numbers.avoid(&placement.leaving);
         *self.placement.write() = Some(placement);
     }
 
@@ -84,13 +85,21 @@ impl Holdings {
         let _ = self.objects_lost.set(tell);
     }
 
-    fn fs(&self) -> Option<Arc<Fs>> {
+    /// Who holds it, once it exists.
+    pub fn fs(&self) -> Option<Arc<Fs>> {
         self.fs.get()?.upgrade()
     }
 
-    /// Whoever deletes objects may not know any more that this client has some to which nothing refers yet.
-    fn lose_objects(&self) {
-        self.numbers.lose();
+    /// A file, and where it was seen.
+    pub fn last_seen(&self, ino: InodeId) -> InodeRef {
+        self.fs().map_or(InodeRef::by_id(ino), |fs| fs.last_seen(ino))
+    }
+
+    /// Whoever deletes objects may not know any more that this client has some to which nothing refers yet, under numbers of this node.
+    pub fn lose_objects(&self, node: NodeId) {
+        if !self.numbers.lose(node) {
+            return;
+        }
         if let Some(tell) = self.objects_lost.get() {
             tell();
         }
@@ -111,7 +120,7 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// Of the node that will be connected to first, whichever that is. It hands out object numbers.
+    /// Of the node that will be connected to first, whichever that is.
     pub fn first(holdings: Arc<Holdings>) -> Self {
         Self {
             holdings,
@@ -138,10 +147,6 @@ impl Seat {
         self.holdings.placement().is_none_or(|placement| placement.home_of(ino).id == self.node())
     }
 
-    fn hands_out_objects(&self) -> bool {
-        self.address.is_none()
-    }
-
     /// What the log and errors call it.
     fn name(&self) -> String {
         let server = &self.holdings.server;
@@ -153,11 +158,8 @@ impl Seat {
     }
 
     fn oldest(&self) -> ObjectId {
-        if !self.hands_out_objects() {
-            return ObjectId::MAX;
-        }
         // Before the file system exists there is no object.
-        self.holdings.fs().map_or(0, |fs| fs.packer().oldest_open())
+        self.holdings.fs().map_or(0, |fs| self.holdings.numbers.done_below(self.node(), fs.packer()))
     }
 
     /// Whether the server is a node of the volume that is mounted.
@@ -194,13 +196,16 @@ impl Holder for Seat {
 
     fn reclaim(&self, lost: SessionState) -> Vec<Reclaim> {
         let fs = self.holdings.fs();
-        let file = |ino| fs.as_ref().map_or(InodeRef::by_id(ino), |fs| fs.last_seen(ino));
         let opens: Vec<ReclaimOpen> = self
             .holdings
             .opens
             .all_at(self.node())
             .into_iter()
-            .map(|(ino, open)| ReclaimOpen { file: file(ino), count: open.count, linkable: open.linkable })
+            .map(|(ino, open)| ReclaimOpen {
+                file: self.holdings.last_seen(ino),
+                count: open.count,
+                linkable: open.linkable,
+            })
             .collect();
         let is_ours = |ino| self.is_home_of(ino);
         let locks = match (&fs, lost) {
@@ -213,14 +218,11 @@ impl Holder for Seat {
             }
             (None, _) => Vec::new(),
         };
-        if self.hands_out_objects() && matches!(lost, SessionState::New | SessionState::Expired) {
-            self.holdings.lose_objects();
+        if matches!(lost, SessionState::New | SessionState::Expired) {
+            self.holdings.lose_objects(self.node());
         }
         let oldest = self.oldest();
-        let objects = match self.hands_out_objects() {
-            true => self.holdings.numbers.held_from(oldest),
-            false => Vec::new(),
-        };
+        let objects = self.holdings.numbers.held_of(self.node());
         let parts = parts(opens, locks, objects, oldest);
         let files = |part: &Reclaim| part.locks.iter().map(|lock| lock.ino).collect();
         *self.claimed.lock() = parts.iter().map(files).collect();
@@ -268,8 +270,8 @@ impl Holder for Seat {
             return;
         }
         let first = !self.overdue.swap(true, Ordering::AcqRel);
-        if first && self.hands_out_objects() {
-            self.holdings.lose_objects();
+        if first {
+            self.holdings.lose_objects(self.node());
         }
         // Each time: a late answer may have granted one.
         let locked = self.holdings.fs().map_or(0, |fs| fs.locks_suspect(&|ino| self.is_home_of(ino)));
@@ -283,6 +285,9 @@ impl Holder for Seat {
 
     fn outage(&self, why: &str) {
         log::warn!("{}: the metadata server does not answer: {why}; calls wait for it", self.name());
+        if self.holdings.placement().is_some() {
+            self.holdings.numbers.ask_again();
+        }
     }
 
     fn restored(&self, after: Duration) {

@@ -21,10 +21,11 @@ use serde_json::Value;
 
 use super::ask::NodeAnswer;
 use super::astray::{Guide, INTERRUPTED, LockAsked, Stray, Strays};
-use super::durable::{SyncFirst, names_bytes_below, names_new_bytes};
+use super::durable::{SyncFirst, names_bytes_in, names_new_bytes};
 use super::holdings::Holdings;
+use super::leaving::Moves;
 use super::nodes::{Known, NodeLink, Nodes};
-use super::opens::{Effect, Leave};
+use super::opens::{Effect, Leave, Row};
 use super::routes::SecondTry;
 use crate::error::VolumeError;
 use crate::metadata::{LockCall, LockServer, Metadata};
@@ -63,7 +64,8 @@ pub struct RemoteMetadata {
 pub(super) struct Shared {
     pub nodes: Nodes,
     pub astray: Strays,
-    holdings: Arc<Holdings>,
+    pub moves: Moves,
+    pub holdings: Arc<Holdings>,
     counters: [LaneCounters; 1],
 }
 
@@ -77,6 +79,10 @@ pub(super) struct Asked {
 }
 
 impl Asked {
+    pub fn new(op: &Op, done: Done) -> Self {
+        Self { kind: ops::kind(op), since: Instant::now(), strayed: 0, done }
+    }
+
     pub fn since(&self) -> Instant {
         self.since
     }
@@ -86,14 +92,28 @@ impl Asked {
     }
 }
 
+/// What a request means here, beside what is asked.
+pub(super) struct Role {
+    effect: Effect,
+    /// The opens that it relies on.
+    used: Option<Row>,
+    again: Option<SecondTry>,
+}
+
+impl Role {
+    pub fn of(effect: Effect) -> Self {
+        Self { effect, used: None, again: None }
+    }
+}
+
 impl RemoteMetadata {
     /// Over connections whose sessions stand for `holdings`. Starts a thread if there are several nodes.
     ///
     /// # Errors
     /// If the system refuses the thread; the connections are closed then.
     pub(super) fn new(nodes: Nodes, holdings: Arc<Holdings>) -> Result<Self, VolumeError> {
-        let (astray, counters) = (Strays::default(), Default::default());
-        let shared = Arc::new(Shared { nodes, astray, holdings, counters });
+        let (astray, moves, counters) = Default::default();
+        let shared = Arc::new(Shared { nodes, astray, moves, holdings, counters });
         let weak = Arc::downgrade(&shared);
         shared.holdings.when_objects_are_lost(Box::new(move || {
             if let Some(shared) = weak.upgrade() {
@@ -116,7 +136,7 @@ impl RemoteMetadata {
 
     /// Whether an object was stored in a session that is lost, or may be: it may be deleted unless something refers to it.
     pub fn is_lost(&self, object: ObjectId) -> bool {
-        object < self.shared.holdings.numbers.lost_below()
+        self.shared.holdings.numbers.is_lost(object)
     }
 
     /// From now on commits wait for `sync`.
@@ -124,9 +144,11 @@ impl RemoteMetadata {
         let _ = self.sync_first.set(sync);
     }
 
-    /// The connections to the volume's nodes, ascending by their numbers; one if there is only one node.
+    /// The connections to the volume's nodes, ascending by their numbers; one if there is only one node. None to a node that leaves and
+    /// where nothing is held any more.
     pub fn nodes(&self) -> Vec<Arc<NodeLink>> {
-        self.shared.nodes.known().links.clone()
+        let nodes = self.shared.nodes.known();
+        nodes.links.iter().filter(|link| !link.has_left()).cloned().collect()
     }
 
     /// Who owns what at present; none in a volume of one node.
@@ -174,27 +196,32 @@ impl RemoteMetadata {
 impl Shared {
     /// Ends the requests that wait for nodes and name new bytes which may be deleted.
     fn fail_lost(&self) {
-        let lost_below = self.holdings.numbers.lost_below();
         for link in &self.nodes.known().links {
-            link.remote.fail_waiting(|op| names_bytes_below(op, lost_below), BYTES_LOST);
+            link.remote.fail_waiting(|op| self.names_lost(op), BYTES_LOST);
         }
+    }
+
+    fn names_lost(&self, op: &Op) -> bool {
+        let numbers = &self.holdings.numbers;
+        numbers.losses() > 0 && names_bytes_in(op, |object| numbers.is_lost(object))
     }
 
     /// Sends a request to the node that leads it.
     pub fn send(self: &Arc<Self>, request: Request, asked: Asked) {
-        let lost_below = self.holdings.numbers.lost_below();
-        if lost_below > 0 && names_bytes_below(&request.op, lost_below) {
+        let losses = self.holdings.numbers.losses();
+        if self.names_lost(&request.op) {
             return self.answer(asked, Err(FsError::new(libc::EIO, BYTES_LOST).into()));
         }
         if let Op::Release(ino) = request.op {
             return self.give_back(ino, request, asked);
         }
         let nodes = self.nodes.known();
-        let at = nodes.leader(&request.op, &self.holdings.opens);
+        let used = nodes.begin_use(&request.op, &self.holdings.opens);
+        let at = nodes.leader(&request.op, used.map(|row| row.node));
         let again = nodes.second_try(&request, at);
-        let effect = Effect::of(&request.op);
-        self.send_to(&nodes, at, request, effect, again, asked);
-        if self.holdings.numbers.lost_below() != lost_below {
+        let role = Role { effect: Effect::of(&request.op), used, again };
+        self.send_to(&nodes, at, request, role, asked);
+        if self.holdings.numbers.losses() != losses {
             // It may wait since after the others were ended.
             self.fail_lost();
         }
@@ -206,29 +233,29 @@ impl Shared {
         match self.holdings.opens.leave(ino) {
             Leave::Back(given) => {
                 let at = nodes.index_of(given.node);
-                self.send_to(&nodes, at, request, Effect::Releases(given), None, asked);
+                self.send_to(&nodes, at, request, Role::of(Effect::Releases(given)), asked);
             }
             Leave::Lost => self.answer(asked, Ok(Answer::Done)),
-            Leave::Unknown => self.send_to(&nodes, nodes.home_of(ino), request, Effect::None, None, asked),
+            Leave::Unknown => {
+                self.send_to(&nodes, nodes.home_of(ino), request, Role::of(Effect::None), asked);
+            }
         }
     }
 
     /// Sends a request to this node, and takes in what its answer means before whoever asked gets it.
-    fn send_to(
-        self: &Arc<Self>,
-        nodes: &Known,
-        at: usize,
-        request: Request,
-        effect: Effect,
-        again: Option<SecondTry>,
-        asked: Asked,
-    ) {
+    pub fn send_to(self: &Arc<Self>, nodes: &Known, at: usize, request: Request, role: Role, asked: Asked) {
+        let Role { effect, used, again } = role;
         let (shared, version) = (self.clone(), nodes.version());
         let link = &nodes.links[at];
         let node = link.node;
+        let numbers = &self.holdings.numbers;
+        let generation = matches!(request.op, Op::AllocObjects(_)).then(|| numbers.generation(node));
         // The time that is left is counted from the first node that was asked.
         let left = (asked.strayed > 0).then(|| self.time_left(asked.since));
         let answered = move |reply: Reply, request: Option<Request>| {
+            if let Some(row) = &used {
+                shared.holdings.opens.end_use(row);
+            }
             // An open is given back where it is counted.
             let may_stray = !matches!(effect, Effect::Releases(_));
             if let (Err(Outcome::Misdirected { table }), Some(request), true) = (&reply, request, may_stray) {
@@ -236,11 +263,14 @@ impl Shared {
                 let asked = Asked { strayed: asked.strayed + 1, ..asked };
                 return shared.led_elsewhere(Stray::Op(request, asked), version);
             }
+            if let (Some(generation), Ok(Answer::Objects { first, count })) = (generation, &reply) {
+                shared.holdings.numbers.gave(node, generation, (*first, *count));
+            }
             shared.holdings.opens.answered(node, effect, &reply);
             match again {
                 Some(SecondTry { ino, request }) if is_stale(&reply) => answering(|| {
                     let nodes = shared.nodes.known();
-                    shared.send_to(&nodes, nodes.home_of(ino), request, effect, None, asked);
+                    shared.send_to(&nodes, nodes.home_of(ino), request, Role::of(effect), asked);
                 }),
                 _ => shared.answer(asked, reply),
             }
@@ -298,7 +328,7 @@ fn is_stale(reply: &Reply) -> bool {
 
 impl Metadata for RemoteMetadata {
     fn submit(&self, request: Request, done: Done) {
-        let asked = Asked { kind: ops::kind(&request.op), since: Instant::now(), strayed: 0, done };
+        let asked = Asked::new(&request.op, done);
         match self.sync_first.get().filter(|_| names_new_bytes(&request.op)) {
             Some(sync) => {
                 let shared = self.shared.clone();

@@ -6,14 +6,16 @@
 //! take each other's for theirs.
 //!
 //! A newer table is put in the place of the one before ([`Nodes::adopt`]) while requests are under way: each goes by one, and who was
-//! asked by an old one and is the wrong one says so ([`super::astray`]). No node ever leaves the table.
+//! asked by an old one and is the wrong one says so ([`super::astray`]). A node that leaves the table is first one that is leaving, for as
+//! long as clients move out of it ([`super::leaving`]).
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kestrel_net::remote::{ConnectError, Remote, RemoteConfig, RemoteStats};
 use kestrel_types::placement::{Member, NodeId, Placement};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::holdings::{Holdings, Seat};
 use super::{Introduction, RemoteUrl};
@@ -28,6 +30,25 @@ pub struct NodeLink {
     pub address: String,
     /// The connection.
     pub remote: Arc<Remote>,
+    /// The session has been ended: the node leaves, or has left.
+    left: AtomicBool,
+}
+
+impl NodeLink {
+    fn new(member: &Member, remote: Arc<Remote>) -> Self {
+        Self { node: member.id, address: member.address.clone(), remote, left: AtomicBool::new(false) }
+    }
+
+    /// Whether the session there has been ended, for good.
+    pub(super) fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+
+    /// Ends the session there, for good. Waits for the farewell.
+    pub(super) fn leave(&self) {
+        self.left.store(true, Ordering::Release);
+        self.remote.close();
+    }
 }
 
 /// The first connection, and what came over it.
@@ -49,6 +70,8 @@ pub(super) type Connected = (Member, Result<Arc<Remote>, VolumeError>);
 /// All nodes of a volume.
 pub(super) struct Nodes {
     known: RwLock<Arc<Known>>,
+    /// Earlier tables that somebody may still go by.
+    past: Mutex<Vec<Weak<Known>>>,
     url: RemoteUrl,
     how: Introduction,
     holdings: Arc<Holdings>,
@@ -61,7 +84,7 @@ pub(super) struct Known {
     pub placement: Option<Arc<Placement>>,
     /// Connections. Never none; in the order of the table's members.
     pub links: Vec<Arc<NodeLink>>,
-    /// Which of them was there first. It hands out object numbers.
+    /// Which of them was there first; another one if that leaves.
     pub first: usize,
 }
 
@@ -96,22 +119,33 @@ impl First {
 
     /// Connects to all the other nodes at the same time. Answers the table, the nodes in its order, and which of them is this one.
     pub fn others(&self) -> (Option<Placement>, Vec<Connected>, usize) {
+        self.those(&|_, _| true)
+    }
+
+    /// As [`First::others`], of nodes that are wanted only; the connection to this one is given up if it is not.
+    pub fn those(
+        &self,
+        wanted: &dyn Fn(&Placement, NodeId) -> bool,
+    ) -> (Option<Placement>, Vec<Connected>, usize) {
         let Some(placement) = self.placement.clone() else {
             let member = Member { id: 0, address: self.remote.address() };
             return (None, vec![(member, Ok(self.remote.clone()))], 0);
         };
         self.holdings.is_placed_by(Arc::new(placement.clone()));
-        let members = placement.map.members();
-        let first = members.iter().position(|member| member.id == self.seat.node()).unwrap_or(0);
-        let address = &members[first].address;
-        if !is_anywhere(address) {
-            self.remote.settle(address);
+        let members: Vec<Member> =
+            placement.map.members().iter().filter(|member| wanted(&placement, member.id)).cloned().collect();
+        let first = members.iter().position(|member| member.id == self.seat.node());
+        match first.map(|first| &members[first].address) {
+            Some(address) if !is_anywhere(address) => self.remote.settle(address),
+            Some(_) => {}
+            // Nothing is wanted of it, or it has left the cluster and only knows who is in it.
+            None => self.remote.close(),
         }
         let connected = std::thread::scope(|scope| {
             let connecting: Vec<_> = members
                 .iter()
                 .enumerate()
-                .map(|(at, member)| (at != first).then(|| scope.spawn(|| self.connect_to(member))))
+                .map(|(at, member)| (first != Some(at)).then(|| scope.spawn(|| self.connect_to(member))))
                 .collect();
             connecting
                 .into_iter()
@@ -123,7 +157,7 @@ impl First {
                 })
                 .collect::<Vec<_>>()
         });
-        (Some(placement.clone()), members.iter().cloned().zip(connected).collect(), first)
+        (Some(placement.clone()), members.into_iter().zip(connected).collect(), first.unwrap_or(0))
     }
 
     fn connect_to(&self, member: &Member) -> Result<Arc<Remote>, VolumeError> {
@@ -163,15 +197,15 @@ impl Nodes {
         for (member, remote) in connected {
             match remote {
                 Ok(remote) => {
-                    links.push(Arc::new(NodeLink { node: member.id, address: member.address, remote }));
+                    links.push(Arc::new(NodeLink::new(&member, remote)));
                 }
                 Err(why) => wrong.push(why.to_string()),
             }
         }
         if wrong.is_empty() {
-            let known = Known { placement: placement.map(Arc::new), links, first: at };
+            let known = Arc::new(Known::new(placement.map(Arc::new), links, at));
             let First { url, how, holdings, .. } = first;
-            return Ok(Self { known: RwLock::new(Arc::new(known)), url, how, holdings });
+            return Ok(Self { known: RwLock::new(known), past: Mutex::default(), url, how, holdings });
         }
         links.iter().for_each(|link| link.remote.close());
         Err(VolumeError::Io(wrong.join("\n")))
@@ -188,32 +222,46 @@ impl Nodes {
     }
 
     /// Goes by this table from now on, if it is newer than the present one. Nodes that it names and that are new are connected to;
-    /// calls to them wait until they answer.
+    /// calls to them wait until they answer. Answers the connections to nodes that it does not name any more.
     ///
     /// Called by one thread.
     ///
     /// # Errors
     /// If a thread does not start: the table stays as it was.
-    pub fn adopt(&self, placement: Placement) -> Result<(), ConnectError> {
+    pub fn adopt(&self, placement: Placement) -> Result<Vec<Arc<NodeLink>>, ConnectError> {
         let known = self.known();
         if known.version() >= placement.version {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let placement = Arc::new(placement);
         let mut links = Vec::with_capacity(placement.map.members().len());
         for member in placement.map.members() {
             let there = known.links.iter().find(|link| link.node == member.id);
+            // One that was left stays after all if it is not leaving any more.
+            let there = there.filter(|link| !link.has_left() || placement.is_leaving(link.node));
             links.push(match there {
                 Some(link) => link.clone(),
                 None => Arc::new(self.begin(member)?),
             });
         }
+        let is_named = |link: &Arc<NodeLink>| placement.map.member(link.node).is_some();
+        let gone = known.links.iter().filter(|link| !is_named(link)).cloned().collect();
         let before = known.links[known.first].node;
         let first = links.iter().position(|link| link.node == before).unwrap_or(0);
         log::info!("{}: table {} of the metadata nodes", self.url, placement.version);
         self.holdings.is_placed_by(placement.clone());
-        *self.known.write() = Arc::new(Known { placement: Some(placement), links, first });
-        Ok(())
+        *self.known.write() = Arc::new(Known::new(Some(placement), links, first));
+        let mut past = self.past.lock();
+        past.push(Arc::downgrade(&known));
+        past.retain(|known| known.strong_count() > 0);
+        Ok(gone)
+    }
+
+    /// Whether somebody is about to send something by an earlier table than the present one.
+    pub fn is_routed_by_an_older_table(&self) -> bool {
+        let mut past = self.past.lock();
+        past.retain(|known| known.strong_count() > 0);
+        !past.is_empty()
     }
 
     fn begin(&self, member: &Member) -> Result<NodeLink, ConnectError> {
@@ -221,7 +269,7 @@ impl Nodes {
         log::info!("{}: node {id} at {address} is new; connecting to it", self.url);
         let seat = Seat::of(self.holdings.clone(), member);
         let remote = Remote::begin(config(&self.url, &self.how, vec![address.clone()]), Arc::new(seat))?;
-        Ok(NodeLink { node: *id, address: address.clone(), remote })
+        Ok(NodeLink::new(member, remote))
     }
 
     /// Ends all sessions, at once.
@@ -238,6 +286,15 @@ impl Nodes {
 }
 
 impl Known {
+    fn new(placement: Option<Arc<Placement>>, links: Vec<Arc<NodeLink>>, first: usize) -> Self {
+        let mut known = Self { placement, links, first };
+        if known.is_leaving(known.links[first].node) {
+            let stays = |link: &Arc<NodeLink>| !known.is_leaving(link.node);
+            known.first = known.links.iter().position(stays).unwrap_or(first);
+        }
+        known
+    }
+
     /// Version of the table.
     pub fn version(&self) -> u64 {
         self.placement.as_ref().map_or(0, |placement| placement.version)
@@ -248,17 +305,22 @@ impl Known {
         self.links.binary_search_by_key(&node, |link| link.node).unwrap_or(self.first)
     }
 
-    /// The index of a node that answers: the first one if it does, or if none does.
+    /// The index of a node that answers and stays: the first one if it does, or if none does.
     pub fn any(&self) -> usize {
         if self.links.len() == 1 || self.links[self.first].remote.is_up() {
             return self.first;
         }
-        self.links.iter().position(|link| link.remote.is_up()).unwrap_or(self.first)
+        let answers = |link: &Arc<NodeLink>| !self.is_leaving(link.node) && link.remote.is_up();
+        self.links.iter().position(answers).unwrap_or(self.first)
+    }
+
+    fn is_leaving(&self, node: NodeId) -> bool {
+        self.placement.as_ref().is_some_and(|placement| placement.is_leaving(node))
     }
 
     /// Counters of all connections together.
     pub fn stats(&self) -> RemoteStats {
-        self.links.iter().map(|link| link.remote.stats()).sum()
+        self.links.iter().filter(|link| !link.has_left()).map(|link| link.remote.stats()).sum()
     }
 }
 

@@ -14,7 +14,11 @@
 //!
 //! **What a node has lost** is open nowhere, but somebody will close it: these opens are given back first, without asking anybody, so
 //! that they do not take away those that other nodes count, or the same one since. The answers to releases that were under way then
-//! concern nobody any more: whatever is counted at the node since has another number ([`Given::counted_as`]).
+//! concern nobody any more: whatever is counted at the node since has another number ([`Row::counted_as`]).
+//!
+//! **What a node counts that leaves the cluster** moves out ([`super::leaving`]): the file is opened elsewhere as often as it is open there, and
+//! each such open makes one that is spare ([`File::spare`]). Spare ones are given back, those at nodes that leave first, when nothing that
+//! was asked there relies on them any more ([`Opens::begin_use`]). So there is always one left for what uses a handle, here too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,6 +43,11 @@ pub struct Open {
     pub write: bool,
     /// Made without a name, and may still get one.
     pub linkable: bool,
+    /// Requests under way at the node that rely on the file being open there.
+    using: u32,
+    /// How often the file was opened elsewhere in the place of these, and is being.
+    moved: u32,
+    moving: u32,
     /// Number of this row: what was counted at the node before it lost the file had another.
     number: u64,
 }
@@ -47,6 +56,15 @@ impl Open {
     /// Opens that stay until somebody gives them back.
     fn staying(&self) -> u32 {
         self.count.saturating_sub(self.leaving)
+    }
+
+    /// Some that stay are on their way out.
+    fn give_back(&mut self) {
+        self.leaving += 1;
+        if self.staying() == 0 {
+            self.write = false;
+        }
+        self.moved = self.moved.min(self.staying());
     }
 }
 
@@ -63,12 +81,12 @@ pub enum Effect {
         linkable: bool,
     },
     /// This open may be released.
-    Releases(Given),
+    Releases(Row),
 }
 
-/// An open that is given back to a node.
+/// Opens of a file at a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Given {
+pub struct Row {
     /// The file.
     pub ino: InodeId,
     /// The node that counts it.
@@ -81,7 +99,7 @@ pub struct Given {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Leave {
     /// It is on its way to a node.
-    Back(Given),
+    Back(Row),
     /// Its node has lost it: there is nothing to do.
     Lost,
     /// It is open nowhere.
@@ -109,11 +127,23 @@ struct File {
     nodes: Vec<(NodeId, Open)>,
     /// How many are open here that their nodes have lost.
     lost: u32,
+    /// How many more the nodes count than there are: the file was opened elsewhere in their place.
+    spare: u32,
 }
 
 impl File {
     fn is_over(&self) -> bool {
         self.nodes.is_empty() && self.lost == 0
+    }
+
+    fn row(&mut self, row: &Row) -> Option<&mut Open> {
+        let (_, open) = self.nodes.iter_mut().find(|(node, _)| *node == row.node)?;
+        (open.number == row.counted_as).then_some(open)
+    }
+
+    /// Opens that stay, spare ones among them.
+    fn staying(&self) -> u32 {
+        self.nodes.iter().map(|(_, open)| open.staying()).sum()
     }
 }
 
@@ -155,10 +185,10 @@ impl Opens {
                 open.write |= write;
                 open.linkable |= linkable;
             }
-            (Effect::Releases(given), reply) => {
+            (Effect::Releases(row), reply) => {
                 let released = is_released(reply);
-                self.change(node, given.ino, |open, _| {
-                    if open.number == given.counted_as {
+                self.change(node, row.ino, |open, _, _| {
+                    if open.number == row.counted_as {
                         open.leaving = open.leaving.saturating_sub(1);
                         open.count -= u32::from(released);
                     }
@@ -170,18 +200,21 @@ impl Opens {
 
     /// A node that lost its sessions has this file no more.
     pub fn lost(&self, node: NodeId, ino: InodeId) {
-        self.change(node, ino, |open, lost| {
-            *lost += open.staying();
+        self.change(node, ino, |open, lost, spare| {
+            // Others are there in their place.
+            let replaced = open.staying().min(*spare);
+            *spare -= replaced;
+            *lost += open.staying() - replaced;
             open.count = 0;
         });
     }
 
     /// Changes what is open at a node; forgets it if nothing is.
-    fn change(&self, node: NodeId, ino: InodeId, change: impl FnOnce(&mut Open, &mut u32)) {
+    fn change(&self, node: NodeId, ino: InodeId, change: impl FnOnce(&mut Open, &mut u32, &mut u32)) {
         let mut shard = self.shard(ino).lock();
         let Some(file) = shard.get_mut(&ino) else { return };
         let Some(at) = file.nodes.iter().position(|(at, _)| *at == node) else { return };
-        change(&mut file.nodes[at].1, &mut file.lost);
+        change(&mut file.nodes[at].1, &mut file.lost, &mut file.spare);
         if file.nodes[at].1.count == 0 {
             file.nodes.swap_remove(at);
             if file.is_over() {
@@ -201,20 +234,86 @@ impl Opens {
             }
             return Leave::Lost;
         }
-        let open = file.nodes.iter_mut().filter(|(_, open)| open.staying() > 0);
-        let Some((node, open)) = open.min_by_key(|(_, open)| open.write) else { return Leave::Unknown };
-        open.leaving += 1;
-        if open.staying() == 0 {
-            open.write = false;
+        match give_back(file, ino) {
+            Some(row) => Leave::Back(row),
+            None => Leave::Unknown,
         }
-        Leave::Back(Given { ino, node: *node, counted_as: open.number })
     }
 
-    /// The node to ask about a file that is open: one that lets it be written, if there is one; none if it is open nowhere.
-    pub fn held_at(&self, ino: InodeId) -> Option<NodeId> {
-        let shard = self.shard(ino).lock();
-        let open = shard.get(&ino)?.nodes.iter().filter(|(_, open)| open.staying() > 0);
-        open.max_by_key(|(_, open)| open.write).map(|(node, _)| *node)
+    /// The node to ask about a file that is open: one that lets it be written, if there is one, and rather one that stays; none if it is open
+    /// nowhere. It goes on counting an open until [`Opens::end_use`].
+    pub fn begin_use(&self, ino: InodeId, leaving: &[NodeId]) -> Option<Row> {
+        let mut shard = self.shard(ino).lock();
+        let open = shard.get_mut(&ino)?.nodes.iter_mut().filter(|(_, open)| open.staying() > 0);
+        let (node, open) = open.max_by_key(|(node, open)| (open.write, !leaving.contains(node)))?;
+        open.using += 1;
+        Some(Row { ino, node: *node, counted_as: open.number })
+    }
+
+    /// What was asked has been answered.
+    pub fn end_use(&self, row: &Row) {
+        if let Some(open) = self.shard(row.ino).lock().get_mut(&row.ino).and_then(|file| file.row(row)) {
+            open.using = open.using.saturating_sub(1);
+        }
+    }
+
+    /// Some opens at a node that leaves, which are to be had elsewhere: at most `limit`, of each file one. Each is asked for until
+    /// [`Opens::moved`].
+    pub fn to_move(&self, node: NodeId, limit: usize) -> Vec<(Row, Open)> {
+        let mut rows = Vec::new();
+        for shard in &self.shards {
+            for (ino, file) in shard.lock().iter_mut() {
+                let at = file.nodes.iter_mut().find(|(at, _)| *at == node);
+                let Some((_, open)) = at.filter(|(_, open)| open.staying() > open.moved + open.moving) else {
+                    continue;
+                };
+                if rows.len() == limit {
+                    return rows;
+                }
+                open.moving += 1;
+                rows.push((Row { ino: *ino, node, counted_as: open.number }, *open));
+            }
+        }
+        rows
+    }
+
+    /// The file has been opened elsewhere in the place of an open of this row, or could not be.
+    pub fn moved(&self, row: &Row, opened: bool) {
+        let mut shard = self.shard(row.ino).lock();
+        let Some(file) = shard.get_mut(&row.ino) else { return };
+        let Some(open) = file.row(row) else {
+            match file.lost {
+                _ if !opened => {}
+                0 => file.spare += 1,
+                // Not lost after all.
+                _ => file.lost -= 1,
+            }
+            return;
+        };
+        open.moving = open.moving.saturating_sub(1);
+        open.moved = (open.moved + u32::from(opened)).min(open.staying());
+        let linkable = opened && open.linkable;
+        file.spare += u32::from(opened);
+        if linkable {
+            // It is the file that may get a name, wherever it is open.
+            file.nodes.iter_mut().for_each(|(_, open)| open.linkable = true);
+        }
+    }
+
+    /// Spare opens to give back, which are on their way from now on: those at nodes that leave and that nobody relies on; others where
+    /// there are none of these any more.
+    pub fn spare(&self, leaving: &[NodeId]) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for shard in &self.shards {
+            for (ino, file) in shard.lock().iter_mut().filter(|(_, file)| file.spare > 0) {
+                while file.spare > 0 {
+                    let Some(row) = give_back_spare(file, *ino, leaving) else { break };
+                    file.spare -= 1;
+                    rows.push(row);
+                }
+            }
+        }
+        rows
     }
 
     /// All files open at a node.
@@ -233,11 +332,41 @@ impl Opens {
     }
 }
 
+/// Gives an open back where that leaves one that can be written as long as there is one, and that somebody relies on.
+fn give_back(file: &mut File, ino: InodeId) -> Option<Row> {
+    let open = file.nodes.iter_mut().filter(|(_, open)| open.staying() > 0);
+    let is_needed = |open: &Open| open.using > 0 && open.staying() == 1;
+    let (node, open) = open.min_by_key(|(_, open)| (open.write, is_needed(open), open.moved == 0))?;
+    open.give_back();
+    Some(Row { ino, node: *node, counted_as: open.number })
+}
+
+/// Gives a spare open of a file back, if one can be.
+fn give_back_spare(file: &mut File, ino: InodeId, leaving: &[NodeId]) -> Option<Row> {
+    let (is_held, stays) = (file.staying() > file.spare, |node: &NodeId| !leaving.contains(node));
+    let written = file.nodes.iter().any(|(node, open)| stays(node) && open.write && open.staying() > 0);
+    let of_leaving = file.nodes.iter_mut().find(|(node, open)| !stays(node) && open.staying() > 0);
+    let Some((node, open)) = of_leaving else { return give_back(file, ino) };
+    if open.write && is_held && !written {
+        // What was opened in its place has been given back by somebody: once more.
+        open.moved = 0;
+        return None;
+    }
+    if open.using > 0 {
+        return None;
+    }
+    open.moved = open.moved.saturating_sub(1);
+    open.give_back();
+    Some(Row { ino, node: *node, counted_as: open.number })
+}
+
 /// Whether the server does not count the open any more: it says so, or it had not.
 fn is_released(reply: &Reply) -> bool {
     match reply {
         Ok(_) => true,
         Err(Outcome::Failed(error)) => matches!(error.errno, libc::EBADF | libc::ESTALE),
+        // Only a node that has left the cluster says so: it counts nothing.
+        Err(Outcome::Misdirected { .. }) => true,
         Err(_) => false,
     }
 }

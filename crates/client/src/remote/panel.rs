@@ -29,10 +29,22 @@ impl Panel {
     /// # Errors
     /// If one of them does not answer.
     pub fn connect(url: &str, who: &str) -> Result<Option<Self>, VolumeError> {
+        Self::connect_to(url, who, |_, _| true)
+    }
+
+    /// Connects to those nodes of a table that are `wanted`, and to no others.
+    ///
+    /// # Errors
+    /// If one of them does not answer.
+    pub fn connect_to(
+        url: &str,
+        who: &str,
+        wanted: impl Fn(&Placement, NodeId) -> bool,
+    ) -> Result<Option<Self>, VolumeError> {
         let url = RemoteUrl::parse(url)?;
         let first = connect(&url, who, crate::control::QUICK)?;
         let offer = first.offer.clone();
-        let (placement, connected, _) = first.others();
+        let (placement, connected, _) = first.those(&wanted);
         let Some(placement) = placement else {
             connected.into_iter().filter_map(|(_, remote)| remote.ok()).for_each(|remote| remote.close());
             return Ok(None);

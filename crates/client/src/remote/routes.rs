@@ -5,8 +5,7 @@
 //! | an entry, an inode, what is found by a number | who leads it by the placement table ([`Placement::leader`]) |
 //! | a file that is open ([`Subject::Held`]) | a node that lets this client write it; one where it is open at all; else its home |
 //! | an open that is given back | a node that counts one, those first that do not let it be written ([`super::opens`]) |
-//! | object numbers | always the node that was there first: they have an order |
-//! | figures of the volume, what is to be durable | that one too, or another one if it does not answer |
+//! | object numbers, figures of the volume, what is to be durable | the node that was there first, or another one if it does not answer |
 //! | locks | the file's home |
 //!
 //! **A second try.** A file without a name is known at its home only. Whoever was asked for it where its last name was says
@@ -31,10 +30,11 @@
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::name::InodeRef;
+use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Op, Request, SetAttr, Subject};
 
 use super::nodes::Known;
-use super::opens::Opens;
+use super::opens::{Opens, Row};
 
 /// The same request by number, and whom to ask if the first answers `ESTALE`.
 pub(super) struct SecondTry {
@@ -45,18 +45,24 @@ pub(super) struct SecondTry {
 }
 
 impl Known {
-    /// The index of the node that is asked; not for opens that are given back.
-    pub fn leader(&self, op: &Op, opens: &Opens) -> usize {
+    /// The index of the node that is asked, not for opens that are given back; `held` is where what it is about is open, if that matters.
+    pub fn leader(&self, op: &Op, held: Option<NodeId>) -> usize {
         let Some(placement) = &self.placement else { return self.first };
         if let Some(member) = placement.leader(op) {
             return self.index_of(member.id);
         }
-        let at_or_home =
-            |node: Option<_>, ino| node.map_or_else(|| self.home_of(ino), |node| self.index_of(node));
         match op.subject() {
-            Subject::Held(inode) => at_or_home(opens.held_at(inode.ino), inode.ino),
-            _ if matches!(op, Op::AllocObjects(_)) => self.first,
+            Subject::Held(inode) => held.map_or_else(|| self.home_of(inode.ino), |node| self.index_of(node)),
             _ => self.any(),
+        }
+    }
+
+    /// Which of the nodes that have a file open is asked what relies on that. None if there is only one node.
+    pub fn begin_use(&self, op: &Op, opens: &Opens) -> Option<Row> {
+        let placement = self.placement.as_ref()?;
+        match op.subject() {
+            Subject::Held(inode) => opens.begin_use(inode.ino, &placement.leaving),
+            _ => None,
         }
     }
 

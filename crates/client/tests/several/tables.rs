@@ -7,7 +7,7 @@ use kestrel_types::placement::{ClusterMap, Member, NodeId, Placement, Rule};
 use kestrel_types::request::{Op, Outcome};
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 
-use crate::client::{Client, at, name};
+use crate::client::{Client, READ, at, name};
 use crate::cluster::{Cluster, until};
 
 /// The table after `table`, in which the node `from` owns nothing and `to` what that had.
@@ -171,4 +171,73 @@ fn names_with_exceptions_are_followed() {
     client.close(client.create(&hot));
     assert!(cluster.notes(2).take().iter().any(|op| matches!(op, Op::Create { .. })));
     assert!(cluster.notes(0).take().iter().all(|op| !matches!(op, Op::Create { .. })));
+}
+
+#[test]
+fn what_is_held_at_a_node_that_leaves_is_had_elsewhere_before_it_goes() {
+    let mut cluster = Cluster::start();
+    // Its numbers come from the node that leaves.
+    let client = Client::mount(&cluster.url(1));
+    let files: Vec<_> = (0..4).map(|number| client.create(&cluster.name_at(1, number))).collect();
+    let reader = client.open(files[0].ino(), READ);
+    files.iter().for_each(|file| client.write(file, &[1; 100_000]));
+    client.unlink(&cluster.name_at(1, 1));
+    // Stored, and not committed.
+    client.fs.write(&files[2], 0, &[2; 200_000], false).unwrap();
+    let drained = moved(&cluster.table, 2, 3);
+    let leaving = drained.with_leaving(2).unwrap();
+    cluster.place(&leaving, 0..3);
+    cluster.forget();
+    assert!(client.call(Op::MkDir(at(&cluster.name_at(1, 9)), 0o755)).is_ok());
+    until("the session there has ended", || client.metadata().nodes().len() == 2);
+    let asked = cluster.notes(1).take();
+    assert_eq!(asked.iter().filter(|op| matches!(op, Op::Release(_))).count(), 5);
+    assert!(asked.iter().all(|op| !matches!(op, Op::AllocObjects(_) | Op::Open(..))));
+    assert_eq!(cluster.notes(2).take().iter().filter(|op| matches!(op, Op::Open(..))).count(), 5);
+    // All are open, and written where they are open now.
+    files.iter().for_each(|file| client.write(file, &[3; 100_000]));
+    assert!(cluster.notes(2).take().iter().any(|op| matches!(op, Op::Commit(_))));
+    let gone = moved(&leaving.without(2, 1).unwrap(), 1, 3);
+    cluster.place(&gone, [0, 2]);
+    cluster.kill(1);
+    assert!(client.call(Op::MkDir(at(&cluster.name_at(0, 9)), 0o755)).is_ok());
+    until("the table is there", || client.metadata().placement().as_deref() == Some(&gone));
+    for file in &files {
+        client.write(file, &[4; 150_000]);
+        assert_eq!(client.read(file)[..150_000], [4; 150_000]);
+    }
+    client.close(reader);
+    files.into_iter().for_each(|file| client.close(file));
+    assert_eq!(client.fs.metadata().stats().open_files, 0);
+    assert!(cluster.notes(1).take().is_empty());
+}
+
+#[test]
+fn a_node_that_has_gone_takes_what_was_held_there_with_it_and_one_that_stays_is_used_again() {
+    let cluster = Cluster::start();
+    let client = Client::mount(&cluster.url(0));
+    let (lost, kept) = (client.create(&cluster.name_at(1, 0)), client.create(&cluster.name_at(0, 0)));
+    let drained = moved(&cluster.table, 2, 3);
+    let gone = drained.without(2, 1).unwrap();
+    cluster.place(&gone, 0..3);
+    assert!(client.call(Op::MkDir(at(&cluster.name_at(1, 9)), 0o755)).is_ok());
+    until("the table is there", || client.metadata().placement().as_deref() == Some(&gone));
+    client.fs.write(&lost, 0, &[1; 100], false).unwrap();
+    assert!(wait(|done| client.fs.flush(&lost, done)).is_err(), "it is open nowhere");
+    client.write(&kept, &[1; 100_000]);
+    drop(wait(|done| client.fs.release(lost, done)));
+    client.close(kept);
+    assert_eq!(client.fs.metadata().stats().open_files, 0);
+    // Another one does not leave after all.
+    let leaving = moved(&gone, 3, 1).with_leaving(3).unwrap();
+    cluster.place(&leaving, [0, 2]);
+    assert!(client.call(Op::MkDir(at(&cluster.name_at(2, 8)), 0o755)).is_ok());
+    until("the session there has ended", || client.metadata().nodes().len() == 1);
+    let mut stays = moved(&leaving, 1, 3);
+    stays.leaving.clear();
+    cluster.place(&stays, [0, 2]);
+    assert!(client.call(Op::MkDir(at(&cluster.name_at(0, 8)), 0o755)).is_ok());
+    until("it is connected to again", || client.metadata().nodes().len() == 2);
+    client.close(client.create(&cluster.name_at(2, 0)));
+    assert!(cluster.notes(2).take().iter().any(|op| matches!(op, Op::Create { .. })));
 }

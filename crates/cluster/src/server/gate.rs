@@ -17,7 +17,7 @@ use kestrel_meta::member::known::Known;
 use kestrel_net::handler::Outbox;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::placement::NodeId;
-use kestrel_types::wire::{PeerHello, REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, ToServer};
+use kestrel_types::wire::{PeerHello, REFUSED_BIRTH, REFUSED_LEFT, REFUSED_OLD, REFUSED_TWICE, ToServer};
 use parking_lot::Mutex;
 
 use super::Server;
@@ -79,6 +79,11 @@ impl Gate {
             || self.host.expected().iter().any(|(expected, _)| *expected == node)
     }
 
+    fn has_left(&self, node: NodeId) -> bool {
+        let table = self.host.node().cluster().map(|cluster| cluster.table());
+        table.is_some_and(|table| table.placement.heir_of(node).is_some())
+    }
+
     fn check(&self, hello: &PeerHello) -> FsResult<()> {
         let refused = |errno, why: String| Err(FsError::because(errno, why));
         let me = self.host.me();
@@ -103,6 +108,10 @@ impl Gate {
         if hello.to != me {
             let why = format!("this is node {me}, not node {}: check the addresses of the cluster", hello.to);
             return refused(libc::EINVAL, why);
+        }
+        if self.has_left(hello.from) {
+            let why = format!("node {} has left the cluster: {}", hello.from, crate::LEFT_BEHIND);
+            return refused(REFUSED_LEFT, why);
         }
         if !self.belongs(hello.from) {
             let why = format!(

@@ -82,6 +82,11 @@ impl Server {
             let why = format!("no volume {:?} here: this node serves {:?}", hello.volume, config.volume);
             return Err(FsError::because(libc::ENOENT, why));
         }
+        if self.backend.has_left() && !self.shared.directory.lock().contains_key(&hello.client) {
+            let why = format!("node {} has left the cluster: ask another one", config.node);
+            // It passes: other addresses are tried.
+            return Err(FsError::because(libc::ESHUTDOWN, why));
+        }
         if hello.client == ClientId([0; 16]) || hello.incarnation == 0 {
             return Err(FsError::new(libc::EPROTO, "a client without a number or a connection without one"));
         }

@@ -87,6 +87,11 @@ impl Batch {
         }
     }
 
+    /// Answers a Ping.
+    pub fn send_pong(&self) {
+        self.send(&ToClient::Pong { table: self.table });
+    }
+
     /// Answers a call.
     pub fn answer(&self, id: u64, answered: Answered) {
         self.send(&ToClient::Reply(ReplyTo { id, table: self.table, answered }));

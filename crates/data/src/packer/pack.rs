@@ -139,9 +139,8 @@ impl Writer {
 
     fn append_round(&self, lane: &mut Lane, round: &[Submission]) -> Result<Vec<Placed>> {
         let bytes: usize = round.iter().map(|member| member.payload.len()).sum();
-        let lost_below = self.ids.lost_below();
         let is_over = |pack: &OpenPack| {
-            pack.appender.len() + bytes as u64 > self.pack_bytes || pack.pin.object() < lost_below
+            pack.appender.len() + bytes as u64 > self.pack_bytes || self.ids.is_lost(pack.pin.object())
         };
         if lane.open.as_ref().is_some_and(is_over) {
             lane.seal();

@@ -14,8 +14,8 @@ pub(super) struct Pins(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     pinned: FxHashMap<ObjectId, usize>,
-    /// By number of those who are about to pin an object at or above it.
-    beginning: BTreeMap<ObjectId, usize>,
+    /// By turn of those who are about to pin an object that was taken in this turn or later.
+    beginning: BTreeMap<u64, usize>,
 }
 
 impl Pins {
@@ -29,16 +29,16 @@ impl Pins {
         self.0.lock().pinned.contains_key(&object)
     }
 
-    /// Announces that an object at or above `floor` will be pinned, until what is returned is dropped.
-    pub fn begin(&self, floor: ObjectId) -> Beginning<'_> {
+    /// Announces that an object taken in turn `floor` or later will be pinned, until what is returned is dropped.
+    pub fn begin(&self, floor: u64) -> Beginning<'_> {
         *self.0.lock().beginning.entry(floor).or_default() += 1;
         Beginning { floor, pins: self }
     }
 
-    /// No object below this is pinned or about to be; `None` if none is at all.
-    pub fn oldest(&self) -> Option<ObjectId> {
+    /// No object of a turn before this is pinned or about to be; `None` if none is at all.
+    pub fn oldest(&self, turn: impl Fn(ObjectId) -> u64) -> Option<u64> {
         let state = self.0.lock();
-        let pinned = state.pinned.keys().min().copied();
+        let pinned = state.pinned.keys().map(|object| turn(*object)).min();
         let beginning = state.beginning.keys().next().copied();
         pinned.into_iter().chain(beginning).min()
     }
@@ -46,7 +46,7 @@ impl Pins {
 
 /// Somebody is about to pin an object.
 pub(super) struct Beginning<'a> {
-    floor: ObjectId,
+    floor: u64,
     pins: &'a Pins,
 }
 

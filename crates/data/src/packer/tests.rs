@@ -300,16 +300,20 @@ fn the_oldest_open_object_is_the_oldest_pinned_or_the_next_number() {
     }
     let config = PackerConfig { pack_bytes: 1, ..PackerConfig::new(VOLUME) };
     let packer = Packer::new(Arc::new(MemoryStore::new()), Arc::new(Ids(7.into())), config).unwrap();
-    assert_eq!(packer.oldest_open(), 7, "nothing is open: all that will be has a number from 7 on");
+    assert_eq!(
+        packer.oldest_open(|object| object),
+        7,
+        "nothing is open: all that will be has a number from 7 on"
+    );
     let placed: Vec<Placed> =
         (0..3).map(|seed| store_wait(&packer, bytes_of(seed, 10), 1).unwrap()).collect();
     assert_eq!(placed[2].range.object, 9);
     let mut placed = placed.into_iter();
     for oldest in [7, 8, 9] {
-        assert_eq!(packer.oldest_open(), oldest);
+        assert_eq!(packer.oldest_open(|object| object), oldest);
         drop(placed.next());
     }
-    assert_eq!(packer.oldest_open(), 10);
+    assert_eq!(packer.oldest_open(|object| object), 10);
 }
 
 #[test]

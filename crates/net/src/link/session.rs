@@ -95,7 +95,8 @@ impl<D> Link<D> {
                 self.events.push_back(Event::Told { id: CallId(id), json });
                 Ok(())
             }
-            (Stage::Reclaiming { .. } | Stage::Up, ToClient::Pong) => {
+            (Stage::Reclaiming { .. } | Stage::Up, ToClient::Pong { table }) => {
+                self.mention(table);
                 self.proven = self.pings.pop_front().unwrap_or(self.proven);
                 Ok(())
             }

@@ -363,7 +363,7 @@ fn a_node_that_breaks_the_protocol_is_left() {
     // Before the Welcome nothing else makes sense.
     let mut link: Link<()> = Link::new(config(), 0);
     link.connected(0, Checksum::Off);
-    assert!(link.received(0, &mut vec![ToClient::Pong]).is_err());
+    assert!(link.received(0, &mut vec![ToClient::Pong { table: 0 }]).is_err());
     let refused = Refused { errno: libc::ENOENT, reason: "no such volume".into() };
     assert!(link.received(0, &mut vec![ToClient::Refused(refused)]).is_err());
     assert!(matches!(link.next_event(), Some(Event::Refused(_))));
@@ -453,7 +453,7 @@ proptest! {
                     let descriptor = Box::default();
                     ToClient::Welcome(Welcome { version: VERSION, node: 1, epoch: 1, descriptor, session, lease_ms: 0, table: 9 })
                 }
-                2 => ToClient::Pong,
+                2 => ToClient::Pong { table: 0 },
                 3 => ToClient::Event { id, json: Box::default() },
                 4 => answered(Answered::Op(Ok(Answer::Done))),
                 5 => answered(Answered::Lock(Ok(LockAnswer::Done))),

@@ -244,7 +244,7 @@ fn calls_without_reply_are_limited() {
     let (id, outbox) = held.lock().pop().unwrap();
     outbox.send(&encoded(&reply(id, Ok(Answer::Done))));
     assert_eq!(peer.message(), Some(reply(id, Ok(Answer::Done))));
-    assert_eq!(peer.message(), Some(ToClient::Pong));
+    assert_eq!(peer.message(), Some(ToClient::Pong { table: 0 }));
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn what_was_queued_before_a_close_arrives() {
                 outbox.send(&encoded(&reply(call.id, Ok(Answer::Bytes(vec![7; 6000].into())))));
             }
             outbox.close("test");
-            outbox.send(&encoded(&ToClient::Pong));
+            outbox.send(&encoded(&ToClient::Pong { table: 0 }));
         }
         other => obliging(other, outbox),
     };

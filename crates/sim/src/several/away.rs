@@ -72,8 +72,8 @@ impl Several {
 
     /// Processes start again at once, and have forgotten what they promised.
     fn restart_all_but(&mut self, away: NodeId) {
-        let now = self.agenda.now;
-        for node in self.hosts.keys().copied().filter(|node| *node != away).collect::<Vec<_>>() {
+        let (now, table) = (self.agenda.now, self.newest());
+        for node in table.map.members().iter().map(|member| member.id).filter(|node| *node != away) {
             self.say(|| format!("node {node}: starts again"));
             self.host(node).kill(None, now);
             self.plan_in(MS, Event::Start(node));

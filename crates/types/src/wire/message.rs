@@ -181,7 +181,10 @@ pub enum ToClient {
         json: Box<[u8]>,
     },
     /// The answer to a Ping.
-    Pong,
+    Pong {
+        /// Version of the table of placement that the node has, as in a [`ReplyTo`]: a client that asks for nothing hears of a newer one, too.
+        table: u64,
+    },
 }
 
 /// The answer to a [`Call`].

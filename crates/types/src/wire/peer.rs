@@ -18,9 +18,12 @@ pub const REFUSED_OLD: i32 = libc::EKEYEXPIRED;
 /// Refused: another process is this start of the node.
 pub const REFUSED_TWICE: i32 = libc::ENOTUNIQ;
 
+/// Errno of a refusal: the node has left the cluster.
+pub const REFUSED_LEFT: i32 = libc::EKEYREVOKED;
+
 /// Whether a node that is refused with this must not go on: what it would serve is not what its cluster has.
 pub fn is_refused_for_good(errno: i32) -> bool {
-    [REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE].contains(&errno)
+    [REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, REFUSED_LEFT].contains(&errno)
 }
 
 /// What the nodes of a cluster know and nobody else: 16 random bytes. Never shown.

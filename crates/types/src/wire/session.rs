@@ -59,7 +59,7 @@ pub(super) fn kind_to_client(message: &ToClient) -> u8 {
         ToClient::Refused(_) => REFUSED,
         ToClient::Reply(_) => REPLY,
         ToClient::Event { .. } => EVENT,
-        ToClient::Pong => PONG,
+        ToClient::Pong { .. } => PONG,
     }
 }
 
@@ -103,7 +103,7 @@ pub(super) fn put_to_client(message: &ToClient, w: &mut Writer<'_>) {
             w.varint(*id);
             put_json(json, w);
         }
-        ToClient::Pong => {}
+        ToClient::Pong { table } => w.varint(*table),
     }
 }
 
@@ -118,7 +118,7 @@ pub(super) fn to_client(frame: Frame<'_>) -> Result<ToClient, WireError> {
         }
         REPLY => ToClient::Reply(reply_to(r)?),
         EVENT => ToClient::Event { id: r.varint()?, json: json(r)? },
-        PONG => ToClient::Pong,
+        PONG => ToClient::Pong { table: r.varint()? },
         kind => return Err(WireError::UnknownKind(kind)),
     };
     reader.end()?;

@@ -48,7 +48,7 @@ pub fn bad() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("bad-kind", vec![0x7f, 1, 2, 3]),
         ("bad-magic", vec![1, b'k', b's', b't', b'l', 0, 1, 0, 1]),
-        ("bad-version", b"\x01KSTL\0\x05\0\x09later".to_vec()),
+        ("bad-version", b"\x01KSTL\0\x06\0\x09later".to_vec()),
         ("bad-operation", vec![2, 1, 0, 1, 0, 0, 0, 0, 0, 200]),
         ("bad-name", b"\x02\x01\0\x01\0\0\0\0\0\x01\x01\0\x02..".to_vec()),
         ("bad-count", vec![2, 1, 0, 1, 0, 0, 0, 0, 0, 1, 1, 0xff, 0xff, 0xff, 0xff, 0x0f, 1, b'x']),
@@ -59,7 +59,7 @@ pub fn bad() -> Vec<(&'static str, Vec<u8>)> {
 
 /// Streams, each after the byte that says how it is cut.
 pub fn streams() -> Vec<(&'static str, Vec<u8>)> {
-    let pong = Sample::ToClient(ToClient::Pong).frame();
+    let pong = Sample::ToClient(ToClient::Pong { table: 4 }).frame();
     vec![
         ("oversized", vec![3, 0, 0x40, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
         ("http", b"\x07GET / HTTP/1.1\r\nHost: kestrel\r\n\r\n".to_vec()),
@@ -128,7 +128,7 @@ fn call(body: Body) -> Sample {
 
 fn sessions() -> Vec<(&'static str, Sample)> {
     let hello = Hello {
-        versions: Versions { min: 5, max: 5 },
+        versions: Versions { min: 6, max: 6 },
         volume: "data".into(),
         client: ClientId(*b"0123456789abcdef"),
         incarnation: 3,
@@ -136,7 +136,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         established: true,
     };
     let welcome = Welcome {
-        version: 5,
+        version: 6,
         node: 2,
         epoch: 17,
         descriptor: b"{\"magic\":\"kestrelfs\"}".as_slice().into(),
@@ -145,7 +145,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         table: 5,
     };
     let peer = PeerHello {
-        versions: Versions { min: 5, max: 5 },
+        versions: Versions { min: 6, max: 6 },
         volume: *b"uuid of a volume",
         from: 2,
         to: 1,
@@ -166,7 +166,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         ("welcome", Sample::ToClient(ToClient::Welcome(welcome))),
         ("refused", Sample::ToClient(ToClient::Refused(refused))),
         ("event", Sample::ToClient(ToClient::Event { id: 300, json: b"{\"done\":12}".as_slice().into() })),
-        ("pong", Sample::ToClient(ToClient::Pong)),
+        ("pong", Sample::ToClient(ToClient::Pong { table: 4 })),
     ]
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_placement::report::{NameCount, Report};
+use kestrel_placement::slots::resize;
 use kestrel_types::name::Name;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::{Value, json};
@@ -33,6 +34,32 @@ impl Target {
         let panel =
             panel.ok_or_else(|| fail(format!("{url}: one node serves it; there is no table to change")))?;
         Ok(Self { panel })
+    }
+
+    /// Connects to the node that leads changes, and to no other one.
+    pub fn coordinator_of(url: &str, verb: &str) -> Result<Self, Failure> {
+        RemoteUrl::parse(url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
+        let leads =
+            |table: &Placement, node| table.map.members().first().is_some_and(|first| first.id == node);
+        let panel = Panel::connect_to(url, &crate::serve::who(verb), leads).map_err(failed)?;
+        let panel =
+            panel.ok_or_else(|| fail(format!("{url}: one node serves it; there is no table to change")))?;
+        Ok(Self { panel })
+    }
+
+    /// Whether a node was announced, and has not come.
+    pub fn expects(&self, node: NodeId) -> Result<bool, Failure> {
+        let status =
+            self.panel.ask(self.coordinator(), &json!({ "verb": "status" }), QUICK).map_err(failed)?;
+        let expected = status["expected"].as_array().into_iter().flatten();
+        Ok(expected.into_iter().any(|expected| expected["node"] == node))
+    }
+
+    /// Has such a node expected no more. The version of the table after that.
+    pub fn forget(&self, node: NodeId) -> Result<u64, Failure> {
+        let question = json!({ "verb": "forget", "node": node });
+        let answer = self.panel.ask_at_length(self.coordinator(), &question, &mut |_| ()).map_err(failed)?;
+        Ok(answer["table"].as_u64().unwrap_or(0))
     }
 
     /// The node that leads changes.
@@ -119,10 +146,24 @@ fn report(answer: &Value) -> Result<Report, Failure> {
 }
 
 /// The numbers of the members of a table that own no slots.
-pub fn without_slots(placement: &Placement) -> Vec<NodeId> {
+fn without_slots(placement: &Placement) -> Vec<NodeId> {
     let slots = placement.map.slots_of_members();
     let members = placement.map.members().iter().zip(slots);
     members.filter(|(_, slots)| *slots == 0).map(|(member, _)| member.id).collect()
+}
+
+/// The table in which a member owns no slots, and how many move.
+pub fn drained(present: &Placement, node: NodeId) -> Result<(Placement, usize), Failure> {
+    // Who owns nothing now is not to get anything by this, unless nobody else is there.
+    let mut without = without_slots(present);
+    if !without.contains(&node) {
+        without.push(node);
+    }
+    if without.len() == present.map.members().len() {
+        without = [&[node], &present.leaving[..]].concat();
+    }
+    let (map, moves) = resize(&present.map, present.map.members(), &without).map_err(fail)?;
+    Ok((Placement { version: present.version + 1, map, ..present.clone() }, moves.len()))
 }
 
 /// Members and their slots, as JSON.

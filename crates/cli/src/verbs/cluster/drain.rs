@@ -1,11 +1,10 @@
 //! `kestrel cluster drain`: takes everything from a node that can be taken.
 
 use clap::Args;
-use kestrel_placement::slots::resize;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::NodeId;
 use serde_json::json;
 
-use super::change::{Target, slots, without_slots};
+use super::change::{Target, drained, slots};
 use crate::failure::{Failure, Verdict};
 use crate::progress::Progress;
 use crate::units::count;
@@ -40,35 +39,21 @@ pub fn run(args: &DrainArgs) -> Result<Verdict, Failure> {
     if present.map.member(args.node).is_none() {
         return Err(Failure::usage(format!("cluster: --node {}: there is no such node", args.node)));
     }
-    // Who owns nothing now is not to get anything by this, unless nobody else is there.
-    let mut leaving = without_slots(&present);
-    if !leaving.contains(&args.node) {
-        leaving.push(args.node);
-    }
-    if leaving.len() == present.map.members().len() {
-        leaving = vec![args.node];
-    }
-    let resized = resize(&present.map, present.map.members(), &leaving);
-    let (map, moves) = resized.map_err(|why| Failure::new("cluster", why))?;
-    let next = Placement { version: present.version + 1, map, ..present.clone() };
-    if !args.dry_run && !moves.is_empty() {
+    let (next, moves) = drained(&present, args.node)?;
+    if !args.dry_run && moves > 0 {
         target.change(&next, &mut Progress::new())?;
     }
-    let changes = !moves.is_empty() && !args.dry_run;
+    let changes = moves > 0 && !args.dry_run;
     let version = if changes { next.version } else { present.version };
     if args.json {
         print_json(
-            &json!({ "node": args.node, "slots_moved": moves.len(), "table": version, "nodes": slots(&next) }),
+            &json!({ "node": args.node, "slots_moved": moves, "table": version, "nodes": slots(&next) }),
         );
-    } else if moves.is_empty() {
+    } else if moves == 0 {
         println!("node {} has no slots", args.node);
     } else {
         let done = if args.dry_run { "would go" } else { "went" };
-        println!(
-            "{} slots {done} from node {} to others; table {version}",
-            count(moves.len() as u64),
-            args.node
-        );
+        println!("{} slots {done} from node {} to others; table {version}", count(moves as u64), args.node);
     }
     Ok(Verdict::Good)
 }

@@ -105,7 +105,7 @@ fn is_well(node: &Value) -> bool {
 fn table(nodes: &[Value]) {
     let all: u64 = nodes.iter().filter_map(|node| node["owned"].as_u64()).sum();
     println!(
-        "{:>5}  {:<28} {:>6}  {:<6} {:>9} {:>9} {:>11} {:>10}  {}not reached",
+        "{:>5}  {:<28} {:>6}  {:<7} {:>9} {:>9} {:>11} {:>10}  {}not reached",
         "node",
         "address",
         "slots",
@@ -119,8 +119,12 @@ fn table(nodes: &[Value]) {
     for node in nodes {
         let number = |name: &str| node[name].as_u64().unwrap_or(0);
         let address = node["address"].as_str().unwrap_or("?");
-        let state = if node["up"] == true { "up" } else { "down" };
-        print!("{:>5}  {address:<28} {:>6}  {state:<6}", number("node"), number("slots"));
+        let state = match (node["up"] == true, node["leaving"] == true) {
+            (true, false) => "up",
+            (true, true) => "leaving",
+            (false, _) => "down",
+        };
+        print!("{:>5}  {address:<28} {:>6}  {state:<7}", number("node"), number("slots"));
         if node["up"] != true {
             println!(" {}", node["why"].as_str().unwrap_or(""));
             continue;

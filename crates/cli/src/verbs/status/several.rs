@@ -82,6 +82,7 @@ pub fn add_up(answers: Vec<NodeAnswer>) -> Result<Value, VolumeError> {
         listed.map(|listed| (node, listed))
     }) {
         node["slots"] = listed["slots"].clone();
+        node["leaving"] = listed["leaving"].clone();
     }
     // The root belongs to no directory.
     whole["directories"] = (whole["directories"].as_i64().unwrap_or(0) + 1).into();

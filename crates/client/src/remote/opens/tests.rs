@@ -35,18 +35,24 @@ const READ: Effect = Effect::Opens { write: false, linkable: false };
 const WRITE: Effect = Effect::Opens { write: true, linkable: false };
 
 /// Begins to give an open back.
-fn leave(opens: &Opens, ino: InodeId) -> Given {
+fn leave(opens: &Opens, ino: InodeId) -> Row {
     match opens.leave(ino) {
         Leave::Back(given) => given,
         other => panic!("{other:?}"),
     }
 }
 
+fn held_at(opens: &Opens, ino: InodeId) -> Option<NodeId> {
+    let row = opens.begin_use(ino, &[])?;
+    opens.end_use(&row);
+    Some(row.node)
+}
+
 fn left(opens: &Opens, ino: InodeId) -> NodeId {
     leave(opens, ino).node
 }
 
-fn released(opens: &Opens, given: Given) {
+fn released(opens: &Opens, given: Row) {
     opens.answered(given.node, Effect::Releases(given), &Ok(Answer::Done));
 }
 
@@ -86,7 +92,7 @@ fn what_a_node_has_lost_is_closed_without_it_and_takes_nothing_else_away() {
     let under_way = leave(&opens, 20);
     assert_eq!(under_way.node, 1);
     opens.lost(1, 20);
-    assert_eq!((opens.held_at(20), opens.len()), (Some(2), 1));
+    assert_eq!((held_at(&opens, 20), opens.len()), (Some(2), 1));
     // It is opened again there; what was under way does not concern that.
     opens.answered(1, READ, &opened(20));
     released(&opens, under_way);
@@ -105,10 +111,10 @@ fn each_node_counts_its_own_and_loses_its_own() {
     opens.answered(2, READ, &opened(21));
     assert_eq!((opens.all_at(1).len(), opens.all_at(2).len(), opens.all_at(3).len()), (1, 2, 0));
     opens.lost(2, 20);
-    assert_eq!((opens.held_at(20), opens.len()), (Some(1), 2));
+    assert_eq!((held_at(&opens, 20), opens.len()), (Some(1), 2));
     assert_eq!((opens.leave(20), opens.leave(20)), (Leave::Lost, Leave::Lost));
     let given = leave(&opens, 20);
-    assert_eq!((given.node, opens.leave(20), opens.held_at(20)), (1, Leave::Unknown, None));
+    assert_eq!((given.node, opens.leave(20), held_at(&opens, 20)), (1, Leave::Unknown, None));
     assert_eq!(opens.all_at(1)[0].1.count, 1, "it is claimed again as long as its release has no answer");
     released(&opens, given);
     assert_eq!(opens.len(), 1);
@@ -120,14 +126,14 @@ fn what_was_opened_for_writing_is_given_back_last() {
     for (node, how) in [(1, READ), (2, WRITE), (2, READ), (3, READ)] {
         opens.answered(node, how, &opened(20));
     }
-    assert_eq!(opens.held_at(20), Some(2));
+    assert_eq!(held_at(&opens, 20), Some(2));
     let mut given: Vec<_> = (0..2).map(|_| leave(&opens, 20)).collect();
     given.sort_unstable_by_key(|given| given.node);
     assert_eq!([given[0].node, given[1].node], [1, 3]);
     given.push(leave(&opens, 20));
-    assert_eq!((given[2].node, opens.held_at(20)), (2, Some(2)), "a writable one is left");
+    assert_eq!((given[2].node, held_at(&opens, 20)), (2, Some(2)), "a writable one is left");
     given.push(leave(&opens, 20));
-    assert_eq!((given[3].node, opens.held_at(20), opens.leave(20)), (2, None, Leave::Unknown));
+    assert_eq!((given[3].node, held_at(&opens, 20), opens.leave(20)), (2, None, Leave::Unknown));
     given.into_iter().for_each(|given| released(&opens, given));
     assert_eq!(opens.len(), 0);
 }
@@ -143,15 +149,15 @@ fn a_node_is_not_taken_for_writable_because_it_was_before_all_was_given_back() {
     opens.answered(1, READ, &opened(20));
     opens.answered(2, WRITE, &opened(20));
     given.into_iter().for_each(|given| released(&opens, given));
-    assert_eq!(opens.held_at(20), Some(2));
-    assert_eq!((left(&opens, 20), opens.held_at(20)), (1, Some(2)));
+    assert_eq!(held_at(&opens, 20), Some(2));
+    assert_eq!((left(&opens, 20), held_at(&opens, 20)), (1, Some(2)));
 }
 
 /// What is on its way to a node, or its answer on the way back.
 #[derive(Debug, Clone, Copy)]
 enum Message {
     Open { write: bool },
-    Release(Given),
+    Release(Row),
     Write,
 }
 
@@ -204,7 +210,7 @@ proptest! {
                     servers[given.node as usize].coming.push_back(Message::Release(given));
                 }
                 Step::Write if handles.contains(&true) => {
-                    let node = opens.held_at(20).expect("it is open");
+                    let node = held_at(&opens, 20).expect("it is open");
                     servers[node as usize].coming.push_back(Message::Write);
                 }
                 Step::Close { .. } | Step::Write => {}
@@ -237,5 +243,146 @@ proptest! {
             }
         }
         prop_assert_eq!((opens.len(), servers.map(|server| server.count)), (0, [0; 3]));
+    }
+}
+
+/// What is open at node 1 is opened at node 2 as well.
+fn move_all(opens: &Opens, ino: InodeId) {
+    let rows = opens.to_move(1, 10);
+    assert!(rows.iter().all(|(row, _)| row.ino == ino && row.node == 1));
+    for (row, open) in rows {
+        opens.answered(2, if open.write { WRITE } else { READ }, &opened(ino));
+        opens.moved(&row, true);
+    }
+}
+
+#[test]
+fn what_is_open_at_a_node_that_leaves_is_opened_elsewhere_before_it_is_given_back() {
+    let opens = Opens::default();
+    opens.answered(1, WRITE, &opened(20));
+    opens.answered(1, READ, &opened(20));
+    let used = opens.begin_use(20, &[1]).unwrap();
+    assert_eq!(used.node, 1);
+    move_all(&opens, 20);
+    assert_eq!(held_at(&opens, 20), Some(2), "both nodes let it be written, and one of them leaves");
+    assert!(opens.spare(&[1]).is_empty(), "somebody relies on it");
+    move_all(&opens, 20);
+    assert!(opens.to_move(1, 10).is_empty());
+    opens.end_use(&used);
+    let rows = opens.spare(&[1]);
+    assert_eq!(rows.iter().map(|row| row.node).collect::<Vec<_>>(), [1, 1]);
+    rows.into_iter().for_each(|row| released(&opens, row));
+    assert!(opens.all_at(1).is_empty() && opens.spare(&[1]).is_empty());
+    assert_eq!((left(&opens, 20), left(&opens, 20), opens.leave(20)), (2, 2, Leave::Unknown));
+}
+
+#[test]
+fn a_handle_that_is_closed_while_it_moves_leaves_a_spare_open() {
+    for closed_first in [false, true] {
+        let opens = Opens::default();
+        opens.answered(1, WRITE, &opened(20));
+        let (row, _) = opens.to_move(1, 10)[0];
+        let close = || released(&opens, leave(&opens, 20));
+        if closed_first {
+            close();
+            opens.answered(2, WRITE, &opened(20));
+            opens.moved(&row, true);
+        } else {
+            opens.answered(2, WRITE, &opened(20));
+            opens.moved(&row, true);
+            close();
+        }
+        let rows = opens.spare(&[1]);
+        assert_eq!(rows.len(), 1);
+        rows.into_iter().for_each(|row| released(&opens, row));
+        assert_eq!((opens.len(), opens.leave(20)), (0, Leave::Unknown));
+    }
+}
+
+#[test]
+fn what_a_node_loses_that_was_opened_elsewhere_is_not_lost() {
+    let opens = Opens::default();
+    opens.answered(1, WRITE, &opened(20));
+    opens.answered(1, WRITE, &opened(20));
+    let (row, _) = opens.to_move(1, 10)[0];
+    move_all(&opens, 20);
+    opens.lost(1, 20);
+    opens.answered(2, WRITE, &opened(20));
+    opens.moved(&row, true);
+    assert!(opens.spare(&[1]).is_empty());
+    assert_eq!((left(&opens, 20), left(&opens, 20), opens.leave(20)), (2, 2, Leave::Unknown));
+}
+
+proptest! {
+    /// Opens, closes, moves in any order: whoever has the file open for writing always finds a node that lets it be written, no node is
+    /// asked to release what it does not count or what is in use there, and in the end the node that leaves counts nothing.
+    #[test]
+    fn handles_survive_a_move(steps in prop::collection::vec((0u8..9, any::<u8>()), 1..80)) {
+        let opens = Opens::default();
+        let (mut handles, mut under_way, mut used): (Vec<bool>, Vec<Row>, Vec<Row>) = Default::default();
+        let mut counted = [0u32; 4];
+        let step = |kind: u8, arg: u8, handles: &mut Vec<bool>, under_way: &mut Vec<Row>, used: &mut Vec<Row>, counted: &mut [u32; 4]| {
+            match kind {
+                // Node 1 leaves: some were opened there before.
+                0 | 1 => {
+                    let (node, write) = (1 + u32::from(arg % 3), arg & 4 != 0);
+                    opens.answered(node, if write { WRITE } else { READ }, &opened(20));
+                    counted[node as usize] += 1;
+                    handles.push(write);
+                }
+                2 | 3 if !handles.is_empty() => {
+                    handles.swap_remove(usize::from(arg) % handles.len());
+                    let Leave::Back(row) = opens.leave(20) else { panic!("it is open") };
+                    counted[row.node as usize] -= 1;
+                    released(&opens, row);
+                }
+                4 => under_way.extend(opens.to_move(1, 10).into_iter().map(|(row, _)| row)),
+                5 if !under_way.is_empty() => {
+                    let row = under_way.swap_remove(usize::from(arg) % under_way.len());
+                    let done = arg & 8 != 0;
+                    if done {
+                        // As the row says by now.
+                        opens.answered(2, WRITE, &opened(20));
+                        counted[2] += 1;
+                    }
+                    opens.moved(&row, done);
+                }
+                6 => for row in opens.spare(&[1]) {
+                    prop_assert!(row.node != 1 || used.iter().all(|used| used.counted_as != row.counted_as));
+                    counted[row.node as usize] -= 1;
+                    released(&opens, row);
+                },
+                7 if !handles.is_empty() => used.extend(opens.begin_use(20, &[1])),
+                8 if !used.is_empty() => {
+                    let row = used.swap_remove(usize::from(arg) % used.len());
+                    opens.end_use(&row);
+                }
+                _ => {}
+            }
+            for node in 1..=3 {
+                let there = opens.all_at(node).first().map_or(0, |(_, open)| open.count);
+                prop_assert_eq!(there, counted[node as usize]);
+            }
+            if let Some(row) = opens.begin_use(20, &[1]).inspect(|row| opens.end_use(row)) {
+                let at = opens.all_at(row.node)[0].1;
+                prop_assert!(at.write || !handles.iter().any(|write| *write));
+            } else {
+                prop_assert!(handles.is_empty());
+            }
+            Ok(())
+        };
+        for (kind, arg) in steps {
+            step(kind, arg, &mut handles, &mut under_way, &mut used, &mut counted)?;
+        }
+        while !used.is_empty() {
+            step(8, 0, &mut handles, &mut under_way, &mut used, &mut counted)?;
+        }
+        for _ in 0..200 {
+            for (kind, arg) in [(4, 0), (5, 8), (6, 0)] {
+                step(kind, arg, &mut handles, &mut under_way, &mut used, &mut counted)?;
+            }
+        }
+        prop_assert_eq!(counted[1], 0);
+        prop_assert_eq!(counted.iter().sum::<u32>() as usize, handles.len());
     }
 }

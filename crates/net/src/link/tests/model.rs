@@ -84,7 +84,7 @@ impl Model {
             ToServer::Ping { .. } => {
                 assert!(!self.must_reclaim, "a ping before the reclaim");
                 self.retries_over = true;
-                replies.push_back(ToClient::Pong);
+                replies.push_back(ToClient::Pong { table: 0 });
             }
             ToServer::Cancel { id } => {
                 self.retries_over = true;

@@ -218,6 +218,6 @@ impl World {
 
     /// As if pongs had come all the time.
     pub fn heard_until_now(&mut self) {
-        self.link.received(self.now, &mut vec![ToClient::Pong]).unwrap();
+        self.link.received(self.now, &mut vec![ToClient::Pong { table: 0 }]).unwrap();
     }
 }

@@ -92,7 +92,7 @@ pub fn to_client() -> BoxedStrategy<ToClient> {
         8 => (number(), number(), answered)
             .prop_map(|(id, table, answered)| ToClient::Reply(ReplyTo { id, table, answered })),
         1 => (number(), blob(200)).prop_map(|(id, json)| ToClient::Event { id, json }),
-        1 => Just(ToClient::Pong),
+        1 => number().prop_map(|table| ToClient::Pong { table }),
     ]
     .boxed()
 }

@@ -55,7 +55,7 @@ fn bytes_are_pinned() {
     assert_eq!(summed[8..12], crc32c::crc32c(&covered).to_be_bytes());
 
     let hello = server_bytes(&ToServer::Hello(hello()), Checksum::Off);
-    let mut expected = framed(1, b"KSTL\0\x05\0\x05\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt");
+    let mut expected = framed(1, b"KSTL\0\x06\0\x06\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt");
     assert_eq!(hello, expected);
 
     let (volume, secret) = ([8; 16], PeerSecret([9; 16]));
@@ -72,7 +72,7 @@ fn bytes_are_pinned() {
     };
     assert!(!format!("{peer:?}").contains('9'), "a secret is not shown");
     let tail = [[0, 0, 0, 0, 0, 0, 1, 2], [0, 0, 0, 0, 0, 0, 0, 3], [0, 0, 0, 0, 0, 0, 4, 6]].concat();
-    let head = [b"KSTL\0\x05\0\x05".as_slice(), &[8; 16], &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5]];
+    let head = [b"KSTL\0\x06\0\x06".as_slice(), &[8; 16], &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5]];
     expected = framed(6, &[&head.concat()[..], &[9; 16], &tail].concat());
     assert_eq!(server_bytes(&ToServer::PeerHello(peer), Checksum::Off), expected);
     assert_eq!(server_bytes(&ToServer::Peer(b"envelope"[..].into()), Checksum::Off), framed(7, b"envelope"));
@@ -82,7 +82,7 @@ fn bytes_are_pinned() {
     expected = framed(0x83, &[1, 0xac, 2, 0, 0x80, 2, 2, b'n', b'o']);
     assert_eq!(client_bytes(&ToClient::Reply(reply), Checksum::Off), expected);
     assert_eq!(server_bytes(&ToServer::Bye, Checksum::Off), header(0, 5, 0));
-    assert_eq!(client_bytes(&ToClient::Pong, Checksum::Off), header(0, 0x85, 0));
+    assert_eq!(client_bytes(&ToClient::Pong { table: 300 }, Checksum::Off), framed(0x85, &[0xac, 2]));
 }
 
 #[test]
@@ -156,12 +156,12 @@ fn other_protocols_and_versions_are_told_apart() {
     bytes[HEADER_BYTES] = b'k';
     assert_eq!(read_server(&bytes), Err(WireError::NotHello));
     // What follows the versions may have any form.
-    let future = framed(1, b"KSTL\0\x06\0\x08what comes then");
-    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 6, max: 8 })));
-    let none = framed(1, b"KSTL\0\x07\0\x02what comes then");
-    assert_eq!(read_server(&none), Err(WireError::Version(Versions { min: 7, max: 2 })));
+    let future = framed(1, b"KSTL\0\x07\0\x08what comes then");
+    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 7, max: 8 })));
+    let none = framed(1, b"KSTL\0\x08\0\x02what comes then");
+    assert_eq!(read_server(&none), Err(WireError::Version(Versions { min: 8, max: 2 })));
     assert_eq!(Versions { min: 0, max: 9 }.common(Versions::OURS), Some(VERSION));
-    assert_eq!(Versions { min: 6, max: 9 }.common(Versions::OURS), None);
+    assert_eq!(Versions { min: 7, max: 9 }.common(Versions::OURS), None);
     assert_eq!(Versions { min: 1, max: 1 }.common(Versions::OURS), None);
     // HTTP and TLS end as oversized frames.
     for stranger in
