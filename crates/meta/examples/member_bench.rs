@@ -46,7 +46,7 @@ impl Cluster {
     fn new(nodes: u32) -> Result<Self, Failure> {
         let members = (1..=nodes).map(|id| MapMember { id, address: format!("node{id}:1") }).collect();
         let map = ClusterMap::even(members)?;
-        let placement = Placement { version: 1, map, exceptions: ExceptionTable::default() };
+        let placement = Placement::new(map, ExceptionTable::default());
         let open = |id| {
             let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
             let root = RootAttr { mode: 0o755, uid: 0, gid: 0 };

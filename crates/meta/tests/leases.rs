@@ -294,7 +294,7 @@ fn a_table_with_another_member_ends_leases_that_too_few_of_it_have_granted() {
     let refused: Arc<Mutex<Option<i32>>> = Arc::default();
     let filled = refused.clone();
     let done = move |ended: FsResult<()>| *filled.lock() = ended.err().map(|why| why.errno);
-    let next = Placement { version: present.version + 1, map, exceptions: present.exceptions };
+    let next = Placement { version: present.version + 1, map, ..present };
     cluster.members.get_mut(&1).unwrap().change(next, Box::new(done), cluster.now);
     assert_eq!(*refused.lock(), Some(libc::EINVAL));
 }

@@ -32,7 +32,7 @@ pub struct Several<'a> {
 pub fn placement() -> Placement {
     let member = |id| placement::Member { id, address: format!("node-{id}:9440") };
     let map = ClusterMap::even((1..=NODES).map(member).collect()).unwrap();
-    Placement { version: 1, map, exceptions: ExceptionTable::default() }
+    Placement::new(map, ExceptionTable::default())
 }
 
 /// Who owns what.

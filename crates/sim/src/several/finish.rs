@@ -34,8 +34,8 @@ impl Several {
         self.look_at_open_files();
         self.say_farewell();
         self.check_objects();
-        self.rename_without_one();
         self.leave_for_good();
+        self.rename_without_one();
         self.check_rows();
         // Who is told that nothing has changed in time need not be believed to have asked.
         let timed_out = |record: &Record| {
