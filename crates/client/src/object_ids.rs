@@ -123,15 +123,25 @@ impl State {
         block
     }
 
-    /// Numbers have come: they are taken when those at hand are used up.
+    /// Numbers have come: they are taken when those at hand are used up, unless they are of no use.
     fn take_in(&mut self, first: ObjectId, count: u32) {
         let block = match &self.held {
             Some(held) => held.iter().find(|block| block.start == first).copied(),
             None => Some(self.number(0, first, count)),
         };
-        if self.reserve.is_none() {
-            self.reserve = block.filter(|block| !self.avoided.contains(&block.node));
+        let Some(block) = block else { return };
+        // Turns are taken in their order: what has an earlier one than is at hand counts as done with.
+        let in_turn = self.reserve.is_none() && block.turn >= self.block.turn_end();
+        if in_turn && !self.avoided.contains(&block.node) {
+            self.reserve = Some(block);
+        } else {
+            self.forget(block);
         }
+    }
+
+    /// No object has, or will have, a number of this block.
+    fn forget(&mut self, block: Block) {
+        self.held.iter_mut().for_each(|held| held.retain(|other| *other != block));
     }
 
     /// Takes no more numbers at hand of these nodes.
@@ -139,7 +149,9 @@ impl State {
         if is_one(self.block.node) {
             self.next = self.block.end;
         }
-        self.reserve = self.reserve.filter(|block| !is_one(block.node));
+        if let Some(block) = self.reserve.take_if(|block| is_one(block.node)) {
+            self.forget(block);
+        }
     }
 }
 
@@ -174,9 +186,12 @@ impl ObjectNumbers {
         if state.giver(node).generation != generation {
             return;
         }
+        if first < state.giver(node).end {
+            // A later answer has overtaken it, and the node may have been told that what is below is done with.
+            return;
+        }
         let block = state.number(node, first, count);
-        let giver = state.giver(node);
-        giver.end = giver.end.max(block.end);
+        state.giver(node).end = block.end;
         state.held.iter_mut().for_each(|held| held.push(block));
     }
 
@@ -239,7 +254,6 @@ impl ObjectNumbers {
         let mut state = self.0.state.lock();
         state.held.iter_mut().for_each(|held| held.retain(|block| block.turn_end() > oldest));
         let open = state.held.iter().flatten().filter(|block| block.node == node);
-        // Answers may have come in another order than the node gave them.
         let open = open.map(|block| block.start + oldest.saturating_sub(block.turn)).min();
         let end = || state.givers.iter().find(|giver| giver.node == node).map_or(0, |giver| giver.end);
         open.unwrap_or_else(end)
@@ -451,5 +465,38 @@ mod tests {
             give(&numbers, asked.recv().unwrap(), 7000);
             assert_eq!(waiting.join().unwrap(), 7000);
         });
+    }
+
+    #[test]
+    fn numbers_that_no_object_can_have_keep_no_session() {
+        let (send, asked) = mpsc::channel();
+        let numbers = ObjectNumbers::remembered();
+        let pool = ObjectIdPool::new(Arc::new(Slow(send)), numbers.clone());
+        assert_eq!(next(&pool, &numbers, &asked, &[5000]), 5000);
+        for _ in 0..600 {
+            pool.next().unwrap();
+        }
+        give(&numbers, asked.recv().unwrap(), 9000);
+        assert_eq!(numbers.held_of(1), [(5000, BLOCK), (9000, BLOCK)]);
+        numbers.avoid(&[1]);
+        assert_eq!(numbers.held_of(1), [(5000, BLOCK)], "the next block was not begun");
+    }
+
+    #[test]
+    fn answers_out_of_order_are_of_no_use() {
+        let numbers = ObjectNumbers::remembered();
+        numbers.gave(1, 0, (9000, BLOCK));
+        numbers.gave(1, 0, (5000, BLOCK));
+        assert_eq!(
+            numbers.held_of(1),
+            [(9000, BLOCK)],
+            "the node may know that what is below 9000 is done with"
+        );
+        numbers.gave(2, 0, (700, BLOCK));
+        let mut state = numbers.0.state.lock();
+        state.take_in(700, BLOCK);
+        assert_eq!(state.take(), Some(700));
+        state.take_in(9000, BLOCK);
+        assert_eq!((state.reserve, state.held.as_ref().unwrap().len()), (None, 1), "its turn is over");
     }
 }

@@ -292,6 +292,10 @@ impl Holder for Seat {
 
     fn restored(&self, after: Duration) {
         log::info!("{}: the metadata server answers again after {after:.1?}", self.name());
+        // Whoever waits for numbers may have asked one that is still away.
+        if self.holdings.placement().is_some() {
+            self.holdings.numbers.ask_again();
+        }
     }
 
     fn newer_table(&self, version: u64) {
