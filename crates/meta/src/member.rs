@@ -81,7 +81,7 @@ use crate::worker::{Ear, Elsewhere, Stray};
 use commit::Decision;
 use fetch::Fetching;
 use host::Bell;
-use lease::Leases;
+use lease::{LeaseMessage, Leases};
 use lend::Loan;
 use nameless::Asking;
 use poll::Poll;
@@ -404,6 +404,12 @@ impl Member {
         }
         let left = self.table.placement.heir_of(envelope.from).is_some();
         if left && !matches!(envelope.message, Message::Change(_)) {
+            // It goes on as if it had not, and does not ask how that is.
+            if self.leads_changes().is_ok()
+                && matches!(envelope.message, Message::Lease(LeaseMessage::Ask(_)))
+            {
+                self.has_left_already(envelope.from);
+            }
             return;
         }
         self.node.observe(envelope.stamp);

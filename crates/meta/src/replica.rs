@@ -132,7 +132,12 @@ impl Replica {
         self.drop_names(dropped);
         let hash = hash_entry(dir.parent, name);
         let is_same = |other| self.at(other, dir.parent, name).is_some();
-        self.names[place_of(hash, SHARDS)].write().insert(hash, Whereabouts::new(number, slot), is_same);
+        let at = Whereabouts::new(number, slot);
+        self.names[place_of(hash, SHARDS)].write().insert(hash, at, is_same);
+        if self.at(at, dir.parent, name).is_none() {
+            // Somebody has evicted it in between, and found no name to drop.
+            self.drop_names(vec![(hash, at)]);
+        }
     }
 
     fn drop_names(&self, dropped: Vec<(u64, Whereabouts)>) {

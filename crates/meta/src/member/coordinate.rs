@@ -215,6 +215,7 @@ impl Member {
         if let Some(node) = gone.next().map(|member| member.id) {
             return self.may_leave(node, next);
         }
+        // So majorities of the two have a member in common.
         if after.len() > before.len() + 1 {
             return Err(refused("metadata: nodes join one after the other"));
         }
@@ -223,10 +224,6 @@ impl Member {
         }
         if next.is_leaving(self.me) {
             return Err(cannot_leave(self.me));
-        }
-        // Majorities of the two have a member in common.
-        if next.map.members().len() > present.map.members().len() + 1 {
-            return Err(refused("metadata: nodes are added one at a time"));
         }
         let counts = next.map.slots_of_members();
         for (member, slots) in next.map.members().iter().zip(counts) {
@@ -291,6 +288,11 @@ impl Member {
             }
             Some(_) => return Err(FsError::new(libc::EBUSY, "metadata: the table is being changed already")),
         };
+        let is_member = self.table.placement.map.member(node).is_some();
+        if is_member && self.coordinator.expected.contains_key(&node) && self.may_live(node) {
+            let text = format!("metadata: node {node} answers: stop it first, or let it join and leave");
+            return Err(FsError::because(libc::EBUSY, text));
+        }
         if only_it_is_silent {
             // It stays expected, which says what becomes of it.
             self.commit(BatchKind::Freeing, vec![records::gone(records::CHANGE)])?;
@@ -320,7 +322,7 @@ impl Member {
         Ok(None)
     }
 
-    fn leads_changes(&self) -> FsResult<()> {
+    pub(super) fn leads_changes(&self) -> FsResult<()> {
         if self.coordinator() == self.me && !self.changing.joining {
             return Ok(());
         }
@@ -564,7 +566,7 @@ impl Member {
     }
 
     /// Tells one that has left so, should it not have heard.
-    fn has_left_already(&mut self, node: NodeId) -> bool {
+    pub(super) fn has_left_already(&mut self, node: NodeId) -> bool {
         let left = self.table.placement.heir_of(node).is_some();
         if left {
             let table = Arc::new(self.table.placement.clone());

@@ -191,6 +191,17 @@ impl Member {
         }
     }
 
+    /// There is nobody to ask any more, and an answer of this member's own may be older than a change, which locks nothing now.
+    pub(super) fn end_fetches(&mut self) {
+        for fetching in std::mem::take(&mut self.fetches).into_values() {
+            for ticket in fetching.tickets {
+                if self.works.get(&ticket).is_some_and(|work| matches!(work.stage, Stage::Fetching)) {
+                    self.run_alone(ticket);
+                }
+            }
+        }
+    }
+
     pub(super) fn forget_fetches(&mut self, ticket: u64) {
         self.fetches.retain(|_, fetching| {
             fetching.tickets.retain(|other| *other != ticket);

@@ -335,12 +335,28 @@ impl Member {
         if self.leases.lapses > 0 {
             log::warn!("most nodes of the cluster answer again: this one resolves paths");
         }
+        self.look_for_lease();
+    }
+
+    /// Requests that wait for a lease are tried again: there may be one, or others may lead them now.
+    pub(super) fn look_for_lease(&mut self) {
         for ticket in std::mem::take(&mut self.leases.waiting) {
-            // It may have run out of time meanwhile.
             if self.works.get(&ticket).is_some_and(|work| matches!(work.stage, Stage::Unleased)) {
                 self.run_alone(ticket);
             }
         }
+    }
+
+    /// A request does not wait for a lease any more.
+    pub(super) fn forget_waiting(&mut self, ticket: u64) {
+        self.leases.waiting.remove(&ticket);
+    }
+
+    /// Whether a member has asked this one for a lease, or granted it one, so short a time ago that it may hold one itself.
+    pub(super) fn may_live(&self, node: NodeId) -> bool {
+        let (leases, now) = (&self.leases, self.time());
+        leases.promises.get(&node).is_some_and(|until| now < *until)
+            || leases.granted.get(&node).is_some_and(|sent| now < sent + PROMISE)
     }
 
     /// The table has other members, perhaps. With every role held.

@@ -265,7 +265,12 @@ impl Member {
             self.give_back(txn);
         }
         for txn in ask {
-            self.send(txn.node, Message::Ask(txn));
+            if self.table.placement.heir_of(txn.node).is_some() {
+                // Whoever has left has left nobody in doubt: this could not be put on record before.
+                self.decide(txn.node, txn, false);
+            } else {
+                self.send(txn.node, Message::Ask(txn));
+            }
         }
     }
 }

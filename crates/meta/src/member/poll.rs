@@ -144,7 +144,7 @@ impl Member {
                 (Answer::Confirmed(self.node.confirm_objects(from, round, objects)), 0)
             }
             // Its shares are on their way to another member, which is asked by the next table.
-            Question::Forget(..) if self.table.departs() => return,
+            Question::Forget(..) if self.is_frozen_to_leave() => return,
             Question::Forget(round, objects) => match self.node.forget_objects(from, round, &objects) {
                 Ok(position) => (Answer::Done, position),
                 // It is asked again.

@@ -221,8 +221,8 @@ impl Member {
             let decided = matches!(&work.stage, Stage::Leading(lead) if lead.is_decided());
             match &work.stage {
                 _ if work.until <= now && !decided => self.time_out(ticket),
-                Stage::Resting { leads: true, .. } => self.lead(ticket),
-                Stage::Resting { leads: false, .. } => self.run_alone(ticket),
+                Stage::Resting { leads: true, .. } if !self.table.is_alone() => self.lead(ticket),
+                Stage::Resting { .. } => self.run_alone(ticket),
                 _ => self.send_again(ticket),
             }
         }
@@ -232,6 +232,7 @@ impl Member {
         let unleased = self.works.get(&ticket).is_some_and(|work| matches!(work.stage, Stage::Unleased));
         self.give_up(ticket);
         self.forget_fetches(ticket);
+        self.forget_waiting(ticket);
         let claims = self.node.core().reclaiming.lasts();
         if let Some(work) = self.works.get_mut(&ticket).filter(|work| claims && work.claim.is_some()) {
             // Nodes may start one after the other: what was open is not lost before the time for claims is over.

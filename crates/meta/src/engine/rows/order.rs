@@ -10,7 +10,7 @@ use super::row::RowPtr;
 const CHUNK_MAX: usize = 512;
 /// Unsorted rows before they are sorted in, where there are none sorted yet.
 const FIRST_PENDING_MAX: usize = 4096;
-/// Unsorted rows before they are sorted in: bounds the pause, and what a scan may have to sort.
+/// New unsorted rows before they are sorted in: bounds the pause. (A scan may have to sort [`SMALL`] more that were replaced.)
 const PENDING_MAX: usize = 1024;
 
 /// Groups up to this many live rows collect dead rows and sweep them out together; in larger ones that would take too long. A client's

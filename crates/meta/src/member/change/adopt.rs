@@ -157,5 +157,9 @@ impl Member {
         for ticket in polling.map(|(ticket, _)| *ticket).collect::<Vec<_>>() {
             self.run_alone(ticket);
         }
+        self.look_for_lease();
+        if self.table.is_alone() {
+            self.end_fetches();
+        }
     }
 }

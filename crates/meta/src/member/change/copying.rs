@@ -243,6 +243,8 @@ impl Member {
     /// Reads and sends what is to be sent next.
     pub(super) fn drive_copying(&mut self) {
         let (node, table, now) = (self.node.clone(), self.table.clone(), self.now);
+        // A store takes its time to delete objects, and while a node that leaves is frozen nobody has a directory's figures.
+        let deletes = self.is_about_to_leave() && self.reaping.is_some();
         let Some(part) = &mut self.changing.part else { return };
         let (attempt, freezing) = (part.attempt, matches!(part.step, Step::Freezing(_)));
         let (Step::Copying(copying) | Step::Freezing(copying)) = &mut part.step else { return };
@@ -259,7 +261,7 @@ impl Member {
         };
         let (messages, count) = copying.messages(attempt, now);
         let few = copying.changed.lock().len() <= left_max(&node) || copying.passes >= PASSES_MAX;
-        let ready = !copying.said && copying.scan.is_none() && copying.is_delivered() && few;
+        let ready = !copying.said && copying.scan.is_none() && copying.is_delivered() && few && !deletes;
         copying.said |= ready;
         self.changing.rows_sent += count;
         for (to, message) in messages {

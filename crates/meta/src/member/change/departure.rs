@@ -11,6 +11,7 @@ use kestrel_types::error::FsError;
 
 use super::super::records::decision_key;
 use super::super::without;
+use super::Step;
 use crate::engine::BatchKind;
 use crate::member::Member;
 
@@ -49,6 +50,12 @@ impl Member {
     /// Whether an attempt is under way by which this member leaves.
     pub(in crate::member) fn is_about_to_leave(&self) -> bool {
         self.changing.part.as_ref().is_some_and(|part| part.next.map.member(self.me).is_none())
+    }
+
+    /// Whether its shares are with its heir, or will be when it hears that it has left.
+    pub(in crate::member) fn is_frozen_to_leave(&self) -> bool {
+        self.table.departs()
+            && self.changing.part.as_ref().is_some_and(|part| matches!(part.step, Step::Frozen(_)))
     }
 
     /// Whether it waits for other members, or they for it.
