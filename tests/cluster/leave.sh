@@ -158,6 +158,8 @@ check "and what there is" check_kept "$idle"
 
 stop_server "$volume"
 check "fsck --data at rest" fsck_volume "$volume" --data
+refuses "the directory of the one that has left is refused" "node 4 has left the cluster: leave its directory out" \
+    "$KESTREL" fsck "$(node_dir "$volume" 1)" "$(node_dir "$volume" 2)" "$(node_dir "$volume" 3)" "$(node_dir "$volume" 4)"
 check "the others start again" start_server "$volume"
 check "and reach each other" settled "$volume"
 are_members 1 2 3
