@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Nodes that leave a cluster. Four nodes under load (change_load.py), with files that are open, one of them deleted, and one that is appended to:
 # the fourth leaves, no operation fails, every byte is verified. Its process ends by itself. Then one that was only announced, one that
-# joined, one that was added and lost before it came; at last all but one. What is refused, and in which words.
+# joined, one that was added and lost before it came; at last all but one. What is refused, and in which words. A smaller cluster from a dump of it.
 # shellcheck disable=SC2034 # lib.sh reads what is set here
 set -euo pipefail
 KESTREL_NODES=4
@@ -158,12 +158,38 @@ check "and what there is" check_kept "$idle"
 
 stop_server "$volume"
 check "fsck --data at rest" fsck_volume "$volume" --data
+refuses "the directory of the one that has left is refused" "node 4 has left the cluster: leave its directory out" \
+    "$KESTREL" fsck "$(node_dir "$volume" 1)" "$(node_dir "$volume" 2)" "$(node_dir "$volume" 3)" "$(node_dir "$volume" 4)"
 check "the others start again" start_server "$volume"
 check "and reach each other" settled "$volume"
 are_members 1 2 3
 check "and have everything" check_kept "$b"
 check "a dump of all that are left" "$KESTREL" dump "$url" "$WORK/left.dump"
 check "is one of the whole" "$KESTREL" load "$WORK/left.dump" "$WORK/one" --objects "$volume/objects"
+
+# The dump has numbers that node 4 made. In a cluster of three the next node is the fourth, and makes none of them again.
+fewer=$WORK/fewer
+make_cluster "$fewer" --grace 1s
+check "it is loaded into three other nodes" "$KESTREL" load "$WORK/left.dump" "$fewer" "$(node_dir "$fewer" 2)" "$(node_dir "$fewer" 3)" \
+    --objects "$volume/objects"
+check "these start" start_server "$fewer"
+mount_volume "$fewer" "$WORK/mnt-fewer"
+read -r port < <(free_ports 1)
+"$KESTREL" cluster add-node "$fewer" --node "127.0.0.1:$port" >"$WORK/fewer.token"
+"$KESTREL" cluster join "$WORK/fewer.token" "$(node_dir "$fewer" 4)" >/dev/null
+check "another node 4 joins" start_node "$fewer" 4
+NODES=4
+check "its counters are above what was made under its number" fsck_volume "$fewer" --data
+NODES=3
+check "and gets its part" "$KESTREL" cluster balance "$(serve_url "$fewer")"
+check "it is used" cp -r "$WORK/mnt-fewer/kept" "$WORK/mnt-fewer/copied"
+sync -f "$WORK/mnt-fewer"
+NODES=4
+check "fsck --data finds nothing" fsck_volume "$fewer" --data
+umount_volume "$WORK/mnt-fewer"
+stop_server "$fewer"
+NODES=3
+
 check "gc finds nothing" sh -c "'$KESTREL' gc '$url' | grep -q '^0 leaked'"
 
 # One that is only announced.

@@ -49,6 +49,8 @@ struct Node {
     /// Highest counter seen in an inode number that it made up, and in an object's.
     inodes: u64,
     objects: u64,
+    /// See [`of_absent`].
+    absent: [u64; 2],
     /// Transactions that it has agreed to.
     prepared: BTreeMap<TxnId, Prepared>,
     /// Transactions that it has decided.
@@ -131,6 +133,7 @@ impl Gathering {
                 records: BTreeMap::new(),
                 inodes: 0,
                 objects: 0,
+                absent: [0; 2],
                 prepared: BTreeMap::new(),
                 decided: BTreeSet::new(),
             };
@@ -314,18 +317,28 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
         Table::Link | Table::Chunk | Table::DirId => Some(key.id),
         _ => None,
     };
-    if let Some((counter, maker)) = ino.map(maker_of_id)
-        && let Some(maker) = nodes.get_mut(&maker)
-    {
-        maker.inodes = maker.inodes.max(counter);
+    if let Some((counter, maker)) = ino.map(maker_of_id) {
+        match nodes.get_mut(&maker) {
+            Some(maker) => maker.inodes = maker.inodes.max(counter),
+            None => of_absent(nodes, maker, [counter, 0]),
+        }
     }
     if key.table == Table::ObjStat {
         let (counter, maker) = maker_of_object(key.id);
-        if let Some(maker) = nodes.get_mut(&maker) {
-            maker.objects = maker.objects.max(counter);
+        match nodes.get_mut(&maker) {
+            Some(maker) => maker.objects = maker.objects.max(counter),
+            None => of_absent(nodes, maker, [0, counter]),
         }
     }
     Judged::Whole
+}
+
+/// Numbers that a node made that is not there: the first node's counters are above them, from where a node begins that is added.
+fn of_absent(nodes: &mut BTreeMap<NodeId, Node>, maker: NodeId, [inode, object]: [u64; 2]) {
+    if let (Some(mut first), true) = (nodes.first_entry(), maker != 0) {
+        let [inodes, objects] = &mut first.get_mut().absent;
+        (*inodes, *objects) = (inode.max(*inodes), object.max(*objects));
+    }
 }
 
 /// A row of a node goes. Whether it may be part of the whole.
@@ -379,8 +392,8 @@ fn judge_record(node: &mut Node, from: NodeId, key: &Key, value: &[u8], place: &
 fn counters(id: NodeId, node: &Node, newest: u64) -> Vec<Finding> {
     let mut findings = Vec::new();
     let counters = [
-        (INODES, node.inodes, node.inodes.max(FIRST_INODE - 1), COUNTERS_MAX),
-        (OBJECTS, node.objects, node.objects, OBJECT_COUNTERS_MAX),
+        (INODES, node.inodes, node.inodes.max(node.absent[0]).max(FIRST_INODE - 1), COUNTERS_MAX),
+        (OBJECTS, node.objects, node.objects.max(node.absent[1]), OBJECT_COUNTERS_MAX),
         // Whether the highest is above all rows is a matter of the whole.
         (CLOCK, 0, newest, u64::MAX),
         (SHARES, 0, MEMBER_SHARES as u64 - 1, u64::MAX),

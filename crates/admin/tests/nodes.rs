@@ -184,6 +184,47 @@ fn counters_go_on_above_everything_whoever_made_it() {
 }
 
 #[test]
+fn what_a_node_made_that_is_not_there_is_below_where_added_ones_begin() {
+    let volume = Volume::new();
+    let (ino, object) = (id_in(3_000, 4, 77), object_in(9_000, 5));
+    volume.apply(vec![
+        entry(
+            C,
+            "far",
+            inode(ino, Kind::File, 10, Data::Packed { range: range(object, 0, 10), visible: 10 }),
+        ),
+        obj_stat(object, 0, 10),
+        dir_stat(C, 2, 1, 0, 10),
+    ]);
+    let file = dump_of(&volume.engine);
+    let cluster = formed(3);
+    // Who announced a node has told it already where to begin.
+    let expect = Key::new(Table::System, 0, b"expect 4");
+    let announced = Mutation { key: expect.clone(), value: Some(b"node-4:9440"[..].into()) };
+    cluster[&1].commit(BatchKind::Growing, vec![announced]).unwrap();
+    let why = load_nodes(&file, &cluster).unwrap_err().to_string();
+    assert!(why.contains("node 4 was announced"), "{why}");
+    cluster[&1].commit(BatchKind::Freeing, vec![Mutation { key: expect, value: None }]).unwrap();
+    load_nodes(&file, &cluster).unwrap();
+    let ceiling = |node: NodeId, name: &[u8]| {
+        decode_ceiling(&get(&cluster[&node], Key::new(Table::System, 0, name)).unwrap().unwrap()).unwrap()
+    };
+    assert_eq!((ceiling(1, b"inodes"), ceiling(1, b"objects")), (3_001, 9_001));
+    assert!([2, 3].into_iter().all(|node| ceiling(node, b"inodes") < 3_000));
+    // What the store has counts as well.
+    volume.store.put(object_in(20_000, 6), &[std::io::IoSlice::new(b"x")]).unwrap();
+    keep_clear_of(&engines(&cluster), &volume.store).unwrap();
+    assert_eq!(ceiling(1, b"objects"), 20_001);
+    // A counter that is lost is repaired to the same.
+    for name in [&b"inodes"[..], b"objects"] {
+        let key = Key::new(Table::System, 0, name);
+        cluster[&1].commit(BatchKind::Freeing, vec![Mutation { key, value: None }]).unwrap();
+    }
+    let found = format!("{:?}", gather(&cluster).0.findings);
+    assert!(found.contains("set to 3001") && found.contains("set to 9001"), "{found}");
+}
+
+#[test]
 fn what_holds_files_is_refused_and_what_was_loaded_in_part_is_not() {
     let file = dump_of(&Volume::new().engine);
     let cluster = formed(3);

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_admin::info::{InfoError, TreeSums};
-use kestrel_client::remote::{Panel, RemoteMetadata};
+use kestrel_client::remote::{MOVED_OUT, NodeLink, Panel, RemoteMetadata};
 use kestrel_meta::engine::EngineError;
-use kestrel_net::remote::Remote;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::{NodeId, Placement};
 use serde_json::{Value, json};
@@ -47,15 +46,14 @@ impl Nodes for Panel {
 /// The nodes that a mount is connected to.
 pub struct OfMount {
     placement: Placement,
-    links: Vec<(NodeId, Arc<Remote>)>,
+    links: Vec<Arc<NodeLink>>,
 }
 
 impl OfMount {
     /// None if the volume has one node.
     pub fn new(metadata: &RemoteMetadata) -> Option<Self> {
         let placement = Placement::clone(&*metadata.placement()?);
-        let links = metadata.nodes().iter().map(|link| (link.node, link.remote.clone())).collect();
-        Some(Self { placement, links })
+        Some(Self { placement, links: metadata.members() })
     }
 }
 
@@ -65,12 +63,15 @@ impl Nodes for OfMount {
     }
 
     fn ask(&self, node: NodeId, question: &Value) -> Result<Value, String> {
-        let link = self.links.iter().find(|(other, _)| *other == node);
-        let (_, remote) = link.ok_or(format!("node {node}: there is no such node"))?;
-        if let Some(outage) = remote.stats().outage {
+        let link = self.links.iter().find(|link| link.node == node);
+        let link = link.ok_or(format!("node {node}: there is no such node"))?;
+        if link.has_left() {
+            return Err(format!("node {node}: {MOVED_OUT}"));
+        }
+        if let Some(outage) = link.remote.stats().outage {
             return Err(format!("node {node}: it has not answered for {} s", outage.as_secs()));
         }
-        let answer = remote.admin(question, Some(ANSWER_TIME), &mut |_| ());
+        let answer = link.remote.admin(question, Some(ANSWER_TIME), &mut |_| ());
         answer.map_err(|why| format!("node {node}: {why}"))
     }
 }

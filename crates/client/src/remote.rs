@@ -32,7 +32,7 @@ use std::time::Duration;
 use kestrel_types::clock::{Clock, SystemClock};
 
 pub use self::ask::{NodeAnswer, ask, ask_each};
-pub use self::metadata::{RemoteMetadata, is_answering};
+pub use self::metadata::{MOVED_OUT, RemoteMetadata, is_answering};
 pub use self::nodes::NodeLink;
 pub use self::panel::Panel;
 pub use self::url::{ADDRESSES_MAX, PORT_DEFAULT, RemoteUrl, SCHEME, address};

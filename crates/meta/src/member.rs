@@ -55,7 +55,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kestrel_types::clock::{Clock, MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::{InodeId, ObjectId, Position};
+use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ObjectId, Position};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::InodeRef;
 use kestrel_types::placement::{NodeId, Placement};
@@ -273,6 +273,17 @@ impl Member {
         placement: Placement,
     ) -> FsResult<()> {
         Node::format_one_of(engine, root, now, &Cluster::new(me, placement)?)
+    }
+
+    /// Has a new member count on from there: inodes and objects. What it makes up then differs from what was ever made up under its number
+    /// by others that this volume's rows came from, if the coordinator, whose counters these were, is above all of that.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn count_from(engine: &dyn Engine, [inodes, objects]: [u64; 2]) -> FsResult<()> {
+        let (inodes, objects) = (inodes.max(FIRST_INODE), objects.max(FIRST_OBJECT));
+        let rows = vec![counter_row("inodes", inodes), counter_row("objects", objects)];
+        engine.commit(BatchKind::Growing, rows).map(drop).map_err(engine_error)
     }
 
     /// Starts a member: what it had agreed to is locked again before anybody is served. `now` is a monotonic time, `clock`

@@ -2,7 +2,8 @@
 //!
 //! The dump is loaded into a scratch directory first, where its changes are carried out and its rows counted, and spread from there.
 //! Inode and object numbers stay: an inode's home is the slot in its low bits, whoever made it up, and counters go on above all that is in
-//! use. A file whose name belongs to another node than its number is one that was renamed, as far as the nodes can tell, so it gets the
+//! use. A node that is added later may get the number of one that made some of them: it begins to count where the node with the lowest number
+//! has come to (`kestrel_meta::member`), and that one's counters begin above what all made that are not there. A file whose name belongs to another node than its number is one that was renamed, as far as the nodes can tell, so it gets the
 //! row of table `moved` that says where it is.
 //!
 //! The root directory's entry comes last: without it nobody takes what has been loaded in part for a volume, and the load can be
@@ -15,6 +16,7 @@ use std::path::Path;
 use kestrel_data::store::{BlockStore, list_all};
 use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_meta::member::change::records::ChangeRecords;
 use kestrel_meta::node::WORKERS_MAX;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{ObjectId, ROOT};
@@ -72,7 +74,7 @@ pub fn load_into(
     Ok(done)
 }
 
-/// Makes sure that no node hands out an object number that the store already uses.
+/// Makes sure that no node hands out an object number that the store already uses, one that is added later neither.
 ///
 /// # Errors
 /// If the store cannot be listed or an engine fails.
@@ -91,7 +93,17 @@ pub fn keep_clear_of(nodes: &Nodes<'_>, store: &dyn BlockStore) -> Result<(), Ch
             engine.sync()?;
         }
     }
+    let absent = highest.iter().filter(|(maker, _)| is_absent(nodes, **maker)).map(|(_, counter)| *counter);
+    if let (Some(counter), Some(engine)) = (absent.max(), nodes.values().next()) {
+        raise(*engine, OBJECTS, counter.saturating_add(1))?;
+        engine.sync()?;
+    }
     Ok(())
+}
+
+/// Whether a node may be added that makes numbers as this maker did. No node has number 0.
+fn is_absent(nodes: &Nodes<'_>, maker: NodeId) -> bool {
+    maker != 0 && !nodes.contains_key(&maker)
 }
 
 /// Makes a counter of a node stand at `least` or higher.
@@ -136,6 +148,16 @@ impl<'a> Spread<'a> {
     /// A volume to load into has a root directory and nothing in it, or was not loaded to the end: it has no root, and
     /// all nodes have a record of that.
     fn refuse_files(&self) -> Result<(), DumpError> {
+        for engine in self.nodes.values() {
+            let records = ChangeRecords::read(*engine).map_err(|why| DumpError::Mismatch(why.to_string()))?;
+            if let Some(node) = records.expected.keys().next() {
+                // Its token says where its counters begin.
+                return Err(DumpError::Mismatch(format!(
+                    "node {node} was announced and has not joined; before a dump is loaded let it join, or take it out with \
+                     `kestrel cluster remove-node`"
+                )));
+            }
+        }
         let (owner, root) = self.root();
         let mut loading = get(self.engine(owner)?, root)?.is_none();
         for engine in self.nodes.values() {
@@ -277,7 +299,7 @@ impl<'a> Spread<'a> {
         .map_err(damaged)
     }
 
-    /// Every node counts on above what it has made up, whichever volume it did that for.
+    /// Every node counts on above what it has made up, whichever volume it did that for; the first also above what those did who are not there.
     fn counters(&self, from: &dyn Engine, highest: &Highest) -> Result<(), DumpError> {
         let clock = get(from, Key::new(Table::System, 0, CLOCK))?.and_then(|row| decode_ceiling(&row).ok());
         for (node, engine) in self.nodes {
@@ -286,6 +308,12 @@ impl<'a> Spread<'a> {
                 raise(*engine, OBJECTS, objects.saturating_add(1))?;
             }
             raise(*engine, CLOCK, clock.unwrap_or(0))?;
+        }
+        let absent = highest.counters.iter().filter(|(maker, _)| is_absent(self.nodes, **maker));
+        let absent = absent.map(|(_, counters)| *counters).reduce(|a, b| [a[0].max(b[0]), a[1].max(b[1])]);
+        if let (Some([inodes, objects]), Some(engine)) = (absent, self.nodes.values().next()) {
+            raise(*engine, INODES, inodes.saturating_add(1))?;
+            raise(*engine, OBJECTS, objects.saturating_add(1))?;
         }
         Ok(())
     }

@@ -20,7 +20,7 @@ use crate::verbs::store_args::StoreArgs;
 use crate::verbs::{ask, locate};
 
 /// What is said of a directory that has more to be done.
-const CUT_SHORT: &str =
+pub const CUT_SHORT: &str =
     "; a change of the settings or keys of all nodes was cut short: repeat it, and it is finished";
 
 /// Whether a volume and further directories name nodes of a cluster.
@@ -76,8 +76,42 @@ fn table_of(verb: &'static str, volume: &Volume, section: &ClusterSection) -> Re
     }
 }
 
-/// Refuses a part of a volume.
-fn are_all(verb: &'static str, nodes: &BTreeMap<NodeId, Named>, members: &[Member]) -> Result<(), Failure> {
+/// What a node knows of the cluster.
+struct Known {
+    /// Of its table.
+    version: u64,
+    members: Vec<Member>,
+    /// Nodes that have left. One that runs does not tell them; one that has left does not run, and knows it of itself.
+    former: Vec<NodeId>,
+}
+
+impl Known {
+    fn of(table: &Placement) -> Self {
+        let former = table.former.iter().map(|(node, _)| *node).collect();
+        Self { version: table.version, members: table.map.members().to_vec(), former }
+    }
+}
+
+/// Refuses a part of a volume, and what is none: a node that has left has rows that are not the volume's any more.
+fn are_all(
+    verb: &'static str,
+    nodes: &BTreeMap<NodeId, Named>,
+    members: &[Member],
+    former: &[NodeId],
+) -> Result<(), Failure> {
+    for (node, Named { dir, .. }) in nodes {
+        if members.iter().any(|member| member.id == *node) {
+            continue;
+        }
+        let why = if former.contains(node) {
+            format!("node {node} has left the cluster: leave its directory out; it can be deleted")
+        } else {
+            format!(
+                "node {node} is not one of the cluster's nodes, which it may be about to join: leave its directory out"
+            )
+        };
+        return Err(Failure::new(verb, format!("{}: {why}", dir.display())));
+    }
     let missing: Vec<String> = members
         .iter()
         .filter(|member| !nodes.contains_key(&member.id))
@@ -96,12 +130,8 @@ fn are_all(verb: &'static str, nodes: &BTreeMap<NodeId, Named>, members: &[Membe
     ))
 }
 
-/// The nodes that a node knows of, and the version of its table: asked if it runs, read with one of these keys if it does not.
-fn members_of(
-    verb: &'static str,
-    named: &Named,
-    key_files: [Option<&Path>; 2],
-) -> Result<(u64, Vec<Member>), Failure> {
+/// What a node knows: asked if it runs, read with one of these keys if it does not.
+fn known_of(verb: &'static str, named: &Named, key_files: [Option<&Path>; 2]) -> Result<Known, Failure> {
     let question = json!({ "verb": "status" });
     if let Some(status) = ask(verb, &named.dir, &question, QUICK)? {
         let member = |node: &Value| {
@@ -111,6 +141,7 @@ fn members_of(
         let members = status["nodes"].as_array().and_then(|nodes| nodes.iter().map(member).collect());
         let told = status["table"].as_u64().zip(members);
         let why = "the process that serves it does not tell which nodes there are; stop it";
+        let told = told.map(|(version, members)| Known { version, members, former: Vec::new() });
         return told.ok_or_else(|| Failure::new(verb, format!("{}: {why}", named.dir.display())));
     }
     let open = |key_file: Option<&Path>| {
@@ -126,14 +157,19 @@ fn members_of(
         let hint = if Descriptor::is_changing(&named.dir) { CUT_SHORT } else { "" };
         Failure::new(verb, format!("{why}{hint}"))
     })?;
-    let table = table_of(verb, &part, &named.section)?;
-    Ok((table.version, table.map.members().to_vec()))
+    Ok(Known::of(&table_of(verb, &part, &named.section)?))
+}
+
+/// The newest of what nodes know, in the order of their numbers. Of several the first: a node that is about to join has a table of its own of the
+/// version that the others have, with itself in it, and has the highest number.
+fn newest<T>(known: Vec<T>, version: impl Fn(&T) -> u64) -> Option<T> {
+    known.into_iter().reduce(|newest, next| if version(&next) > version(&newest) { next } else { newest })
 }
 
 /// The directories of all nodes of a cluster, which one or the other of these keys opens.
 ///
 /// # Errors
-/// If they are not all nodes of one cluster, or it cannot be told which nodes there are.
+/// If they are not all nodes of one cluster and nothing else, or it cannot be told which nodes there are.
 pub fn dirs(
     verb: &'static str,
     volume: &str,
@@ -142,11 +178,13 @@ pub fn dirs(
 ) -> Result<Vec<PathBuf>, Failure> {
     let urls: Vec<&str> = std::iter::once(volume).chain(others.iter().map(String::as_str)).collect();
     let named = named(verb, &urls)?;
-    let known = named.values().map(|node| members_of(verb, node, key_files));
+    let known = named.values().map(|node| known_of(verb, node, key_files));
     let known = known.collect::<Result<Vec<_>, _>>()?;
-    let newest = known.into_iter().max_by_key(|(version, _)| *version);
-    let (_, members) = newest.ok_or_else(|| Failure::usage(format!("{verb}: no directory is named")))?;
-    are_all(verb, &named, &members)?;
+    let former: Vec<NodeId> = known.iter().flat_map(|known| known.former.iter().copied()).collect();
+    let newest = newest(known, |known| known.version);
+    let Known { members, .. } =
+        newest.ok_or_else(|| Failure::usage(format!("{verb}: no directory is named")))?;
+    are_all(verb, &named, &members, &former)?;
     Ok(named.into_values().map(|node| node.dir).collect())
 }
 
@@ -163,7 +201,7 @@ impl AtRest {
     /// Opens the nodes in these directories.
     ///
     /// # Errors
-    /// If they are not all nodes of one cluster, or one is in use.
+    /// If they are not all nodes of one cluster and nothing else, or one is in use.
     pub fn open(
         verb: &'static str,
         volume: &str,
@@ -186,9 +224,10 @@ impl AtRest {
             parts.insert(*node, part);
         }
         // The newest of all is the cluster's.
-        let newest = tables.into_iter().max_by_key(|table| table.version);
+        let newest = newest(tables, |table: &Placement| table.version);
         let placement = newest.ok_or_else(|| Failure::usage(format!("{verb}: no directory is named")))?;
-        are_all(verb, &named, placement.map.members())?;
+        let Known { members, former, .. } = Known::of(&placement);
+        are_all(verb, &named, &members, &former)?;
         Ok(Self { verb, placement, parts })
     }
 
@@ -215,5 +254,87 @@ impl AtRest {
         let dir = &self.first()?.dir;
         Cut::remove_stale(dir);
         gather(&self.engines(), &self.placement, (dir, scratch_reserve(dir)), progress).map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kestrel_client::descriptor::{Durability, Settings};
+    use kestrel_client::volume::{NewVolume, Token, form, join};
+    use kestrel_data::store::coded::Compression;
+    use kestrel_meta::engine::{BatchKind, Mutation};
+    use kestrel_types::key::{Key, Table};
+    use kestrel_types::placement::ClusterMap;
+
+    use super::*;
+
+    /// Two nodes of a cluster that a third has left, and one that was announced: their directories.
+    fn cluster(place: &Path) -> [String; 4] {
+        let dirs = [1, 2, 3, 4].map(|node| place.join(format!("node{node}")).to_str().unwrap().to_string());
+        let settings = Settings {
+            name: "shared".into(),
+            storage: None,
+            block_bytes: 4 << 20,
+            inline_max: 4096,
+            durability: Durability::Commit,
+            grace_seconds: 60,
+        };
+        let new = NewVolume { settings, compression: Compression::None, encrypt_with: None, force: false };
+        let addresses = [1, 2, 3].map(|node| format!("127.0.0.1:{node}"));
+        let options = StoreOptions::default();
+        let token = Token::of(&form(&dirs[0], new, &addresses, &options).unwrap()).unwrap();
+        for node in [2, 3] {
+            join(&dirs[node as usize - 1], &token, node, &options).unwrap();
+        }
+        let formed = token.placement().unwrap();
+        let owner = |slot| formed.map.owner(slot).id % 2 + 1;
+        let map = ClusterMap::new(formed.map.members().to_vec(), owner).unwrap();
+        let drained = Placement { map, ..formed.clone() };
+        let table = drained.with_leaving(3).unwrap().without(3, 1).unwrap();
+        for dir in &dirs[..3] {
+            let part = Volume::open_part(Path::new(dir), "a test", &Resources::default()).unwrap();
+            let key = Key::new(Table::System, 0, b"table");
+            let row = Mutation { key, value: Some(table.encode().into()) };
+            part.engine.commit(BatchKind::Growing, vec![row]).unwrap();
+            part.engine.sync().unwrap();
+        }
+        let token = token.joining(&table, 4, "127.0.0.1:4", [16, 1]).unwrap();
+        join(&dirs[3], &token, 4, &options).unwrap();
+        dirs
+    }
+
+    #[test]
+    fn directories_of_who_has_left_and_who_has_not_come_are_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let dirs_of = cluster(place.path());
+        let store = StoreArgs {
+            credentials: None,
+            key_file: None,
+            max_uploads: 1,
+            max_downloads: 1,
+            upload_limit: 0,
+            download_limit: 0,
+        };
+        for (named, expected) in [
+            (&[1, 2][..], None),
+            (&[1, 2, 3], Some("node 3 has left the cluster: leave its directory out; it can be deleted")),
+            (&[3], Some("node 3 has left the cluster")),
+            (&[3, 2], Some("node 3 has left the cluster")),
+            (&[1, 2, 4], Some("node 4 is not one of the cluster's nodes")),
+            (&[1], Some("missing are 2")),
+        ] {
+            let [volume, others @ ..] = named else { panic!("no directory") };
+            let volume = &dirs_of[volume - 1];
+            let others: Vec<String> = others.iter().map(|node| dirs_of[node - 1].clone()).collect();
+            let opened = AtRest::open("fsck", volume, &others, &store).map(|nodes| nodes.parts.len());
+            let found = dirs("config", volume, &others, [None, None]).map(|dirs| dirs.len());
+            for result in [opened, found] {
+                match (result, expected) {
+                    (Ok(nodes), None) => assert_eq!(nodes, named.len()),
+                    (Err(why), Some(expected)) => assert!(why.to_string().contains(expected), "{why}"),
+                    (result, _) => panic!("{named:?}: {result:?}"),
+                }
+            }
+        }
     }
 }

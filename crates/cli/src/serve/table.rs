@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
+use kestrel_admin::rows::{INODES, OBJECTS, decode_ceiling, get};
 use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_meta::engine::Engine;
 use kestrel_meta::member::change::ChangeFigures;
@@ -45,7 +46,7 @@ pub fn answer(
         Some("table") => part_of_table(host, question),
         Some("entries") => entries(host, &*serving.engine, tell),
         Some("change") => change(host, question, tell),
-        Some("expect") => expect(host, question),
+        Some("expect") => expect(host, &*serving.engine, question),
         Some("forget") => forget(host, question),
         _ => Err("the question is not about the table".into()),
     }
@@ -182,8 +183,8 @@ fn forget(host: &MemberHost, question: &Value) -> Result<Value, String> {
     Ok(json!({ "table": host.placement().version }))
 }
 
-/// Reserves the number of a node to come.
-fn expect(host: &MemberHost, question: &Value) -> Result<Value, String> {
+/// Reserves the number of a node to come, and tells where its counters are to begin: where this node's have come to.
+fn expect(host: &MemberHost, engine: &dyn Engine, question: &Value) -> Result<Value, String> {
     let address = question["address"].as_str().ok_or("the question has no address")?;
     let (reserved, number) = mpsc::channel();
     host.expect(
@@ -194,5 +195,12 @@ fn expect(host: &MemberHost, question: &Value) -> Result<Value, String> {
     );
     let node = number.recv().map_err(|_| "the node is shutting down".to_string())?;
     let node = node.map_err(|why| why.reason.into_owned())?;
-    Ok(json!({ "node": node, "table": to_hex(&host.placement().encode()) }))
+    let counter = |name: &[u8]| {
+        let row = get(engine, Key::new(Table::System, 0, name)).map_err(|why| why.to_string())?;
+        let row = row.ok_or("a counter is missing; run kestrel fsck")?;
+        decode_ceiling(&row).map_err(|why| why.to_string())
+    };
+    let (inodes, objects) = (counter(INODES)?, counter(OBJECTS)?);
+    let table = to_hex(&host.placement().encode());
+    Ok(json!({ "node": node, "table": table, "inodes": inodes, "objects": objects }))
 }

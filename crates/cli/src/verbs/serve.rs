@@ -23,6 +23,7 @@ use log::LevelFilter;
 use super::locate;
 use super::store_args::StoreArgs;
 use crate::failure::{Failure, Verdict};
+use crate::nodes::at_rest::CUT_SHORT;
 use crate::serve::attendant::Doors;
 use crate::serve::clients::{Clients, Questions};
 use crate::serve::control::Serving;
@@ -113,6 +114,10 @@ struct Plan {
 fn check(args: &ServeArgs) -> Result<Plan, Failure> {
     let volume = locate("serve", &args.volume)?;
     let descriptor = Descriptor::read(&volume).map_err(fail)?;
+    if descriptor.cluster.is_some() && Descriptor::is_changing(&volume) {
+        // The others may have the new settings or keys already: two nodes must not write by different ones.
+        return Err(fail(format!("{}: not started{CUT_SHORT}", volume.display())));
+    }
     let leases =
         Duration::from_nanos(LEASE_MIN.unsigned_abs())..=Duration::from_nanos(LEASE_MAX.unsigned_abs());
     if !leases.contains(&args.lease) || args.grace.is_some_and(|grace| grace > *leases.end()) {
@@ -446,4 +451,43 @@ fn wait_until_ended(dir: &Path, holder: &Holder, pid: i32) -> Result<Verdict, Fa
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(Verdict::Good)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use kestrel_client::descriptor::{Durability, Settings};
+    use kestrel_client::storage::StoreOptions;
+    use kestrel_client::volume::{NewVolume, form};
+    use kestrel_data::store::coded::Compression;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: ServeArgs,
+    }
+
+    #[test]
+    fn a_node_does_not_start_in_the_middle_of_a_change_of_all() {
+        let place = tempfile::tempdir().unwrap();
+        let url = place.path().to_str().unwrap();
+        let settings = Settings {
+            name: "shared".into(),
+            storage: None,
+            block_bytes: 4 << 20,
+            inline_max: 4096,
+            durability: Durability::Commit,
+            grace_seconds: 60,
+        };
+        let new = NewVolume { settings, compression: Compression::None, encrypt_with: None, force: false };
+        form(url, new, &["127.0.0.1:9441".into()], &StoreOptions::default()).unwrap();
+        let args = Line::parse_from(["serve", url]).args;
+        assert!(check(&args).is_ok());
+        // As a change of all nodes leaves it that was killed before this one had the new settings.
+        std::fs::copy(place.path().join("kestrel.json"), place.path().join("kestrel.json.change")).unwrap();
+        let why = check(&args).err().unwrap().to_string();
+        assert!(why.contains("was cut short: repeat it"), "{why}");
+    }
 }

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::Path;
 
 use kestrel_meta::node::WORKERS_MAX;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, Placement};
 use serde::{Deserialize, Serialize};
 
 use super::{Descriptor, Durability, FORMAT_VERSION, FORMAT_VERSION_CLUSTER};
@@ -46,6 +46,10 @@ pub struct ClusterSection {
     /// The node was not in the cluster's table when this was written; the table here has it, without anything of its own.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub joining: bool,
+    /// Where the counters of a node began that was added: for inodes and for objects. Numbers of lower counters may have been made under
+    /// its number before there was such a node: they came with a dump.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) counters: Option<[u64; 2]>,
 }
 
 impl fmt::Debug for ClusterSection {
@@ -81,6 +85,7 @@ impl ClusterSection {
             workers: WORKERS,
             objects_word: None,
             joining: false,
+            counters: None,
         })
     }
 
@@ -97,9 +102,10 @@ impl ClusterSection {
         Self { birth: None, ..self }
     }
 
-    /// Of a node that is to join a cluster with this table, which the table names.
-    pub(crate) fn joining(self, node: NodeId, placement: &Placement) -> Self {
-        Self { node, placement: to_hex(&placement.encode()), birth: None, joining: true, ..self }
+    /// Of a node that is to join a cluster with this table, which the table names, and to count from there on.
+    pub(crate) fn joining(self, node: NodeId, placement: &Placement, counters: [u64; 2]) -> Self {
+        let placement = to_hex(&placement.encode());
+        Self { node, placement, birth: None, joining: true, counters: Some(counters), ..self }
     }
 
     /// The word that the directory was born with.
@@ -175,6 +181,14 @@ impl ClusterSection {
                 "the cluster's nodes have {} workers; there are 1 to {WORKERS_MAX}",
                 self.workers
             )));
+        }
+        if self
+            .counters
+            .is_some_and(|[inodes, objects]| inodes >= COUNTERS_MAX || objects >= OBJECT_COUNTERS_MAX)
+        {
+            return Err(VolumeError::Invalid(
+                "the node's counters begin above all numbers that there are".into(),
+            ));
         }
         match placement.map.member(self.node) {
             Some(_) => Ok(()),

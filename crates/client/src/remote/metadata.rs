@@ -30,6 +30,10 @@ use super::routes::SecondTry;
 use crate::error::VolumeError;
 use crate::metadata::{LockCall, LockServer, Metadata};
 
+/// Why a member that leaves is not asked.
+pub const MOVED_OUT: &str =
+    "it leaves the cluster, and this mount has moved out of it; ask the volume by its URL";
+
 /// Why new bytes are not committed.
 const BYTES_LOST: &str = "the data was stored while this client was cut off, for longer than its lease, from the metadata node that \
     keeps such data from being deleted; it is not committed: write it again";
@@ -151,6 +155,11 @@ impl RemoteMetadata {
         nodes.links.iter().filter(|link| !link.has_left()).cloned().collect()
     }
 
+    /// Those to all members of the table, and to a node that leaves also when nothing can be asked there any more ([`NodeLink::has_left`]).
+    pub fn members(&self) -> Vec<Arc<NodeLink>> {
+        self.shared.nodes.known().links.clone()
+    }
+
     /// Who owns what at present; none in a volume of one node.
     pub fn placement(&self) -> Option<Arc<Placement>> {
         self.shared.nodes.known().placement.clone()
@@ -163,17 +172,19 @@ impl RemoteMetadata {
     }
 
     /// Asks all nodes the same at the same time, over these connections; the answers are in the order of the nodes' numbers. `limit`
-    /// bounds how long each may take; one that is not connected is not waited for.
+    /// bounds how long each may take; one that is not connected is not waited for, and one that leaves and that this client has moved out of
+    /// is not asked: an error says so.
     pub fn ask_each(&self, question: &Value, limit: Duration) -> Vec<NodeAnswer> {
         let ask = |link: &NodeLink| {
             let answer = match link.remote.stats().outage {
+                _ if link.has_left() => Err(MOVED_OUT.to_string()),
                 None => link.remote.admin(question, Some(limit), &mut |_| ()).map_err(|why| why.to_string()),
                 Some(outage) => Err(format!("it has not answered for {} s", outage.as_secs())),
             };
             let failed = |why| VolumeError::Io(format!("node {} at {}: {why}", link.node, link.address));
             NodeAnswer { node: link.node, address: link.address.clone(), answer: answer.map_err(failed) }
         };
-        let nodes = self.nodes();
+        let nodes = self.members();
         std::thread::scope(|scope| {
             let asking: Vec<_> = nodes.iter().map(|link| (link, scope.spawn(move || ask(link)))).collect();
             let answers = asking.into_iter().map(|(link, thread)| {

@@ -40,7 +40,7 @@ impl NodeLink {
     }
 
     /// Whether the session there has been ended, for good.
-    pub(super) fn has_left(&self) -> bool {
+    pub fn has_left(&self) -> bool {
         self.left.load(Ordering::Acquire)
     }
 

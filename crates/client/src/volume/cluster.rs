@@ -91,7 +91,10 @@ pub fn join(
 mod tests {
     use super::*;
     use crate::descriptor::{Durability, Settings};
+    use crate::volume::{Resources, Volume};
     use kestrel_data::store::coded::Compression;
+    use kestrel_meta::engine::Engine;
+    use kestrel_meta::ids::{decode_counter, system_key};
 
     fn new_volume() -> NewVolume {
         let settings = Settings {
@@ -141,6 +144,29 @@ mod tests {
         let again = NewVolume { force: true, ..new_volume() };
         let why = super::super::format(&two, again, &options).unwrap_err().to_string();
         assert!(why.contains("node 2 of a cluster"), "{why}");
+    }
+
+    #[test]
+    fn a_node_that_is_added_begins_to_count_where_it_is_told() {
+        let place = tempfile::tempdir().unwrap();
+        let (one, three) = (url(&place.path().join("one")), url(&place.path().join("three")));
+        let options = StoreOptions::default();
+        let token = Token::of(&form(&one, new_volume(), &addresses(2), &options).unwrap()).unwrap();
+        let table = token.placement().unwrap();
+        assert!(token.joining(&table, 3, "10.0.0.3:9440", [1 << 39, 1]).is_err());
+        let joining = token.joining(&table, 3, "10.0.0.3:9440", [5_000, 70_000]).unwrap();
+        let joining = Token::parse(&joining.to_string()).unwrap();
+        let made = join(&three, &joining, 3, &options).unwrap();
+        assert_eq!(Descriptor::read(Path::new(&three)).unwrap(), made);
+        let volume = Volume::open_part(Path::new(&three), "a test", &Resources::default()).unwrap();
+        for (name, expected) in [("inodes", 5_000), ("objects", 70_000)] {
+            let mut found = None;
+            let scanned = volume.engine.get_many(&[system_key(name)], &mut |_, row| {
+                found = row.value.and_then(|value| decode_counter(value).ok());
+            });
+            scanned.unwrap();
+            assert_eq!(found, Some(expected), "{name}");
+        }
     }
 
     #[test]

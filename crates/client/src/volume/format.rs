@@ -131,6 +131,7 @@ pub(super) fn make(dir: &Path, descriptor: &Descriptor) -> Result<(), VolumeErro
         // One root for all nodes: each writes those of its rows that are its own.
         Some(section) => {
             Member::format(&engine, root, descriptor.created, section.node, section.placement()?)
+                .and_then(|()| section.counters.map_or(Ok(()), |from| Member::count_from(&engine, from)))
         }
         None => Node::format(&engine, root, SystemClock.now()),
     };

@@ -42,17 +42,25 @@ impl Token {
         Ok(Self { descriptor: descriptor.clone(), section })
     }
 
-    /// The token of one node that is to join: it has a number, and the members know of it. `placement` is their table.
+    /// The token of one node that is to join: it has a number, and the members know of it. `placement` is their table, `counters` are those of
+    /// the node that gave it the number, inodes' and objects': it begins there.
     ///
     /// # Errors
     /// If the table cannot take it.
-    pub fn joining(&self, placement: &Placement, node: NodeId, address: &str) -> Result<Self, VolumeError> {
+    pub fn joining(
+        &self,
+        placement: &Placement,
+        node: NodeId,
+        address: &str,
+        counters: [u64; 2],
+    ) -> Result<Self, VolumeError> {
         let mut members = placement.map.members().to_vec();
         members.retain(|member| member.id != node);
         members.push(Member { id: node, address: address.to_string() });
         let map = ClusterMap::new(members, |slot| placement.map.owner(slot).id)
             .map_err(|why| VolumeError::Invalid(why.to_string()))?;
-        let section = self.section.clone().joining(node, &Placement { map, ..placement.clone() });
+        let placement = Placement { map, ..placement.clone() };
+        let section = self.section.clone().joining(node, &placement, counters);
         let descriptor = self.descriptor.clone().in_cluster(section.clone())?;
         Ok(Self { descriptor, section })
     }

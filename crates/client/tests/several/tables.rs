@@ -8,7 +8,7 @@ use kestrel_types::request::{Op, Outcome};
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockSpan};
 
 use crate::client::{Client, READ, at, name};
-use crate::cluster::{Cluster, until};
+use crate::cluster::{Cluster, PATIENCE, until};
 
 /// The table after `table`, in which the node `from` owns nothing and `to` what that had.
 fn moved(table: &Placement, from: NodeId, to: NodeId) -> Placement {
@@ -190,6 +190,12 @@ fn what_is_held_at_a_node_that_leaves_is_had_elsewhere_before_it_goes() {
     cluster.forget();
     assert!(client.call(Op::MkDir(at(&cluster.name_at(1, 9)), 0o755)).is_ok());
     until("the session there has ended", || client.metadata().nodes().len() == 2);
+    // It is still a member, with a part of the figures: what is added up does not pass over it.
+    let answers = client.metadata().ask_each(&serde_json::json!({"verb": "status"}), PATIENCE);
+    let told: Vec<_> = answers.iter().map(|answer| (answer.node, answer.answer.is_ok())).collect();
+    assert_eq!(told, [(1, true), (2, false), (3, true)]);
+    let why = answers[1].answer.as_ref().unwrap_err().to_string();
+    assert!(why.contains("moved out of it; ask the volume by its URL"), "{why}");
     let asked = cluster.notes(1).take();
     assert_eq!(asked.iter().filter(|op| matches!(op, Op::Release(_))).count(), 5);
     assert!(asked.iter().all(|op| !matches!(op, Op::AllocObjects(_) | Op::Open(..))));

@@ -67,7 +67,11 @@ pub fn run(args: &AddNodeArgs) -> Result<Verdict, Failure> {
     let node = answer["node"].as_u64().and_then(|node| NodeId::try_from(node).ok());
     let node =
         node.ok_or_else(|| fail("the node's answer has no number; use the same version of kestrel"))?;
-    let token = token.joining(&placement, node, &address).map_err(failed)?;
+    let counters = ["inodes", "objects"].map(|name| answer[name].as_u64());
+    let [Some(inodes), Some(objects)] = counters else {
+        return Err(fail("the node's answer has no counters; use the same version of kestrel"));
+    };
+    let token = token.joining(&placement, node, &address, [inodes, objects]).map_err(failed)?;
     if args.json {
         print_json(&json!({ "node": node, "address": address, "token": token.to_string() }));
         return Ok(Verdict::Good);

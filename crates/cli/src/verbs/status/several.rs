@@ -5,7 +5,7 @@ use std::path::Path;
 use kestrel_admin::info::{self, InfoError};
 use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::error::VolumeError;
-use kestrel_client::remote::{self, NodeAnswer};
+use kestrel_client::remote::{self, MOVED_OUT, NodeAnswer};
 use kestrel_meta::engine::Engine;
 use serde_json::{Value, json};
 
@@ -150,7 +150,9 @@ pub fn show(status: &Value) {
                 count(number("connected"))
             );
         } else if node["up"] == false {
-            println!("{head:<12} {} at {address}: does not answer; figures lack its part", node["node"]);
+            let moved_out = node["why"].as_str().is_some_and(|why| why.contains(MOVED_OUT));
+            let why = if moved_out { MOVED_OUT } else { "does not answer" };
+            println!("{head:<12} {} at {address}: {why}; figures lack its part", node["node"]);
         }
     }
 }
