@@ -77,6 +77,20 @@ check() {
     fi
 }
 
+# refuses TEXT PATTERN COMMAND…: ok if the command fails and says something that matches, without a panic.
+refuses() {
+    local text=$1 pattern=$2 out=$WORK/refuses.out
+    shift 2
+    if "$@" >"$out" 2>&1; then
+        fail "$text: it did not refuse"
+    elif grep -q 'panicked' "$out" || ! grep -qiE -- "$pattern" "$out"; then
+        tail -n 20 "$out"
+        fail "$text: refused, without saying: $pattern"
+    else
+        ok "$text: $(tail -n 1 "$out" | cut -c1-200)"
+    fi
+}
+
 # The last line and the exit status of a script.
 summary() {
     SUMMARISED=1

@@ -14,20 +14,6 @@ make_volume "$volume" --grace 1s
 url=$(serve_url "$volume")
 for mount in "$a" "$b" "$idle"; do mount_volume "$volume" "$mount"; done
 
-# refuses TEXT PATTERN COMMAND…: it fails, and says something that matches.
-refuses() {
-    local text=$1 pattern=$2
-    shift 2
-    if "$@" >"$WORK/refused.out" 2>&1; then
-        fail "$text: it did not fail"
-    elif grep -qE "$pattern" "$WORK/refused.out"; then
-        ok "$text"
-    else
-        cat "$WORK/refused.out"
-        fail "$text: it did not say /$pattern/"
-    fi
-}
-
 # remove NODE [OPTION…]
 remove() {
     local node=$1

@@ -24,16 +24,6 @@ says() {
     fi
 }
 
-# refuses TEXT PATTERN COMMAND…: it fails, and says something that matches.
-refuses() {
-    local text=$1 pattern=$2
-    shift 2
-    if ! "$@" >"$WORK/said.out" 2>&1 && grep -qE "$pattern" "$WORK/said.out"; then ok "$text"; else
-        tail -n 30 "$WORK/said.out"
-        fail "$text"
-    fi
-}
-
 # node_dirs VOLUME: the directories of all nodes.
 node_dirs() {
     local node

@@ -16,20 +16,6 @@ mount_volume "$volume" "$a"
 mount_volume "$volume" "$b"
 mount_volume "$volume" "$idle"
 
-# refuses TEXT PATTERN COMMAND…: it fails, and says something that matches.
-refuses() {
-    local text=$1 pattern=$2
-    shift 2
-    if "$@" >"$WORK/refused.out" 2>&1; then
-        fail "$text: it did not fail"
-    elif grep -qE "$pattern" "$WORK/refused.out"; then
-        ok "$text"
-    else
-        cat "$WORK/refused.out"
-        fail "$text: it did not say /$pattern/"
-    fi
-}
-
 # json FIELD: of what comes from `kestrel cluster … --json`.
 json() {
     python3 -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"

@@ -18,20 +18,6 @@ stop_server "$volume"
 mkdir "$WORK/mnt"
 url=$(serve_url "$volume")
 
-# refuses TEXT PATTERN COMMAND…: it fails, and says something that matches.
-refuses() {
-    local text=$1 pattern=$2
-    shift 2
-    if "$@" >"$WORK/refused.out" 2>&1; then
-        fail "$text: it did not fail"
-    elif grep -qE "$pattern" "$WORK/refused.out"; then
-        ok "$text"
-    else
-        cat "$WORK/refused.out"
-        fail "$text: it did not say /$pattern/"
-    fi
-}
-
 second=$(node_dir "$volume" 2)
 refuses "fsync is refused for several nodes" commit \
     "$KESTREL" cluster init "$WORK/no" --node 127.0.0.1:1 --node 127.0.0.1:2 --durability fsync
