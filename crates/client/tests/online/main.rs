@@ -19,7 +19,8 @@ use kestrel_types::inode::Data;
 use kestrel_types::name::Place;
 use kestrel_types::request::SetAttr;
 use volume::{
-    Volume, close, collect, compact, copy, errors, name, objects, open, pattern, read_all, volume, write,
+    Volume, close, collect, compact, copy, errors, everything, name, objects, open, pattern, read_all,
+    volume, write,
 };
 
 #[test]
@@ -76,14 +77,7 @@ fn sparse_packs_are_rewritten_and_files_do_not_notice() {
     let before: Vec<_> = files.iter().map(|(text, _)| inode(&volume, text)).collect();
     let stored = objects(&*volume.store);
 
-    let look = CompactOptions {
-        rows: None,
-        paths: None,
-        grace: 0,
-        dry_run: true,
-        is_worth: &|_| true,
-        go_on: &|_| true,
-    };
+    let look = CompactOptions { dry_run: true, ..everything() };
     let dry = volume.fs.compact_volume(&look, &mut |_, _| {}).unwrap();
     assert!(dry.sparse_objects > 0 && dry.unused_bytes > 0 && dry.moved == 0, "{dry:?}");
     assert_eq!(objects(&*volume.store), stored, "a dry run stores nothing");
@@ -197,15 +191,7 @@ fn what_cannot_be_read_or_stored_stays_where_it_is() {
         calls: vec![Call::Create, Call::Append],
         ..Rule::always(Call::Put, Fault::Errno(libc::ENOSPC))
     });
-    let options = CompactOptions {
-        rows: None,
-        paths: None,
-        grace: 0,
-        dry_run: false,
-        is_worth: &|_| true,
-        go_on: &|_| true,
-    };
-    let failed = volume.fs.compact_volume(&options, &mut |_, _| {}).unwrap_err();
+    let failed = volume.fs.compact_volume(&everything(), &mut |_, _| {}).unwrap_err();
     assert_eq!(failed.errno, libc::ENOSPC);
     store.heal();
     for (text, bytes) in &files {

@@ -111,16 +111,20 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| (seed.wrapping_mul(31).wrapping_add(i / 5 + i * i / 977) as u8) | 1).collect()
 }
 
-pub fn compact(volume: &Volume) -> Compacted {
-    let options = CompactOptions {
+/// Whatever can be, at once.
+pub fn everything() -> CompactOptions<'static> {
+    CompactOptions {
         rows: None,
         paths: None,
         grace: 0,
         dry_run: false,
         is_worth: &|_| true,
         go_on: &|_| true,
-    };
-    volume.fs.compact_volume(&options, &mut |_, _| {}).unwrap()
+    }
+}
+
+pub fn compact(volume: &Volume) -> Compacted {
+    volume.fs.compact_volume(&everything(), &mut |_, _| {}).unwrap()
 }
 
 pub fn collect(volume: &Volume, grace: i64) -> gc::Totals {

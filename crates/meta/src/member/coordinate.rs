@@ -289,7 +289,8 @@ impl Member {
             Some(_) => return Err(FsError::new(libc::EBUSY, "metadata: the table is being changed already")),
         };
         let is_member = self.table.placement.map.member(node).is_some();
-        if is_member && self.coordinator.expected.contains_key(&node) && self.may_live(node) {
+        let expected = self.coordinator.expected.contains_key(&node);
+        if is_member && expected && self.may_live(node) {
             let text = format!("metadata: node {node} answers: stop it first, or let it join and leave");
             return Err(FsError::because(libc::EBUSY, text));
         }
@@ -301,8 +302,7 @@ impl Member {
             }
         }
         let present = &self.table.placement;
-        let expected = self.coordinator.expected.contains_key(&node);
-        if present.map.member(node).is_some() {
+        if is_member {
             if expected {
                 let next = present.without(node, self.me);
                 return next.map(Some).map_err(|why| FsError::because(libc::EINVAL, why.to_string()));
