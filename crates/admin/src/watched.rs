@@ -1,8 +1,6 @@
 //! An engine whose long scans somebody watches: to stop them, or to slow them down.
 
-use kestrel_meta::engine::{
-    BatchKind, Engine, EngineError, EngineStats, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
-};
+use kestrel_meta::engine::{Engine, EngineError, Layer, VisitRow};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
 
@@ -20,13 +18,9 @@ impl<'a> Watched<'a> {
     }
 }
 
-impl Engine for Watched<'_> {
-    fn get_many(
-        &self,
-        keys: &[KeyRef<'_>],
-        visit: &mut dyn FnMut(usize, Row<'_>),
-    ) -> Result<(), EngineError> {
-        self.engine.get_many(keys, visit)
+impl Layer for Watched<'_> {
+    fn below(&self) -> &dyn Engine {
+        self.engine
     }
 
     fn scan(
@@ -48,33 +42,5 @@ impl Engine for Watched<'_> {
     ) -> Result<(), EngineError> {
         (self.go_on)()?;
         self.engine.scan_table(table, from, visit)
-    }
-
-    fn hint_new(&self, table: Table, id: u64) {
-        self.engine.hint_new(table, id);
-    }
-
-    fn commit(&self, kind: BatchKind, mutations: Vec<Mutation>) -> Result<Position, EngineError> {
-        self.engine.commit(kind, mutations)
-    }
-
-    fn durable(&self) -> Position {
-        self.engine.durable()
-    }
-
-    fn on_durable(&self, position: Position, done: OnDurable) {
-        self.engine.on_durable(position, done);
-    }
-
-    fn sync(&self) -> Result<(), EngineError> {
-        self.engine.sync()
-    }
-
-    fn tap(&self, tap: Tap) -> TapGuard {
-        self.engine.tap(tap)
-    }
-
-    fn stats(&self) -> EngineStats {
-        self.engine.stats()
     }
 }

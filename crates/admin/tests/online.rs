@@ -17,10 +17,8 @@ use kestrel_admin::gc::{Event, GcError, Options, Totals, collect};
 use kestrel_admin::rows::put;
 use kestrel_data::error::Result as StoreResult;
 use kestrel_data::store::{AppendStore, BlockStore, MemoryStore, Page, Usage};
-use kestrel_meta::engine::{
-    BatchKind, Engine, EngineError, EngineStats, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
-};
-use kestrel_types::ids::{ObjectId, Position};
+use kestrel_meta::engine::{Engine, EngineError, Layer, Mutation};
+use kestrel_types::ids::ObjectId;
 use kestrel_types::inode::{Data, Kind};
 use kestrel_types::key::{Key, KeyRef, Table};
 
@@ -100,23 +98,9 @@ impl<'a> Slow<'a> {
     }
 }
 
-impl Engine for Slow<'_> {
-    fn get_many(
-        &self,
-        keys: &[KeyRef<'_>],
-        visit: &mut dyn FnMut(usize, Row<'_>),
-    ) -> Result<(), EngineError> {
-        self.engine.get_many(keys, visit)
-    }
-
-    fn scan(
-        &self,
-        table: Table,
-        id: u64,
-        after: Option<&[u8]>,
-        visit: &mut VisitRow<'_>,
-    ) -> Result<Position, EngineError> {
-        self.engine.scan(table, id, after, visit)
+impl Layer for Slow<'_> {
+    fn below(&self) -> &dyn Engine {
+        self.engine
     }
 
     fn scan_table(
@@ -143,34 +127,6 @@ impl Engine for Slow<'_> {
             }
             from = Some(Key::new(table, key.id, &[&key.suffix[..], b"\0"].concat()));
         }
-    }
-
-    fn hint_new(&self, table: Table, id: u64) {
-        self.engine.hint_new(table, id);
-    }
-
-    fn commit(&self, kind: BatchKind, mutations: Vec<Mutation>) -> Result<Position, EngineError> {
-        self.engine.commit(kind, mutations)
-    }
-
-    fn durable(&self) -> Position {
-        self.engine.durable()
-    }
-
-    fn on_durable(&self, position: Position, done: OnDurable) {
-        self.engine.on_durable(position, done);
-    }
-
-    fn sync(&self) -> Result<(), EngineError> {
-        self.engine.sync()
-    }
-
-    fn tap(&self, tap: Tap) -> TapGuard {
-        self.engine.tap(tap)
-    }
-
-    fn stats(&self) -> EngineStats {
-        self.engine.stats()
     }
 }
 

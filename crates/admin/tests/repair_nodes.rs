@@ -5,7 +5,6 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -18,9 +17,7 @@ use kestrel_admin::rows::{
 };
 use kestrel_data::store::BlockStore;
 use kestrel_meta::engine::memory::MemoryEngine;
-use kestrel_meta::engine::{
-    BatchKind, Engine, EngineError, EngineStats, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
-};
+use kestrel_meta::engine::{BatchKind, Engine, EngineError, Layer, Mutation};
 use kestrel_meta::locks::TxnId;
 use kestrel_meta::member::change::records::TABLE;
 use kestrel_meta::member::known::Known;
@@ -29,7 +26,7 @@ use kestrel_types::entry::Entry;
 use kestrel_types::extent::Extent;
 use kestrel_types::ids::{Position, ROOT};
 use kestrel_types::inode::{Data, Kind};
-use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{NodeId, Placement, object_in};
 
 /// Another node than the one that owns a row.
@@ -277,60 +274,19 @@ impl Dying<'_> {
     }
 }
 
-impl Engine for Dying<'_> {
-    fn get_many(
-        &self,
-        keys: &[KeyRef<'_>],
-        visit: &mut dyn FnMut(usize, Row<'_>),
-    ) -> Result<(), EngineError> {
-        self.engine.get_many(keys, visit)
+impl Layer for Dying<'_> {
+    fn below(&self) -> &dyn Engine {
+        self.engine
     }
-
-    fn scan(
-        &self,
-        table: Table,
-        id: u64,
-        after: Option<&[u8]>,
-        visit: &mut VisitRow<'_>,
-    ) -> Result<Position, EngineError> {
-        self.engine.scan(table, id, after, visit)
-    }
-
-    fn scan_table(
-        &self,
-        table: Table,
-        from: Option<KeyRef<'_>>,
-        visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> ControlFlow<()>,
-    ) -> Result<(), EngineError> {
-        self.engine.scan_table(table, from, visit)
-    }
-
-    fn hint_new(&self, _table: Table, _id: u64) {}
 
     fn commit(&self, kind: BatchKind, mutations: Vec<Mutation>) -> Result<Position, EngineError> {
         self.step()?;
         self.engine.commit(kind, mutations)
     }
 
-    fn durable(&self) -> Position {
-        self.engine.durable()
-    }
-
-    fn on_durable(&self, position: Position, done: OnDurable) {
-        self.engine.on_durable(position, done);
-    }
-
     fn sync(&self) -> Result<(), EngineError> {
         self.step()?;
         self.engine.sync()
-    }
-
-    fn tap(&self, tap: Tap) -> TapGuard {
-        self.engine.tap(tap)
-    }
-
-    fn stats(&self) -> EngineStats {
-        self.engine.stats()
     }
 }
 

@@ -5,11 +5,14 @@
 mod disk;
 mod durability;
 pub mod embedded;
+mod layer;
 mod log;
 pub mod memory;
 mod rows;
 mod runs;
 mod taps;
+
+pub use layer::Layer;
 
 use std::fmt;
 use std::ops::ControlFlow;

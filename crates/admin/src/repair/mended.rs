@@ -9,18 +9,15 @@
 //! repairs.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kestrel_meta::cluster::NodeTable;
-use kestrel_meta::engine::{
-    BatchKind, Engine, EngineError, EngineStats, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
-};
+use kestrel_meta::engine::{BatchKind, Engine, EngineError, Layer, Mutation};
 use kestrel_meta::locks::TxnId;
 use kestrel_meta::member::{Prepared, decode_prepared};
 use kestrel_meta::txn::{RECORDS_ID, TxnKey};
 use kestrel_types::ids::{FIRST_INODE, InodeId, Position};
-use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{COUNTERS_MAX, NodeId, id_in};
 
 use crate::dump::spread::Nodes;
@@ -78,7 +75,7 @@ impl<'a> Mended<'a> {
                 }
             }
         }
-        self.sync()?;
+        Engine::sync(self)?;
         self.begun.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -152,32 +149,9 @@ fn prepared(engine: &dyn Engine) -> Result<Vec<(TxnId, Prepared)>, EngineError> 
     Ok(found)
 }
 
-impl Engine for Mended<'_> {
-    fn get_many(
-        &self,
-        keys: &[KeyRef<'_>],
-        visit: &mut dyn FnMut(usize, Row<'_>),
-    ) -> Result<(), EngineError> {
-        self.whole.get_many(keys, visit)
-    }
-
-    fn scan(
-        &self,
-        table: Table,
-        id: u64,
-        after: Option<&[u8]>,
-        visit: &mut VisitRow<'_>,
-    ) -> Result<Position, EngineError> {
-        self.whole.scan(table, id, after, visit)
-    }
-
-    fn scan_table(
-        &self,
-        table: Table,
-        from: Option<KeyRef<'_>>,
-        visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> ControlFlow<()>,
-    ) -> Result<(), EngineError> {
-        self.whole.scan_table(table, from, visit)
+impl Layer for Mended<'_> {
+    fn below(&self) -> &dyn Engine {
+        self.whole
     }
 
     fn hint_new(&self, _table: Table, _id: u64) {}
@@ -205,7 +179,7 @@ impl Engine for Mended<'_> {
             }
             batches.retain(|_, deletes| !deletes.is_empty());
             if !batches.is_empty() {
-                self.sync()?;
+                Engine::sync(self)?;
             }
         }
         for (node, batch) in batches {
@@ -214,23 +188,7 @@ impl Engine for Mended<'_> {
         self.whole.commit(kind, mutations)
     }
 
-    fn durable(&self) -> Position {
-        self.whole.durable()
-    }
-
-    fn on_durable(&self, position: Position, done: OnDurable) {
-        self.whole.on_durable(position, done);
-    }
-
     fn sync(&self) -> Result<(), EngineError> {
         self.nodes.values().try_for_each(|engine| engine.sync())
-    }
-
-    fn tap(&self, tap: Tap) -> TapGuard {
-        self.whole.tap(tap)
-    }
-
-    fn stats(&self) -> EngineStats {
-        self.whole.stats()
     }
 }
