@@ -2,21 +2,30 @@
 //!
 //! Nothing above this trait knows which engine serves it.
 
+mod claimed;
 mod disk;
 mod durability;
 pub mod embedded;
+#[cfg(any(test, feature = "exercise"))]
+pub mod exercise;
+mod hurry;
 mod layer;
 mod log;
 pub mod memory;
 mod rows;
 mod runs;
+mod scan;
 mod taps;
+pub mod tier;
 
+pub use claimed::{Claimed, Fence};
+pub use hurry::Hurry;
 pub use layer::Layer;
 
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kestrel_types::ids::Position;
 use kestrel_types::key::{Key, KeyRef, Table};
@@ -42,6 +51,16 @@ pub enum BatchKind {
     Freeing,
 }
 
+/// Counts who has held a store: each holder has a higher one than those before it, and by that a holder that was replaced is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
+pub struct Epoch(pub u64);
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// A row as a read sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Row<'a> {
@@ -65,8 +84,38 @@ pub type Tap = Box<dyn FnMut(&[Mutation]) + Send>;
 /// If it fails, the sync fails.
 pub type BeforeSync = Arc<dyn Fn() -> Result<(), EngineError> + Send + Sync>;
 
-/// An ordered key-value store with atomic batches and a durability barrier.
+/// An ordered key-value store with atomic batches and a durability barrier, in the hands of one holder.
+///
+/// Every commit carries the holder's [`Epoch`], which comes with the handle so that no caller can forget it. Whoever
+/// claims the store gets a handle of a higher one; from then on commits through older handles are refused.
 pub trait Engine: Send + Sync {
+    /// Begins a new epoch, durably, and gives a handle that has it. Commits through any other handle, of this process or another,
+    /// get [`EngineError::Fenced`] from then on and change nothing; what they committed before, the new handle's reads see.
+    ///
+    /// # Errors
+    /// `Fenced` if another process has taken the store over, `Refused` for an engine that has no holders, `NoSpace` and `Io`.
+    fn claim(self: Arc<Self>) -> Result<Arc<dyn Engine>, EngineError>;
+
+    /// The epoch of this handle's commits.
+    fn epoch(&self) -> Epoch;
+
+    /// Whether another process may claim the store while one that holds it still runs and does not know: it lies where others reach
+    /// it. A holder of such a store answers nothing without a lease ([`crate::member::lease`]).
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    /// How long the store has not answered; zero for one that does, or that always does.
+    fn silence(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// How often a store that takes nothing, being full, has confirmed that it is still the newest handle's of this process: durably, as by a
+    /// commit. It is asked each time when the one before has been counted.
+    fn confirmations(&self) -> u64 {
+        0
+    }
+
     /// Reads the rows of `keys`, calling `visit(index, row)` once for each, in any order. Values are lent for the call, during
     /// which locks are held: `visit` must not call the engine. Each row is as of one instant within the call, not all of the
     /// same one: a batch committed meanwhile may be seen in part.
@@ -111,6 +160,15 @@ pub trait Engine: Send + Sync {
 
     /// Makes everything committed so far durable. Blocks.
     fn sync(&self) -> Result<(), EngineError>;
+
+    /// Makes everything durable, for a clean end: whoever shares the engine calls this before the last reference goes away. May do
+    /// more, so that opening takes less time.
+    ///
+    /// # Errors
+    /// If something committed could not be made durable.
+    fn settle(&self) -> Result<(), EngineError> {
+        self.sync()
+    }
 
     /// Starts copying every batch committed from now on to `tap`, in commit order, until the guard is dropped; used
     /// with a full scan for consistent dumps of a volume in use (scan, then replay the tap's batches over it).
@@ -164,6 +222,13 @@ pub enum EngineError {
     Corrupt(String),
     /// Another process has the volume open, or the format is newer than this program; the text says which.
     Refused(String),
+    /// Somebody claimed the store after this handle did; nothing was changed, and nothing ever will be through this handle.
+    Fenced {
+        /// The handle's epoch.
+        held: Epoch,
+        /// The store's.
+        current: Epoch,
+    },
 }
 
 impl fmt::Display for EngineError {
@@ -173,6 +238,11 @@ impl fmt::Display for EngineError {
                 f.write_str("metadata: no space left on the disk of the volume; delete something or grow it")
             }
             EngineError::Io(why) | EngineError::Corrupt(why) | EngineError::Refused(why) => f.write_str(why),
+            EngineError::Fenced { held, current } => write!(
+                f,
+                "metadata: another process has taken this metadata over (epoch {current}, this one has {held}); nothing was \
+                 changed; end this process, and see that only one runs on it"
+            ),
         }
     }
 }

@@ -10,9 +10,9 @@
 //!   clean rows when memory is short, a third merges runs.
 
 pub(super) mod checkpoint;
+pub(super) mod fence;
 mod flush;
 mod open;
-mod scan;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -38,11 +38,13 @@ use super::log::format::put_mutation;
 pub use super::log::recovery::Verify;
 use super::rows::{Miss, Rows};
 use super::runs::Runs;
+use super::scan::Scans;
 use super::taps::Taps;
 use super::{
-    BATCH_MUTATIONS_MAX, BatchKind, BeforeSync, Engine, EngineError, EngineStats, Mutation, OnDurable, Row,
-    Tap, TapGuard, VisitRow,
+    BATCH_MUTATIONS_MAX, BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch, Fence,
+    Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
 };
+use fence::Fenced;
 use flush::Flusher;
 use sync::Syncer;
 
@@ -133,6 +135,8 @@ impl EmbeddedOptions {
 /// The engine.
 pub struct EmbeddedEngine {
     shared: Arc<Shared>,
+    /// That of the opening.
+    epoch: Epoch,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -143,6 +147,7 @@ struct Shared {
     disk: Arc<dyn Disk>,
     rows: Rows,
     log: Log,
+    fence: Arc<Fenced>,
     runs: Box<dyn Runs>,
     waiters: Waiters,
     taps: Arc<Taps>,
@@ -196,20 +201,7 @@ impl EmbeddedEngine {
         open::open(dir, uuid, options.sensible(), before_sync, verify)
     }
 
-    /// Makes everything durable, and flushes if reading the log again would take long. For a clean end: whoever shares the
-    /// engine calls this before the last reference goes away.
-    ///
-    /// # Errors
-    /// If something committed could not be made durable. A flush that fails is no error: the log has it all.
-    pub fn settle(&self) -> Result<(), EngineError> {
-        self.shared.sync()?;
-        if self.shared.log.live_bytes() > flush::CLOSE_LOG_MAX {
-            let _ = self.shared.flush();
-        }
-        Ok(())
-    }
-
-    /// [`EmbeddedEngine::settle`], then ends all threads.
+    /// [`Engine::settle`], then ends all threads.
     ///
     /// # Errors
     /// As `settle`.
@@ -255,7 +247,7 @@ impl Drop for EmbeddedEngine {
 }
 
 impl Shared {
-    fn commit(&self, kind: BatchKind, mutations: &[Mutation]) -> Result<Position, EngineError> {
+    fn commit(&self, epoch: Epoch, kind: BatchKind, mutations: &[Mutation]) -> Result<Position, EngineError> {
         let fits = |mutation: &Mutation| {
             mutation.key.suffix.len() <= SUFFIX_MAX
                 && mutation.value.as_ref().is_none_or(|value| value.len() <= VALUE_MAX)
@@ -269,7 +261,8 @@ impl Shared {
             for mutation in mutations {
                 put_mutation(record, mutation.key.borrow(), mutation.value.as_deref());
             }
-            let position = self.log.append(kind == BatchKind::Growing, record, || self.taps.send(mutations));
+            let growing = kind == BatchKind::Growing;
+            let position = self.log.append(epoch, growing, record, || self.taps.send(mutations));
             if record.capacity() > RECORD_KEPT {
                 *record = Vec::new();
             }
@@ -315,6 +308,11 @@ impl Shared {
         Ok(())
     }
 
+    fn scans(&self) -> Scans<'_> {
+        let Self { rows, runs, waiters, options, .. } = self;
+        Scans { rows, below: &**runs, waiters, row_bytes: options.row_bytes() }
+    }
+
     fn stats(&self) -> EngineStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         EngineStats {
@@ -334,7 +332,30 @@ impl Shared {
     }
 }
 
+impl Fence for EmbeddedEngine {
+    fn begin_epoch(&self) -> Result<Epoch, EngineError> {
+        self.shared.log.begin_epoch(|| self.shared.fence.begin(&*self.shared.disk, &self.shared.uuid))
+    }
+
+    fn commit_in(
+        &self,
+        epoch: Epoch,
+        kind: BatchKind,
+        mutations: Vec<Mutation>,
+    ) -> Result<Position, EngineError> {
+        self.shared.commit(epoch, kind, &mutations)
+    }
+}
+
 impl Engine for EmbeddedEngine {
+    fn claim(self: Arc<Self>) -> Result<Arc<dyn Engine>, EngineError> {
+        Claimed::begin(self)
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
     fn get_many(
         &self,
         keys: &[KeyRef<'_>],
@@ -350,7 +371,7 @@ impl Engine for EmbeddedEngine {
         after: Option<&[u8]>,
         visit: &mut VisitRow<'_>,
     ) -> Result<Position, EngineError> {
-        self.shared.scan((table, id), after, visit)
+        self.shared.scans().scan((table, id), after, visit)
     }
 
     fn scan_table(
@@ -359,7 +380,7 @@ impl Engine for EmbeddedEngine {
         from: Option<KeyRef<'_>>,
         visit: &mut dyn FnMut(KeyRef<'_>, &[u8]) -> ControlFlow<()>,
     ) -> Result<(), EngineError> {
-        self.shared.scan_table(table, from, visit)
+        self.shared.scans().scan_table(table, from, visit)
     }
 
     fn hint_new(&self, table: Table, id: u64) {
@@ -367,7 +388,7 @@ impl Engine for EmbeddedEngine {
     }
 
     fn commit(&self, kind: BatchKind, mutations: Vec<Mutation>) -> Result<Position, EngineError> {
-        self.shared.commit(kind, &mutations)
+        self.commit_in(self.epoch, kind, mutations)
     }
 
     fn durable(&self) -> Position {
@@ -383,6 +404,15 @@ impl Engine for EmbeddedEngine {
 
     fn sync(&self) -> Result<(), EngineError> {
         self.shared.sync()
+    }
+
+    /// Flushes if reading the log again would take long. If that fails it is no error: the log has it all.
+    fn settle(&self) -> Result<(), EngineError> {
+        self.shared.sync()?;
+        if self.shared.log.live_bytes() > flush::CLOSE_LOG_MAX {
+            let _ = self.shared.flush();
+        }
+        Ok(())
     }
 
     fn tap(&self, tap: Tap) -> TapGuard {

@@ -1,17 +1,49 @@
 //! Engines over other engines.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
 
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
 
-use super::{BatchKind, Engine, EngineError, EngineStats, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow};
+use super::{
+    BatchKind, Engine, EngineError, EngineStats, Epoch, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
+};
 
 /// An engine over another one, which does all that it does not do itself: methods are those of [`Engine`], each passed on unless it is
 /// written anew.
 pub trait Layer: Send + Sync {
     /// The engine below.
     fn below(&self) -> &dyn Engine;
+
+    /// [`Engine::claim`]. Not passed on, as the handle would be one of the engine below.
+    ///
+    /// # Errors
+    /// As there; `Refused` unless it is written anew.
+    fn claim(self: Arc<Self>) -> Result<Arc<dyn Engine>, EngineError> {
+        Err(EngineError::Refused("metadata engine: a view of another engine cannot be claimed".into()))
+    }
+
+    /// [`Engine::epoch`].
+    fn epoch(&self) -> Epoch {
+        self.below().epoch()
+    }
+
+    /// [`Engine::is_shared`].
+    fn is_shared(&self) -> bool {
+        self.below().is_shared()
+    }
+
+    /// [`Engine::silence`].
+    fn silence(&self) -> Duration {
+        self.below().silence()
+    }
+
+    /// [`Engine::confirmations`].
+    fn confirmations(&self) -> u64 {
+        self.below().confirmations()
+    }
 
     /// [`Engine::get_many`].
     ///
@@ -72,9 +104,34 @@ pub trait Layer: Send + Sync {
     fn sync(&self) -> Result<(), EngineError> {
         self.below().sync()
     }
+
+    /// [`Engine::on_durable`].
+    fn on_durable(&self, position: Position, done: OnDurable) {
+        self.below().on_durable(position, done);
+    }
 }
 
 impl<L: Layer> Engine for L {
+    fn claim(self: Arc<Self>) -> Result<Arc<dyn Engine>, EngineError> {
+        Layer::claim(self)
+    }
+
+    fn epoch(&self) -> Epoch {
+        Layer::epoch(self)
+    }
+
+    fn is_shared(&self) -> bool {
+        Layer::is_shared(self)
+    }
+
+    fn silence(&self) -> Duration {
+        Layer::silence(self)
+    }
+
+    fn confirmations(&self) -> u64 {
+        Layer::confirmations(self)
+    }
+
     fn get_many(
         &self,
         keys: &[KeyRef<'_>],
@@ -115,11 +172,16 @@ impl<L: Layer> Engine for L {
     }
 
     fn on_durable(&self, position: Position, done: OnDurable) {
-        self.below().on_durable(position, done);
+        Layer::on_durable(self, position, done);
     }
 
     fn sync(&self) -> Result<(), EngineError> {
         Layer::sync(self)
+    }
+
+    fn settle(&self) -> Result<(), EngineError> {
+        Layer::sync(self)?;
+        self.below().settle()
     }
 
     fn tap(&self, tap: Tap) -> TapGuard {

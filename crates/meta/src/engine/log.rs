@@ -26,7 +26,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::disk::DiskFile;
 use super::embedded::no_space;
-use super::{BeforeSync, EngineError};
+use super::{BeforeSync, EngineError, Epoch};
 use format::{ALIGN, Kind, PAYLOAD_MAX, RECORD_HEADER, SEGMENT_HEADER, seal};
 use segments::{FREE_IDLE, Segment, Segments};
 
@@ -55,6 +55,8 @@ pub(super) struct Log {
 
 /// Where records go.
 struct Tail {
+    /// Whose commits are taken.
+    epoch: Epoch,
     position: Position,
     durable: Position,
     segment: Segment,
@@ -127,6 +129,7 @@ impl Log {
         let segment = prepared.map_err(|why| failed("making a segment", &why))?;
         Ok(Self {
             tail: Mutex::new(Tail {
+                epoch: segments.epoch,
                 position: start.position,
                 durable: start.durable,
                 segment,
@@ -155,6 +158,7 @@ impl Log {
     /// rows are in memory.
     pub fn append(
         &self,
+        epoch: Epoch,
         growing: bool,
         record: &mut Vec<u8>,
         in_order: impl FnOnce(),
@@ -171,6 +175,9 @@ impl Log {
         let mut tail = self.tail.lock();
         if let Some(why) = &tail.poison {
             return Err(why.clone());
+        }
+        if epoch != tail.epoch {
+            return Err(EngineError::Fenced { held: epoch, current: tail.epoch });
         }
         if growing && self.low.load(Ordering::Relaxed) {
             return Err(EngineError::NoSpace);
@@ -286,9 +293,26 @@ impl Log {
         }
     }
 
-    /// Makes every batch appended so far durable, after `before` made durable what they refer to. Returns the position. Called
-    /// by one thread at a time.
-    pub fn sync(&self, before: &BeforeSync) -> Result<Position, EngineError> {
+    /// Takes commits of the epoch that `begin` makes from now on, and of no other.
+    pub fn begin_epoch(
+        &self,
+        begin: impl FnOnce() -> Result<Epoch, EngineError>,
+    ) -> Result<Epoch, EngineError> {
+        let mut tail = self.tail.lock();
+        if let Some(why) = &tail.poison {
+            return Err(why.clone());
+        }
+        tail.epoch = begin()?;
+        Ok(tail.epoch)
+    }
+
+    /// Makes every batch appended so far durable, after `before` made durable what they refer to, and if `held` agrees
+    /// afterwards that nobody else has taken the log over. Returns the position. Called by one thread at a time.
+    pub fn sync(
+        &self,
+        before: &BeforeSync,
+        held: &dyn Fn() -> Result<(), EngineError>,
+    ) -> Result<Position, EngineError> {
         let (target, files) = {
             let mut tail = self.tail.lock();
             if let Some(why) = &tail.poison {
@@ -305,14 +329,18 @@ impl Log {
         let synced = before().and_then(|()| {
             files.iter().try_for_each(|file| file.sync().map_err(|why| failed("syncing", &why)))
         });
+        let synced = synced.and_then(|()| held());
         crash::point("engine.sync.after");
         let mut tail = self.tail.lock();
         if let Err(why) = synced {
             // Not even "no space" is harmless here: what the kernel could not write is lost to later syncs.
-            let why = EngineError::Io(match why {
-                EngineError::NoSpace => "metadata log: syncing failed: no space left on the disk".into(),
-                why => why.to_string(),
-            });
+            let why = match why {
+                EngineError::NoSpace => {
+                    EngineError::Io("metadata log: syncing failed: no space left on the disk".into())
+                }
+                EngineError::Fenced { .. } => why,
+                why => EngineError::Io(why.to_string()),
+            };
             tail.poison.get_or_insert(why.clone());
             return Err(why);
         }

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use super::durability::Waiters;
 use super::taps::Taps;
 use super::{
-    BATCH_MUTATIONS_MAX, BatchKind, BeforeSync, Engine, EngineError, EngineStats, Mutation, OnDurable, Row,
-    Tap, TapGuard, VisitRow,
+    BATCH_MUTATIONS_MAX, BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch, Fence,
+    Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
 };
 
 /// Rows copied out at a time by scans, so that `visit` runs without the lock.
@@ -34,6 +34,8 @@ pub struct MemoryEngine {
     waiters: Waiters,
     taps: Arc<Taps>,
     when: SyncWhen,
+    /// [`Engine::is_shared`].
+    shared: bool,
     before_sync: Mutex<Option<BeforeSync>>,
 }
 
@@ -48,6 +50,8 @@ struct State {
     sync_faults: Vec<EngineError>,
     full: bool,
     poisoned: Option<EngineError>,
+    /// Of the newest claim; a crash leaves it.
+    epoch: Epoch,
     stats: EngineStats,
 }
 
@@ -97,8 +101,14 @@ impl MemoryEngine {
             waiters: Waiters::default(),
             taps: Arc::default(),
             when,
+            shared: false,
             before_sync: Mutex::default(),
         }
+    }
+
+    /// One that another process may claim while its holder runs.
+    pub fn shared(when: SyncWhen) -> Self {
+        Self { shared: true, ..Self::new(when) }
     }
 
     /// Runs `hook` before every sync; if it fails, the sync fails.
@@ -195,6 +205,19 @@ fn end_of(table: Table, id: u64) -> Vec<u8> {
 }
 
 impl Engine for MemoryEngine {
+    fn claim(self: Arc<Self>) -> Result<Arc<dyn Engine>, EngineError> {
+        Claimed::begin(self)
+    }
+
+    /// That of an engine which nobody has claimed: tests that look below a node's handle must not change anything there.
+    fn epoch(&self) -> Epoch {
+        Epoch(0)
+    }
+
+    fn is_shared(&self) -> bool {
+        self.shared
+    }
+
     fn get_many(
         &self,
         keys: &[KeyRef<'_>],
@@ -254,28 +277,7 @@ impl Engine for MemoryEngine {
     fn hint_new(&self, _: Table, _: u64) {}
 
     fn commit(&self, kind: BatchKind, mutations: Vec<Mutation>) -> Result<Position, EngineError> {
-        assert!(mutations.len() <= BATCH_MUTATIONS_MAX, "batch above its limit");
-        let mut state = self.state.lock();
-        if let Some(why) = &state.poisoned {
-            return Err(why.clone());
-        }
-        if !state.commit_faults.is_empty() {
-            return Err(state.commit_faults.remove(0));
-        }
-        if state.full && kind == BatchKind::Growing {
-            return Err(EngineError::NoSpace);
-        }
-        state.appended += 1;
-        let changed_at = state.appended;
-        state.stats.commits += 1;
-        state.stats.mutations += mutations.len() as u64;
-        self.taps.send(&mutations);
-        for Mutation { key, value } in mutations {
-            let key = encode(key.borrow());
-            let old = state.rows.insert(key.clone(), Value { bytes: value, changed_at });
-            state.undo.push((changed_at, key, old));
-        }
-        Ok(changed_at)
+        self.commit_in(self.epoch(), kind, mutations)
     }
 
     fn durable(&self) -> Position {
@@ -321,6 +323,47 @@ impl Engine for MemoryEngine {
     fn stats(&self) -> EngineStats {
         let state = self.state.lock();
         EngineStats { rows_in_memory: state.rows.len() as u64, ..state.stats }
+    }
+}
+
+impl Fence for MemoryEngine {
+    fn begin_epoch(&self) -> Result<Epoch, EngineError> {
+        let mut state = self.state.lock();
+        state.epoch.0 += 1;
+        Ok(state.epoch)
+    }
+
+    fn commit_in(
+        &self,
+        epoch: Epoch,
+        kind: BatchKind,
+        mutations: Vec<Mutation>,
+    ) -> Result<Position, EngineError> {
+        assert!(mutations.len() <= BATCH_MUTATIONS_MAX, "batch above its limit");
+        let mut state = self.state.lock();
+        if epoch != state.epoch {
+            return Err(EngineError::Fenced { held: epoch, current: state.epoch });
+        }
+        if let Some(why) = &state.poisoned {
+            return Err(why.clone());
+        }
+        if !state.commit_faults.is_empty() {
+            return Err(state.commit_faults.remove(0));
+        }
+        if state.full && kind == BatchKind::Growing {
+            return Err(EngineError::NoSpace);
+        }
+        state.appended += 1;
+        let changed_at = state.appended;
+        state.stats.commits += 1;
+        state.stats.mutations += mutations.len() as u64;
+        self.taps.send(&mutations);
+        for Mutation { key, value } in mutations {
+            let key = encode(key.borrow());
+            let old = state.rows.insert(key.clone(), Value { bytes: value, changed_at });
+            state.undo.push((changed_at, key, old));
+        }
+        Ok(changed_at)
     }
 }
 

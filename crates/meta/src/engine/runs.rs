@@ -10,24 +10,30 @@ use super::EngineError;
 pub(super) type Changes<'a> = dyn FnMut(&mut dyn FnMut(&[u8], Option<&[u8]>) -> Result<(), EngineError>) -> Result<(), EngineError>
     + 'a;
 
-/// A cursor over rows in key order, on the state the runs had when it was opened.
-pub(super) trait Cursor {
-    /// The next row.
+/// A cursor over rows in key order. It shows a row as it was when the cursor was opened, or later.
+pub trait Cursor {
+    /// The next row: key and value.
+    ///
+    /// # Errors
+    /// Those of the store.
     fn next(&mut self) -> Result<Option<(Bytes, Bytes)>, EngineError>;
 }
 
-/// Bytes that a run lends.
-pub(super) type Bytes = lsm_tree::Slice;
+/// Bytes that a store below memory lends.
+pub type Bytes = lsm_tree::Slice;
+
+/// Rows below those in memory, in the order of their encoded keys.
+pub trait Sorted: Send + Sync {
+    /// Rows from `from` (inclusive) up to `to` (exclusive).
+    fn range(&self, from: &[u8], to: &[u8]) -> Box<dyn Cursor + '_>;
+}
 
 /// Sorted runs.
 ///
 /// Reads see whole ingestions or nothing of them.
-pub(super) trait Runs: Send + Sync {
+pub(super) trait Runs: Sorted {
     /// The value of a key.
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError>;
-
-    /// Rows from `from` (inclusive) up to `to` (exclusive).
-    fn range(&self, from: &[u8], to: &[u8]) -> Box<dyn Cursor + '_>;
 
     /// Adds what `changes` yields, all or nothing. It is durable when this returns. An error leaves the runs as they were.
     fn ingest(&self, changes: &mut Changes<'_>) -> Result<(), EngineError>;

@@ -224,6 +224,7 @@ impl Shared {
 
     /// Returns the generation of the oldest segment that is still needed.
     fn write_checkpoint(&self, position: Position, durable: Position) -> Result<u64, EngineError> {
+        self.fence.check(&*self.disk, &self.uuid)?;
         let generation = self.log.generation_after(position);
         checkpoint::write(&*self.disk, &self.uuid, Checkpoint { position, generation, durable })
             .map_err(|why| super::open::io_error("writing the checkpoint", &why))?;

@@ -14,16 +14,17 @@ use super::super::disk::Disk;
 use super::super::disk::real::RealDisk;
 use super::super::durability::Waiters;
 use super::super::log::format::{Change, SEGMENT_HEADER, Uuid};
-use super::super::log::recovery::{Verify, recover};
+use super::super::log::recovery::{Means, Verify, recover};
 use super::super::log::segments::{Segments, generation_of};
 use super::super::log::{Log, Start};
 use super::super::rows::Rows;
 use super::super::runs::Runs;
 use super::super::runs::lsm::LsmRuns;
 use super::checkpoint::{self, Checkpoint};
+use super::fence::Fenced;
 use super::flush::Flusher;
 use super::sync::Syncer;
-use super::{BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, Shared, no_space};
+use super::{BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, Epoch, Shared, no_space};
 
 /// What a thread does.
 type Role = fn(&Shared);
@@ -134,13 +135,23 @@ pub(super) fn assemble(
             let mut apply = |position: Position, changes: &[Change<'_>]| {
                 rows.apply(position, changes.len(), |index| changes[index]);
             };
-            let start = recover(disk.clone(), uuid, segment_bytes, checkpoint, verify, &mut apply)?;
+            let means = Means { disk: disk.clone(), uuid, segment_bytes };
+            let start = recover(means, checkpoint, verify, &mut apply)?;
             (start, checkpoint.position)
         }
         None => {
             clear(&*disk)?;
-            let segments =
-                Segments { disk: disk.clone(), uuid, segment_bytes, next_generation: 1, free: Vec::new() };
+            let fence = Arc::new(Fenced::open(&*disk, &uuid, Epoch(0))?);
+            let segments = Segments {
+                disk: disk.clone(),
+                uuid,
+                epoch: fence.held(),
+                base: 0,
+                fence,
+                segment_bytes,
+                next_generation: 1,
+                free: Vec::new(),
+            };
             let start = Start {
                 segments,
                 older: std::collections::VecDeque::new(),
@@ -154,6 +165,8 @@ pub(super) fn assemble(
     };
     let surplus = std::mem::take(&mut start.surplus);
     let durable = start.durable;
+    let fence = start.segments.fence.clone();
+    let epoch = fence.held();
     let log = Log::start(start, options.reserve_bytes)?;
     let generation = log.generation_after(position);
     checkpoint::write(&*disk, &uuid, Checkpoint { position, generation, durable })
@@ -169,6 +182,7 @@ pub(super) fn assemble(
         disk,
         rows,
         log,
+        fence,
         runs,
         waiters,
         taps: Arc::default(),
@@ -180,7 +194,7 @@ pub(super) fn assemble(
     });
     // What the last process left unsynced becomes durable without waiting for somebody to ask.
     shared.syncer.request(shared.log.appended());
-    let mut engine = EmbeddedEngine { shared, threads: Vec::new() };
+    let mut engine = EmbeddedEngine { shared, epoch, threads: Vec::new() };
     let roles: [(&str, Role); 5] = [
         ("kestrel-sync", Shared::run_syncer),
         ("kestrel-log", |shared| shared.log.keep()),

@@ -64,7 +64,7 @@ impl Shared {
     /// The syncer thread. Ends when told to, or for good when a sync failed: then nothing is ever durable any more.
     pub(super) fn run_syncer(&self) {
         while self.syncer.next(self.waiters.durable(), self.options.sync_interval) {
-            match self.log.sync(&self.before_sync) {
+            match self.log.sync(&self.before_sync, &|| self.fence.check(&*self.disk, &self.uuid)) {
                 Ok(position) => {
                     if position > self.waiters.durable() {
                         self.counters.syncs.fetch_add(1, Ordering::Relaxed);

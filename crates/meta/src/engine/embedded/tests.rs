@@ -2,6 +2,7 @@
 
 mod crash;
 mod faults;
+mod fence;
 mod model;
 mod stress;
 
@@ -9,18 +10,16 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::key::{KeyRef, Table};
 
 use super::super::disk::sim::SimDisk;
+use super::super::exercise::{Content, apply, commit, content, encode, put, remove};
 use super::super::runs::model::ModelRuns;
 use super::super::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
 use super::{EmbeddedEngine, EmbeddedOptions, open};
 
 /// The volume of these tests.
 const UUID: [u8; 16] = *b"0123456789abcdef";
-
-/// Encoded key to value.
-type Content = BTreeMap<Vec<u8>, Vec<u8>>;
 
 fn small_options() -> EmbeddedOptions {
     EmbeddedOptions {
@@ -51,47 +50,6 @@ fn wait_for_segment(engine: &EmbeddedEngine) {
     while engine.stats().log_disk_bytes < 2 * small_options().segment_bytes {
         std::thread::yield_now();
     }
-}
-
-fn put(id: u64, suffix: &[u8], value: &[u8]) -> Mutation {
-    Mutation { key: Key::new(Table::Entry, id, suffix), value: Some(value.into()) }
-}
-
-fn remove(id: u64, suffix: &[u8]) -> Mutation {
-    Mutation { key: Key::new(Table::Entry, id, suffix), value: None }
-}
-
-fn commit(engine: &dyn Engine, mutations: Vec<Mutation>) -> u64 {
-    engine.commit(BatchKind::Growing, mutations).unwrap()
-}
-
-fn encode(key: KeyRef<'_>) -> Vec<u8> {
-    let mut out = Vec::new();
-    key.encode_into(&mut out);
-    out
-}
-
-fn apply(content: &mut Content, mutations: &[Mutation]) {
-    for Mutation { key, value } in mutations {
-        match value {
-            Some(value) => content.insert(encode(key.borrow()), value.to_vec()),
-            None => content.remove(&encode(key.borrow())),
-        };
-    }
-}
-
-/// Everything in the engine.
-fn content(engine: &dyn Engine) -> Content {
-    let mut content = Content::new();
-    for table in Table::ALL {
-        engine
-            .scan_table(table, None, &mut |key, value| {
-                assert!(content.insert(encode(key), value.to_vec()).is_none(), "a row was shown twice");
-                ControlFlow::Continue(())
-            })
-            .unwrap();
-    }
-    content
 }
 
 fn get(engine: &dyn Engine, id: u64, suffix: &[u8]) -> Option<Vec<u8>> {

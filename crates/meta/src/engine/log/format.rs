@@ -4,12 +4,12 @@ use kestrel_types::codec::{DecodeError, Reader, put_varint};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, SUFFIX_MAX, Table};
 
-use crate::engine::{EngineError, Mutation};
+use crate::engine::{EngineError, Epoch, Mutation};
 
 /// First bytes of a segment.
 const MAGIC: [u8; 8] = *b"KSTRLOG\n";
 /// Version of the log's format that this program writes, and the newest it reads.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Bytes of a segment before its first record: a block, so that no write of records touches it.
 pub(in crate::engine) const SEGMENT_HEADER: usize = 4096;
 /// Bytes of the header that mean something.
@@ -51,24 +51,37 @@ impl Record {
     }
 }
 
+/// What a segment's header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) struct Header {
+    pub generation: u64,
+    /// Epoch of the opening that made it; 0 in format 1.
+    pub epoch: Epoch,
+    /// Position of the last batch before that opening.
+    pub base: Position,
+}
+
 /// Encodes a segment's header block.
-pub(in crate::engine) fn encode_segment_header(uuid: &Uuid, generation: u64) -> [u8; SEGMENT_HEADER] {
+pub(in crate::engine) fn encode_segment_header(uuid: &Uuid, header: Header) -> [u8; SEGMENT_HEADER] {
+    let Header { generation, epoch, base } = header;
     let mut block = [0; SEGMENT_HEADER];
     block[..8].copy_from_slice(&MAGIC);
     block[8..12].copy_from_slice(&VERSION.to_be_bytes());
     block[16..32].copy_from_slice(uuid);
     block[32..40].copy_from_slice(&generation.to_be_bytes());
+    block[40..48].copy_from_slice(&epoch.0.to_be_bytes());
+    block[48..56].copy_from_slice(&base.to_be_bytes());
     let crc = crc32c::crc32c(&block[..HEADER_USED]);
     block[12..16].copy_from_slice(&crc.to_be_bytes());
     block
 }
 
-/// Checks a segment's header and returns its generation. `file` is its name for messages.
+/// Checks a segment's header. `file` is its name for messages.
 pub(in crate::engine) fn decode_segment_header(
     block: &[u8],
     uuid: &Uuid,
     file: &str,
-) -> Result<u64, EngineError> {
+) -> Result<Header, EngineError> {
     let corrupt =
         |why| EngineError::Corrupt(format!("log segment {file}: {why}; restore the metadata from a dump"));
     let Some(used) = block.first_chunk::<HEADER_USED>() else { return Err(corrupt("header truncated")) };
@@ -84,7 +97,8 @@ pub(in crate::engine) fn decode_segment_header(
     if used[16..32] != *uuid {
         return Err(EngineError::Refused(format!("log segment {file}: belongs to another volume")));
     }
-    Ok(u64_at(used, 32))
+    // Format 1 has zeros there.
+    Ok(Header { generation: u64_at(used, 32), epoch: Epoch(u64_at(used, 40)), base: u64_at(used, 48) })
 }
 
 /// Refuses formats newer than `known`; `bytes` is the version field of `what`.
@@ -234,11 +248,12 @@ mod tests {
     #[test]
     fn segment_headers_are_checked() {
         let uuid = [7; 16];
-        let block = encode_segment_header(&uuid, 42);
-        assert_eq!(decode_segment_header(&block, &uuid, "f"), Ok(42));
+        let header = Header { generation: 42, epoch: Epoch(3), base: 17 };
+        let block = encode_segment_header(&uuid, header);
+        assert_eq!(decode_segment_header(&block, &uuid, "f"), Ok(header));
         assert!(matches!(decode_segment_header(&block, &[8; 16], "f"), Err(EngineError::Refused(_))));
         let mut newer = block;
-        newer[11] = 2;
+        newer[11] = 3;
         assert!(matches!(decode_segment_header(&newer, &uuid, "f"), Err(EngineError::Refused(_))));
         for at in (0..8).chain(12..HEADER_USED) {
             let mut bad = block;

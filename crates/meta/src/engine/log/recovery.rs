@@ -17,7 +17,8 @@ use super::segments::{Segments, freed_generation_of, generation_of, name_of};
 use super::{Older, Start};
 use crate::engine::disk::{Disk, DiskFile};
 use crate::engine::embedded::checkpoint::Checkpoint;
-use crate::engine::{EngineError, Mutation};
+use crate::engine::embedded::fence::{self, Fenced};
+use crate::engine::{EngineError, Epoch, Mutation};
 
 /// Decides about a batch that no sync marker covers: false cuts the log before it.
 pub type Verify<'a> = dyn FnMut(&[Mutation]) -> bool + 'a;
@@ -30,6 +31,10 @@ struct Found {
     name: String,
     file: Arc<dyn DiskFile>,
     bytes: u64,
+    epoch: Epoch,
+    /// Position that no record here may be above: a later opening went on from there. A process that had not noticed may have
+    /// appended more, and told nobody.
+    limit: Position,
     /// Position of the last batch in the valid sequence, if it has one.
     last: Option<Position>,
 }
@@ -46,18 +51,23 @@ fn io(what: &str, file: &str, why: &std::io::Error) -> EngineError {
     EngineError::Io(format!("metadata log: {what} {file} failed: {why}"))
 }
 
-/// Recovers the log of a volume: applies every batch above the checkpoint, cuts off what is not to be believed, and says
-/// where to go on. Changes nothing on the disk if it fails.
+/// What recovery goes by.
+pub(in crate::engine) struct Means {
+    pub disk: Arc<dyn Disk>,
+    pub uuid: Uuid,
+    pub segment_bytes: u64,
+}
+
+/// Recovers the log of a volume: begins an epoch, applies every batch above the checkpoint, cuts off what is not to be believed, and says
+/// where to go on. Changes nothing on the disk but the epoch if it fails.
 pub(in crate::engine) fn recover(
-    disk: Arc<dyn Disk>,
-    uuid: Uuid,
-    segment_bytes: u64,
+    Means { disk, uuid, segment_bytes }: Means,
     checkpoint: Checkpoint,
     verify: &mut Verify<'_>,
     apply: &mut Apply<'_>,
 ) -> Result<Start, EngineError> {
     let names = disk.list().map_err(|why| io("listing", &disk.describe(""), &why))?;
-    let mut found = Vec::new();
+    let (mut found, mut begun) = (Vec::new(), Vec::new());
     for name in &names {
         let Some(generation) = generation_of(name) else { continue };
         let path = disk.describe(name);
@@ -65,12 +75,22 @@ pub(in crate::engine) fn recover(
         let bytes = file.len().map_err(|why| io("reading", &path, &why))?;
         let mut block = vec![0; SEGMENT_HEADER.min(usize::try_from(bytes).unwrap_or(SEGMENT_HEADER))];
         file.read_at(&mut block, 0).map_err(|why| io("reading", &path, &why))?;
-        if decode_segment_header(&block, &uuid, &path)? != generation {
+        let header = decode_segment_header(&block, &uuid, &path)?;
+        if header.generation != generation {
             return Err(EngineError::Corrupt(format!("log segment {path}: is a copy of another one")));
         }
-        found.push(Found { generation, name: name.clone(), file, bytes, last: None });
+        begun.push((header.epoch, header.base));
+        let (name, epoch) = (name.clone(), header.epoch);
+        found.push(Found { generation, name, file, bytes, epoch, limit: Position::MAX, last: None });
     }
     found.sort_by_key(|found| found.generation);
+    for segment in &mut found {
+        let later = begun.iter().filter(|(epoch, _)| *epoch > segment.epoch).map(|(_, base)| *base);
+        segment.limit = later.min().unwrap_or(Position::MAX);
+    }
+    let newest = begun.iter().map(|(epoch, _)| *epoch).max().unwrap_or_default();
+    // From here on a process that still has the files tells nobody that something is durable; so the records may be read.
+    let fence = Arc::new(Fenced::open(&*disk, &uuid, newest)?);
     let (old, mut live): (Vec<_>, Vec<_>) =
         found.into_iter().partition(|found| found.generation < checkpoint.generation);
     if live.first().is_none_or(|first| first.generation != checkpoint.generation) {
@@ -90,11 +110,19 @@ pub(in crate::engine) fn recover(
         .unwrap_or(checkpoint.generation);
     let cut = &live[end.segment];
     clear_record(cut, end.offset).map_err(|why| io("cutting", &disk.describe(&cut.name), &why))?;
-    let mut segments =
-        Segments { disk: disk.clone(), uuid, segment_bytes, next_generation: highest + 1, free: Vec::new() };
+    let mut segments = Segments {
+        disk: disk.clone(),
+        uuid,
+        epoch: fence.held(),
+        base: end.next - 1,
+        fence,
+        segment_bytes,
+        next_generation: highest + 1,
+        free: Vec::new(),
+    };
     let fail = |why: std::io::Error| io("recycling below", &disk.describe(""), &why);
     for name in &names {
-        if name.ends_with(".tmp") {
+        if name.ends_with(".tmp") && name != fence::TEMPORARY {
             disk.remove(name).map_err(fail)?;
         } else if freed_generation_of(name).is_some() {
             segments.adopt(name).map_err(fail)?;
@@ -145,7 +173,7 @@ fn find_end(live: &mut [Found], checkpoint: Checkpoint, disk: &dyn Disk) -> Resu
                 (Kind::Batch, None) => record.position <= checkpoint + 1,
                 (Kind::Marker, None) => record.position <= checkpoint,
             };
-            if !follows {
+            if !follows || record.position > segment.limit {
                 break;
             }
             offset += record.bytes();
@@ -160,7 +188,7 @@ fn find_end(live: &mut [Found], checkpoint: Checkpoint, disk: &dyn Disk) -> Resu
             ended = Some(bytes);
         } else {
             let place = format!("{place}, or the first one of {},", disk.describe(&segment.name));
-            deny_durable(segment.generation, &bytes[offset..], next.unwrap_or(checkpoint + 1), &place)?;
+            deny_durable(segment, &bytes[offset..], next.unwrap_or(checkpoint + 1), &place)?;
         }
     }
     end.next = next.unwrap_or(checkpoint + 1);
@@ -172,14 +200,17 @@ fn find_end(live: &mut [Found], checkpoint: Checkpoint, disk: &dyn Disk) -> Resu
         )));
     }
     if let Some(bytes) = ended {
-        deny_durable(live[end.segment].generation, &bytes[end.offset..], end.next, &place)?;
+        deny_durable(&live[end.segment], &bytes[end.offset..], end.next, &place)?;
     }
     Ok(end)
 }
 
 /// Fails if a record somewhere in `bytes` proves that the batch at `missing`, which should be at `place`, was durable.
-fn deny_durable(generation: u64, bytes: &[u8], missing: Position, place: &str) -> Result<(), EngineError> {
-    let proves = |at| decode_header(&bytes[at..], generation).is_some_and(|record| record.durable >= missing);
+fn deny_durable(segment: &Found, bytes: &[u8], missing: Position, place: &str) -> Result<(), EngineError> {
+    let proves = |at| {
+        decode_header(&bytes[at..], segment.generation)
+            .is_some_and(|record| record.durable >= missing && record.position <= segment.limit)
+    };
     if (0..bytes.len().saturating_sub(RECORD_HEADER - 1)).step_by(ALIGN).any(proves) {
         return Err(EngineError::Corrupt(format!(
             "log segment {place} is damaged or missing, although a later one says that it was durable (position {missing}); \
@@ -205,7 +236,10 @@ fn replay(
         while let Some((record, payload)) =
             bytes.get(offset..).and_then(|rest| decode_record(rest, segment.generation))
         {
-            if record.position >= end.next || (index == end.segment && offset >= end.offset) {
+            if record.position >= end.next
+                || record.position > segment.limit
+                || (index == end.segment && offset >= end.offset)
+            {
                 break;
             }
             let start = offset;

@@ -6,8 +6,12 @@
 use std::io;
 use std::sync::Arc;
 
-use super::format::{SEGMENT_HEADER, Uuid, encode_segment_header};
+use kestrel_types::ids::Position;
+
+use super::format::{Header, SEGMENT_HEADER, Uuid, encode_segment_header};
+use crate::engine::Epoch;
 use crate::engine::disk::{Disk, DiskFile};
+use crate::engine::embedded::fence::Fenced;
 
 /// Files kept for recycling while the log is busy: writing zeros to new ones costs as much as the log itself.
 const FREE_MAX: usize = 32;
@@ -26,6 +30,11 @@ pub(in crate::engine) struct Segment {
 pub(in crate::engine) struct Segments {
     pub disk: Arc<dyn Disk>,
     pub uuid: Uuid,
+    pub fence: Arc<Fenced>,
+    /// Epoch of this opening.
+    pub epoch: Epoch,
+    /// Position of the last batch before it.
+    pub base: Position,
     pub segment_bytes: u64,
     /// Above every generation that any file on the disk ever had.
     pub next_generation: u64,
@@ -55,6 +64,8 @@ fn hex(digits: &str) -> Option<u64> {
 impl Segments {
     /// Makes a segment that holds at least `bytes`; durable when it returns.
     pub fn prepare(&mut self, bytes: u64) -> io::Result<Segment> {
+        // Another process may have taken the files over, and this generation is one of its own.
+        self.fence.check(&*self.disk, &self.uuid).map_err(io::Error::other)?;
         let temporary = "next.tmp";
         let (file, bytes) = match self.free.pop().filter(|_| bytes <= self.segment_bytes) {
             Some(free) => {
@@ -69,7 +80,8 @@ impl Segments {
         };
         let generation = self.next_generation;
         self.next_generation += 1;
-        file.write_at(&encode_segment_header(&self.uuid, generation), 0)?;
+        let header = Header { generation, epoch: self.epoch, base: self.base };
+        file.write_at(&encode_segment_header(&self.uuid, header), 0)?;
         file.sync()?;
         self.disk.rename(temporary, &name_of(generation))?;
         self.disk.sync_names()?;

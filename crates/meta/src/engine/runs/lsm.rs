@@ -21,7 +21,7 @@ use lsm_tree::{
 };
 use parking_lot::RwLock;
 
-use super::{Bytes, Changes, Cursor, EngineError, Runs};
+use super::{Bytes, Changes, Cursor, EngineError, Runs, Sorted};
 use crate::engine::disk::real::free_bytes;
 use crate::engine::embedded::{Compression, no_space};
 
@@ -217,14 +217,16 @@ impl Cursor for LsmCursor<'_> {
     }
 }
 
+impl Sorted for LsmRuns {
+    fn range(&self, from: &[u8], to: &[u8]) -> Box<dyn Cursor + '_> {
+        Box::new(LsmCursor { dir: &self.dir, rows: self.tree.range(from..to, SeqNo::MAX, None) })
+    }
+}
+
 impl Runs for LsmRuns {
     fn get(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
         guarded("cannot read the sorted runs", &self.dir, || self.tree.get(key, SeqNo::MAX))
             .map_err(|why| self.blame(key, why))
-    }
-
-    fn range(&self, from: &[u8], to: &[u8]) -> Box<dyn Cursor + '_> {
-        Box::new(LsmCursor { dir: &self.dir, rows: self.tree.range(from..to, SeqNo::MAX, None) })
     }
 
     fn ingest(&self, changes: &mut Changes<'_>) -> Result<(), EngineError> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Bytes, Changes, Cursor, EngineError, Runs};
+use super::{Bytes, Changes, Cursor, EngineError, Runs, Sorted};
 
 /// Runs in memory. Clones share their rows, as a reopened volume shares its disk.
 #[derive(Clone, Default)]
@@ -39,11 +39,7 @@ impl Cursor for Copy {
     }
 }
 
-impl Runs for ModelRuns {
-    fn get(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
-        Ok(self.0.lock().rows.get(key).map(|value| Bytes::from(value.as_slice())))
-    }
-
+impl Sorted for ModelRuns {
     fn range(&self, from: &[u8], to: &[u8]) -> Box<dyn Cursor + '_> {
         let model = self.0.lock();
         let rows: Vec<_> = model
@@ -52,6 +48,12 @@ impl Runs for ModelRuns {
             .map(|(key, value)| (Bytes::from(key.as_slice()), Bytes::from(value.as_slice())))
             .collect();
         Box::new(Copy(rows.into_iter()))
+    }
+}
+
+impl Runs for ModelRuns {
+    fn get(&self, key: &[u8]) -> Result<Option<Bytes>, EngineError> {
+        Ok(self.0.lock().rows.get(key).map(|value| Bytes::from(value.as_slice())))
     }
 
     fn ingest(&self, changes: &mut Changes<'_>) -> Result<(), EngineError> {

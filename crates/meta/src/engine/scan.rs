@@ -1,4 +1,4 @@
-//! Scans: rows in memory merged with the sorted runs, in windows, so that no lock is held while rows are shown and memory
+//! Scans: rows in memory merged with those below, the sorted runs, in windows, so that no lock is held while rows are shown and memory
 //! stays bounded.
 //!
 //! Why no row is missed: a window's rows are copied out of memory first; then the runs are looked at. A row leaves memory
@@ -11,9 +11,10 @@ use std::ops::ControlFlow;
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, PREFIX_LEN, Table};
 
-use super::super::rows::{Copied, GroupKey, WholeRow, not_durable};
-use super::super::runs::{Bytes, Cursor};
-use super::{EngineError, Shared, VisitRow};
+use super::durability::Waiters;
+use super::rows::{Copied, GroupKey, Rows, WholeRow, not_durable};
+use super::runs::{Bytes, Cursor, Sorted};
+use super::{EngineError, VisitRow};
 
 /// Rows of the first window; many scans want only a few.
 const FIRST_WINDOW: usize = 128;
@@ -104,14 +105,24 @@ fn merge(
     }
 }
 
-impl Shared {
-    fn open_cursor(&self, from: &[u8], to: &[u8], removals: u64) -> Result<Ahead<'_>, EngineError> {
-        let mut cursor = self.runs.range(from, to);
+/// What scans look at.
+pub(super) struct Scans<'a> {
+    pub rows: &'a Rows,
+    pub below: &'a dyn Sorted,
+    pub waiters: &'a Waiters,
+    /// Memory for rows, bytes: with more than that no group is kept as a whole.
+    pub row_bytes: usize,
+}
+
+impl<'a> Scans<'a> {
+    fn open_cursor(&self, from: &[u8], to: &[u8], removals: u64) -> Result<Ahead<'a>, EngineError> {
+        let mut cursor = self.below.range(from, to);
         let next = cursor.next()?;
         Ok(Ahead { cursor, next, removals })
     }
 
-    pub(super) fn scan(
+    /// [`super::Engine::scan`].
+    pub fn scan(
         &self,
         group: GroupKey,
         after: Option<&[u8]>,
@@ -164,11 +175,7 @@ impl Shared {
                 }
             }
             if !bounded {
-                if whole
-                    && !complete
-                    && kept.len() <= KEEP_MAX
-                    && self.rows.bytes() < self.options.row_bytes()
-                {
+                if whole && !complete && kept.len() <= KEEP_MAX && self.rows.bytes() < self.row_bytes {
                     self.rows.complete(group, first_removals, &kept);
                 }
                 return Ok(deleted);
@@ -178,7 +185,8 @@ impl Shared {
         }
     }
 
-    pub(super) fn scan_table(
+    /// [`super::Engine::scan_table`].
+    pub fn scan_table(
         &self,
         table: Table,
         from: Option<KeyRef<'_>>,
