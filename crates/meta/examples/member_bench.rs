@@ -53,7 +53,14 @@ impl Cluster {
             Member::format(&*engine, root, 0, id, placement.clone())?;
             let (durability, replies) = (Durability::Commit, Replies::Inline);
             let node = NodeConfig { workers: 2, durability, replies, ..NodeConfig::default() };
-            let config = MemberConfig { me: id, placement: placement.clone(), node, seed: 1, joining: false };
+            let config = MemberConfig {
+                me: id,
+                placement: placement.clone(),
+                node,
+                seed: 1,
+                joining: false,
+                sole: true,
+            };
             Ok::<_, Failure>((id, Member::open(engine, Arc::new(SystemClock), config, 0)?))
         };
         let members = (1..=nodes).map(open).collect::<Result<_, _>>()?;

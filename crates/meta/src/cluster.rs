@@ -9,10 +9,13 @@
 //! | `subdir` | home slot of the child |
 //! | `dirid`, `link`, `chunk`, `xattr`, `moved`, `sweep` | home slot of the id, which the id carries |
 //! | `reap` | the node that wrote it |
-//! | `system` | its node, but for the record [`DIR_RENAMES`], which only exists as something to lock: where the root's entry is |
+//! | `system` | its node, but for the record [`DIR_RENAMES`], which only exists as something to lock: the coordinator |
 //! | `txn` | its node |
 //!
 //! An inode number carries the slot of the name it was made for, so creating anything concerns one node.
+//!
+//! Idle members ([`Placement::idle`]) own none of that but their own `system` and `txn` rows, and lead no request: so nobody has to ask them for
+//! figures, names or opens, and they need no lease, nor to be told which directories change. They take part in changes of the table, and grant leases.
 //!
 //! The table changes ([`crate::member`]) with every role of the node held, so a batch takes it once and sees the same one from beginning
 //! to end. A volume that one process
@@ -28,7 +31,7 @@ use kestrel_types::placement::{NodeId, Placement, maker_of_id};
 use kestrel_types::request::Op;
 use parking_lot::RwLock;
 
-use crate::lease::Lease;
+use crate::lease::{Lease, Tenure};
 use crate::locks::LockTable;
 use crate::node::WORKERS_MAX;
 use crate::rows::number_of;
@@ -43,7 +46,7 @@ pub const MEMBER_SHARES: usize = 16;
 const _: () = assert!(WORKERS_MAX * NODES_MAX as usize == 1 << 16, "a share's number has 16 bits");
 
 /// Name of the record in table `system` that whoever moves a directory to another parent locks, so that two such moves never
-/// form a cycle. It stands in the place of the coordinator (`metadata.md` §5).
+/// form a cycle. It is the coordinator's (`metadata.md` §5), and moves with that role.
 pub const DIR_RENAMES: &[u8] = b"dir renames";
 
 /// See the module's header.
@@ -59,6 +62,8 @@ pub struct Cluster {
     version: AtomicU64,
     /// The node is not one of the cluster, not yet or not any more: it serves nobody.
     outside: AtomicBool,
+    /// Others can claim the node's store while it runs: it answers nothing without a lease.
+    shared: bool,
 }
 
 impl Cluster {
@@ -80,7 +85,33 @@ impl Cluster {
             table: RwLock::new(Arc::new(table)),
             version,
             outside: AtomicBool::new(false),
+            shared: false,
         }
+    }
+
+    /// That of a node whose store others can claim, if they can.
+    pub(crate) fn on_shared(self, shared: bool) -> Self {
+        Self { shared, ..self }
+    }
+
+    /// Whether others can claim the node's store while it runs.
+    pub fn is_shared(&self) -> bool {
+        self.shared
+    }
+
+    /// Whether the node may say anything at this moment that others rely on: another process may have its store otherwise.
+    pub fn may_answer(&self) -> bool {
+        !self.needs_lease() || self.lease.is_held()
+    }
+
+    /// The lease as a batch that begins now sees it.
+    pub(crate) fn tenure(&self) -> Tenure<'_> {
+        Tenure::of(Some(&self.lease), self.needs_lease())
+    }
+
+    /// Nothing is answered without a lease; who is outside answers nobody but those who ask what became of calls of before.
+    fn needs_lease(&self) -> bool {
+        self.shared && !self.is_outside()
     }
 
     /// Who owns what at present. Who holds a role sees the same table until he lets it go.
@@ -148,6 +179,16 @@ impl NodeTable {
         self.placement.map.members().iter().map(|member| member.id)
     }
 
+    /// Those of them that serve clients.
+    pub fn serving(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.placement.serving().map(|member| member.id)
+    }
+
+    /// Whether this node serves no clients.
+    pub fn is_idle(&self) -> bool {
+        self.placement.is_idle(self.me)
+    }
+
     /// Whether there is no other node.
     pub fn is_alone(&self) -> bool {
         self.placement.map.members().len() == 1 && !self.has_left()
@@ -163,18 +204,25 @@ impl NodeTable {
         self.leaving.as_ref().is_some_and(|next| next.map.member(self.me).is_none())
     }
 
-    /// The node whose shares of directories and objects come at this place, from 0 to [`NodeTable::share_holders`]: members, and then
-    /// those that have left, whose shares their heirs have.
+    /// The node whose shares of directories and objects come at this place, from 0 to [`NodeTable::share_holders`]: members that are not
+    /// idle, and then those that have left, whose shares their heirs have.
     #[inline]
     pub fn share_holder(&self, at: usize) -> NodeId {
-        let members = self.placement.map.members();
-        members.get(at).map_or_else(|| self.placement.former[at - members.len()].0, |member| member.id)
+        let Placement { map, idle, former, .. } = &self.placement;
+        let members = map.members();
+        let mut place = at;
+        for node in idle {
+            let skipped = members.binary_search_by_key(node, |member| member.id);
+            place += usize::from(skipped.is_ok_and(|skipped| skipped <= place));
+        }
+        members.get(place).map_or_else(|| former[place - members.len()].0, |member| member.id)
     }
 
     /// How many nodes have, or had, shares of their own.
     #[inline]
     pub fn share_holders(&self) -> usize {
-        self.placement.map.members().len() + self.placement.former.len()
+        let Placement { map, idle, former, .. } = &self.placement;
+        map.members().len() - idle.len() + former.len()
     }
 
     /// The node that owns what is found by this id.
@@ -216,8 +264,8 @@ impl NodeTable {
         self.leaving.as_ref().is_some_and(|next| next.home_of(id).id != self.me)
     }
 
-    /// The node that leads an operation ([`Placement::leader`]); this one if any could, unless it has left. One that is leaving gives no
-    /// object numbers any more: nobody would know who uses them.
+    /// The node that leads an operation ([`Placement::leader`]); this one if any could, unless it has left or is idle. One that is leaving gives
+    /// no object numbers any more: nobody would know who uses them.
     pub fn leader(&self, op: &Op) -> NodeId {
         if let Some(member) = self.placement.leader(op) {
             return member.id;
@@ -225,12 +273,14 @@ impl NodeTable {
         if let Some(heir) = self.placement.heir_of(self.me) {
             return heir;
         }
-        match op {
-            Op::AllocObjects(_) if self.placement.is_leaving(self.me) => {
-                self.nodes().find(|node| !self.placement.is_leaving(*node)).unwrap_or(self.me)
-            }
-            _ => self.me,
+        let passes_on = match op {
+            Op::AllocObjects(_) => self.placement.is_leaving(self.me) || self.is_idle(),
+            _ => self.is_idle(),
+        };
+        if passes_on {
+            return self.serving().find(|node| !self.placement.is_leaving(*node)).unwrap_or(self.me);
         }
+        self.me
     }
 
     /// Whether the number of a file says that nobody can have opened it elsewhere while it was where it was made.
@@ -266,7 +316,28 @@ pub fn owner(placement: &Placement, me: NodeId, table: Table, id: u64, suffix: &
         Table::DirId | Table::Link | Table::Chunk | Table::Xattr | Table::Moved | Table::Sweep => {
             placement.home_of(id).id
         }
-        Table::System if suffix == DIR_RENAMES => placement.owner_of(0, b"").id,
+        Table::System if suffix == DIR_RENAMES => placement.coordinator,
         Table::System | Table::Txn | Table::Reap => me,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kestrel_types::placement::{ClusterMap, ExceptionTable, Member};
+
+    use super::*;
+
+    #[test]
+    fn idle_members_have_no_shares() {
+        let member = |id: NodeId| Member { id, address: format!("n{id}:1") };
+        let map = ClusterMap::new([2, 5, 8].map(member).into(), |_| 5).unwrap();
+        let mut placement = Placement::new(map, ExceptionTable::default()).with_coordinator(5).unwrap();
+        placement = placement.without(2, 8).unwrap();
+        for id in [1, 6, 7, 9] {
+            placement = placement.with_member(member(id), true).unwrap();
+        }
+        let table = NodeTable::new(1, placement).unwrap();
+        let holders: Vec<NodeId> = (0..table.share_holders()).map(|at| table.share_holder(at)).collect();
+        assert_eq!(holders, [5, 8, 2]);
     }
 }

@@ -61,15 +61,37 @@ impl Lease {
 
 /// The lease as one batch, or one run of a transaction, sees it: it is looked at once, when something was found in the replica first. The
 /// replica's contents change only with every role held, so all that the batch finds there was true at that moment.
+///
+/// A member whose store others can claim looks at it before each batch, whatever that finds, and again when all is read: what was read was
+/// true at that second moment, also what came from the store itself.
 pub struct Tenure<'a> {
     lease: Option<&'a Lease>,
+    /// Nothing is answered without it.
+    always: bool,
     held: Cell<Option<bool>>,
 }
 
 impl<'a> Tenure<'a> {
-    /// None: there are no others, and nothing to look at.
-    pub fn of(lease: Option<&'a Lease>) -> Self {
-        Self { lease, held: Cell::new(None) }
+    /// None: there are no others, and nothing to look at. `always`: nothing at all is answered without it.
+    pub fn of(lease: Option<&'a Lease>, always: bool) -> Self {
+        Self { lease, always, held: Cell::new(None) }
+    }
+
+    /// Whether a batch may begin. Whoever asks holds a role.
+    #[inline]
+    pub fn may_begin(&self) -> bool {
+        !self.always || self.is_held()
+    }
+
+    /// Whether what it has read may be answered: a second look. Whoever asks still holds the role.
+    #[inline]
+    pub fn may_end(&self) -> bool {
+        !self.always || self.lease.is_none_or(Lease::is_held)
+    }
+
+    /// Whether nothing at all is answered without it.
+    pub fn is_always_asked(&self) -> bool {
+        self.always
     }
 
     /// Whether what the replica says counts. Whoever asks holds a role.
@@ -92,14 +114,27 @@ mod tests {
     fn a_batch_looks_once() {
         let lease = Lease::default();
         lease.tell(5);
-        assert!(!lease.is_held() && !Tenure::of(Some(&lease)).is_held());
+        assert!(!lease.is_held() && !Tenure::of(Some(&lease), false).is_held());
         lease.set(7);
-        let tenure = Tenure::of(Some(&lease));
+        let tenure = Tenure::of(Some(&lease), false);
         assert!(tenure.is_held());
         lease.tell(7);
         lease.tell(6);
-        assert!(!lease.is_held() && tenure.is_held() && !Tenure::of(Some(&lease)).is_held());
+        assert!(!lease.is_held() && tenure.is_held() && !Tenure::of(Some(&lease), false).is_held());
         lease.set(FOREVER);
-        assert!(lease.is_held() && Tenure::of(None).is_held());
+        assert!(lease.is_held() && Tenure::of(None, false).is_held());
+    }
+
+    #[test]
+    fn a_batch_that_always_needs_it_looks_before_and_after() {
+        let lease = Lease::default();
+        lease.tell(5);
+        let (strict, easy) = (Tenure::of(Some(&lease), true), Tenure::of(Some(&lease), false));
+        assert!(!strict.may_begin() && !strict.may_end() && easy.may_begin() && easy.may_end());
+        lease.set(7);
+        let strict = Tenure::of(Some(&lease), true);
+        assert!(strict.may_begin() && strict.may_end());
+        lease.tell(7);
+        assert!(strict.may_begin() && !strict.may_end(), "it looks once before, and once more after");
     }
 }

@@ -21,6 +21,7 @@ pub mod rows;
 pub mod session;
 pub mod stats;
 pub mod tally;
+pub mod tokens;
 pub mod txn;
 pub mod view;
 pub mod walks;

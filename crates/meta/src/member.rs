@@ -29,6 +29,7 @@
 //!
 //! [`host`] puts threads around it, [`Envelope::encode`] says what it tells others in bytes.
 
+mod census;
 pub mod change;
 mod commit;
 mod coordinate;
@@ -43,9 +44,12 @@ mod nameless;
 mod poll;
 mod reap;
 mod records;
+pub mod seat;
 mod stop;
 mod tree;
 mod unsent;
+mod voice;
+pub mod whereabouts;
 mod wire;
 mod work;
 
@@ -62,16 +66,18 @@ use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::{Creds, Op, OpenFlags, Reply, Request};
 use parking_lot::Mutex;
 
+pub use census::{Census, Counted};
 use change::records::ChangeRecords;
 use change::{Changed, Changing, DepartureGuard, Expected, LockGuard, TableListener};
 use coordinate::Coordinator;
-pub use message::{Envelope, Fetched, LoanId, Message, Vote};
+pub use message::{Envelope, Fetched, LoanId, Message, TokensMessage, Vote};
 pub use poll::{Answer, Question};
 pub use reap::{Forgot, Reap, Weight};
 
 use crate::cluster::{Cluster, NodeTable};
 use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{counter_row, decode_counter, system_key};
+use crate::lease::Now;
 use crate::locks::TxnId;
 use crate::node::{Done, Durability, Node, NodeConfig, RootAttr};
 use crate::ops::open::Claim;
@@ -119,6 +125,8 @@ pub struct MemberConfig {
     /// It waits to be taken into the cluster: the table is one in which it owns nothing, and it serves nobody until the others have one that
     /// it is in. Of no consequence once that was so.
     pub joining: bool,
+    /// No earlier start of this member can be running any more. Of consequence only if its engine is shared.
+    pub sole: bool,
 }
 
 /// Who asks a member for something.
@@ -153,6 +161,8 @@ enum Todo {
     Decided,
     Expect(NodeId, Expected),
     Changed(Option<Changed>),
+    /// The store was this start's then.
+    Confirmed(Nanos),
 }
 
 /// What the node said.
@@ -205,6 +215,8 @@ pub struct Member {
     numbers: u64,
     inbox: Arc<Inbox>,
     outbox: Vec<(NodeId, Envelope)>,
+    /// Directories that members are to forget: they have not been told, nor has this one.
+    broadcast: BTreeMap<NodeId, Vec<(TxnId, Vec<InodeId>)>>,
     /// Messages to itself.
     own: VecDeque<Message>,
     /// What waits for the log.
@@ -252,6 +264,10 @@ pub struct Member {
     told_unsent: bool,
     /// Whether locks of files are in the way of a change.
     lock_guard: Option<Box<LockGuard>>,
+    /// Counts what the node has.
+    census: Option<Box<Census>>,
+    /// Who waits for what all nodes have.
+    counting: Option<Counted>,
     /// Whether the process knows of somebody who keeps this node from leaving.
     departure_guard: Option<Box<DepartureGuard>>,
     /// Who hears of new tables.
@@ -276,13 +292,15 @@ impl Member {
     }
 
     /// Has a new member count on from there: inodes and objects. What it makes up then differs from what was ever made up under its number
-    /// by others that this volume's rows came from, if the coordinator, whose counters these were, is above all of that.
+    /// by others that this volume's rows came from, if the coordinator, whose counters these were, is above all of that. One that is further
+    /// stays there.
     ///
     /// # Errors
     /// The engine's.
     pub fn count_from(engine: &dyn Engine, [inodes, objects]: [u64; 2]) -> FsResult<()> {
-        let (inodes, objects) = (inodes.max(FIRST_INODE), objects.max(FIRST_OBJECT));
-        let rows = vec![counter_row("inodes", inodes), counter_row("objects", objects)];
+        let from = |name, least: u64| FsResult::Ok(counter_row(name, read_counter(engine, name)?.max(least)));
+        let rows =
+            vec![from("inodes", inodes.max(FIRST_INODE))?, from("objects", objects.max(FIRST_OBJECT))?];
         engine.commit(BatchKind::Growing, rows).map(drop).map_err(engine_error)
     }
 
@@ -301,22 +319,32 @@ impl Member {
     }
 
     /// As [`Member::open`]. With a bell, which is rung on whatever thread when there is something to look at, who holds the member
-    /// leaves to do what may take other threads' time: [`Node::drive_due`] and [`Member::take_finished`].
+    /// leaves to do what may take other threads' time: [`Node::drive_due`] and [`Member::take_finished`]. The clock beside it says what time it is,
+    /// as `now` does.
     fn open_with(
         engine: Arc<dyn Engine>,
         clock: Arc<dyn Clock>,
         config: MemberConfig,
         now: Nanos,
-        bell: Option<Arc<Bell>>,
+        host: Option<(Arc<Bell>, Box<Now>)>,
     ) -> FsResult<Self> {
         if config.node.durability != Durability::Commit {
             return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit"));
         }
+        // Before anything is read: whoever had the rows until now gets no commit through any more.
+        let engine = engine.claim().map_err(engine_error)?;
+        let (bell, time) = host.unzip();
+        // A claim takes its time; what is counted from it must not begin before.
+        let claimed = time.as_ref().map_or(now, |time| time()).max(now);
         let changes = ChangeRecords::read(&*engine)?;
         let changing = Changing::new(&changes, config.joining, now);
         let table = changes.present(config.me, config.placement)?;
         let (present, outside) = (table.placement.clone(), changing.joining || table.has_left());
-        let cluster = Cluster::with(table);
+        let shared = engine.is_shared();
+        let cluster = Cluster::with(table).on_shared(shared);
+        if let Some(time) = time {
+            cluster.lease.set_clock(time);
+        }
         cluster.set_outside(outside);
         let epoch = next_epoch(&*engine)?;
         let records = records::read(&*engine)?;
@@ -333,6 +361,7 @@ impl Member {
             numbers: epoch << 32,
             inbox: Arc::new(Inbox { bell, ..Inbox::default() }),
             outbox: Vec::new(),
+            broadcast: BTreeMap::new(),
             own: VecDeque::new(),
             waiting: BTreeMap::new(),
             works: BTreeMap::new(),
@@ -351,13 +380,15 @@ impl Member {
             sync_failure: Arc::default(),
             failure: None,
             nameless: BTreeMap::new(),
-            leases: Leases::new(now),
+            leases: Leases::new(shared, config.sole, claimed),
             parked: BTreeSet::new(),
             unlocked: false,
             unlocks: 0,
             finished: Vec::new(),
             told_unsent: false,
             lock_guard: None,
+            census: None,
+            counting: None,
             departure_guard: None,
             table_listener: None,
             changing,
@@ -386,7 +417,7 @@ impl Member {
             && let Some(why) = self.failure()
         {
             let why = why.clone();
-            self.finished.push((done, Err(why.into())));
+            self.refuse(done, why);
             return self.tell_finished();
         }
         self.begin(request, asker, None, Back::Here(done));
@@ -399,7 +430,7 @@ impl Member {
         self.at(now);
         if let Some(failure) = self.failure() {
             let failure = failure.clone();
-            self.finished.push((done, Err(failure.into())));
+            self.refuse(done, failure);
             return self.tell_finished();
         }
         let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
@@ -417,14 +448,14 @@ impl Member {
         if left && !matches!(envelope.message, Message::Change(_)) {
             // It goes on as if it had not, and does not ask how that is.
             if self.leads_changes().is_ok()
-                && matches!(envelope.message, Message::Lease(LeaseMessage::Ask(_)))
+                && matches!(envelope.message, Message::Lease(LeaseMessage::Ask { .. }))
             {
                 self.has_left_already(envelope.from);
             }
             return;
         }
         self.node.observe(envelope.stamp);
-        self.leases.heard_of(envelope.from);
+        self.leases.heard_of(envelope.from, now);
         self.handle(envelope.from, envelope.message);
         self.pump();
     }
@@ -435,6 +466,7 @@ impl Member {
         if !self.is_sound() {
             return;
         }
+        self.tick_voice();
         self.tick_lease();
         self.tick_works();
         self.tick_fetches();
@@ -488,8 +520,11 @@ impl Member {
         std::mem::take(&mut self.finished)
     }
 
-    /// What it says to others since this was asked last.
+    /// What it says to others since this was asked last. All that one of them is to forget because directories change is one message.
     pub fn take_outbox(&mut self) -> Vec<(NodeId, Envelope)> {
+        if self.is_sound() {
+            self.send_broadcast();
+        }
         std::mem::take(&mut self.outbox)
     }
 
@@ -522,6 +557,9 @@ impl Member {
     }
 
     fn handle(&mut self, from: NodeId, message: Message) {
+        if !self.may_say(from, &message) {
+            return;
+        }
         match message {
             Message::Fetch { number, table, want } => self.look_up(from, number, table, &want),
             Message::Fetched(number, found) => self.fetched(number, found),
@@ -532,8 +570,8 @@ impl Member {
                 self.lent(from, txn, round, loan, rows, spans);
             }
             Message::Refused(txn, round) => self.refused(from, txn, round),
-            Message::Invalidate(txn, dirs) => self.invalidate(from, txn, &dirs),
-            Message::Invalidated(txn) => self.invalidated(from, txn),
+            Message::Invalidate(changes) => self.invalidate(from, changes),
+            Message::Invalidated(txns) => txns.into_iter().for_each(|txn| self.invalidated(from, txn)),
             Message::Prepare { txn, loan, mutations } => self.prepare(from, txn, loan, mutations),
             Message::Voted(txn, vote) => self.voted(from, txn, vote),
             Message::Decide(txn, commit) => self.decide(from, txn, commit),
@@ -548,6 +586,7 @@ impl Member {
             Message::Polled { number, answer } => self.told(from, number, answer),
             Message::Change(message) => self.heard_of_change(from, message),
             Message::Lease(message) => self.heard_of_lease(from, message),
+            Message::Tokens(_) | Message::Whereabouts(_) => {}
         }
     }
 
@@ -580,6 +619,7 @@ impl Member {
                             done(Ok(()));
                         }
                     }
+                    Todo::Confirmed(made) => self.leases.voice.confirmed(made),
                 }
                 continue;
             }
@@ -669,16 +709,20 @@ impl Member {
     }
 }
 
-/// Counts a start, durably.
-fn next_epoch(engine: &dyn Engine) -> FsResult<u64> {
-    let mut epoch = Ok(0);
-    let read = engine.get_many(&[system_key("epoch")], &mut |_, row| {
-        epoch = row.value.map_or(Ok(0), decode_counter);
+/// A counter; 0 if there is none.
+fn read_counter(engine: &dyn Engine, name: &'static str) -> FsResult<u64> {
+    let mut counter = Ok(0);
+    let read = engine.get_many(&[system_key(name)], &mut |_, row| {
+        counter = row.value.map_or(Ok(0), decode_counter);
     });
     read.map_err(engine_error)?;
-    let epoch = epoch
-        .map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record \"epoch\": {why}")))?
-        + 1;
+    counter.map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record \"{name}\": {why}")))
+}
+
+/// Counts a start, durably. Not the engine's epoch: this one is a row, which an old copy of the directory has as it was, and by which
+/// the others know the copy; that one belongs to the store, and grows there whatever the rows say.
+fn next_epoch(engine: &dyn Engine) -> FsResult<u64> {
+    let epoch = read_counter(engine, "epoch")? + 1;
     engine.commit(BatchKind::Freeing, vec![counter_row("epoch", epoch)]).map_err(engine_error)?;
     engine.sync().map_err(engine_error)?;
     Ok(epoch)

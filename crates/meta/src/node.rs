@@ -176,7 +176,16 @@ impl Node {
             }
             Lane::Worker(_) | Lane::Exclusive => self.core.workers,
         };
-        self.lanes[lane].push(Job { origin, ..Job::since(request, sink, now) });
+        self.lanes[lane].push(Job {
+            request,
+            origin,
+            claim: None,
+            route: Route::AsAsked,
+            hops: 0,
+            unswept: None,
+            since: now,
+            sink,
+        });
         1 << lane
     }
 

@@ -1,6 +1,7 @@
 //! The batch pipeline: prefetch, execute in order, commit, and what each request gets to hear.
 //!
-//! 1. **Plan.** Every operation runs dry, which names the rows it needs. A path that many share is walked once ([`crate::walks`]).
+//! 1. **Plan.** Every operation runs dry, which names the rows it needs. A path that many share is walked once ([`crate::walks`]), and
+//!    where it led is kept for when the operation runs ([`crate::view::Planned`]).
 //! 2. **Prefetch.** One multi-get for all of them.
 //! 3. **Execute** in order; each sees what those before it changed. One that finds it needs more rows is undone, the rest of
 //!    the batch is planned again, and it goes on after another fetch.
@@ -10,6 +11,8 @@
 //! If the commit fails, nothing has happened: session state is put back, and every operation that changed something, or saw a
 //! change of this batch, fails with the engine's error. A batch that did not fit the disk is run again one by one, so that
 //! operations that free space get through and others fail alone.
+
+use std::time::Duration;
 
 use kestrel_types::clock::Nanos;
 use kestrel_types::crash;
@@ -23,10 +26,11 @@ use crate::effects::{Effects, Mark};
 use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{Allocator, Block, Timestamps};
 use crate::lease::Tenure;
+use crate::member::lease::PROMISE;
 use crate::ops::{self, Lane};
 use crate::rows::{Rows, Scope};
 use crate::txn::{self, Told};
-use crate::view::{Core, Route, Run, Stop, View};
+use crate::view::{Core, Planned, Route, Run, Stop, View};
 use crate::walks::Walks;
 use crate::worker::{Elsewhere, Job};
 
@@ -106,14 +110,39 @@ pub type UsageChange = [i64; 3];
 /// Runs the jobs as one batch; one step a job in `steps`.
 pub fn run(means: &Means<'_>, desk: &mut Desk<'_>, jobs: &[Job], steps: &mut Vec<Step>) -> UsageChange {
     let first = steps.len();
+    if !means.tenure.may_begin() {
+        hand_back(jobs.len(), &Elsewhere::Unleased, first, steps);
+        return [0; 3];
+    }
     let stamp = means.stamps.tick(means.engine, means.now);
-    // A failure shows when an operation finds no number left.
-    let _ = desk.ids.fill(jobs.len() as u64, means.inodes, means.engine);
+    // Any other failure shows when an operation finds no number left.
+    let filled = desk.ids.fill(jobs.len() as u64, means.inodes, means.engine);
+    if let Some(why) = taken_over(means, &filled) {
+        hand_back(jobs.len(), &why, first, steps);
+        return [0; 3];
+    }
     let result = execute(means, desk, jobs, *stamp.as_ref().unwrap_or(&0), steps)
         // Without a timestamp nothing may change, but reads are as good as ever.
-        .and_then(|()| if desk.rows.is_dirty() { stamp.map(drop) } else { Ok(()) })
-        .and_then(|()| commit(means, desk, jobs, &mut steps[first..]));
+        .and_then(|()| if desk.rows.is_dirty() { stamp.map(drop) } else { Ok(()) });
+    if result.is_ok() && means.tenure.is_always_asked() {
+        for step in &mut steps[first..] {
+            if matches!(&step.verdict, Verdict::Reply(reply) if is_lost(means.engine, reply)) {
+                step.verdict = Verdict::Elsewhere(Elsewhere::Later);
+            }
+        }
+    }
+    let may_end = means.tenure.may_end();
+    let result = match result {
+        Ok(()) if may_end => commit(means, desk, jobs, &mut steps[first..]),
+        other => other,
+    };
+    let taken = if may_end { taken_over(means, &result) } else { Some(Elsewhere::Unleased) };
     let usage = match result {
+        _ if taken.is_some() => {
+            desk.effects.back_to(&Mark::default(), &means.core.opens);
+            hand_back(jobs.len(), taken.as_ref().unwrap_or(&Elsewhere::Later), first, steps);
+            [0; 3]
+        }
         Ok(()) => std::mem::take(&mut desk.effects.usage),
         Err(error) => {
             desk.effects.back_to(&Mark::default(), &means.core.opens);
@@ -135,13 +164,53 @@ pub fn run(means: &Means<'_>, desk: &mut Desk<'_>, jobs: &[Job], steps: &mut Vec
     usage
 }
 
+/// Whether the store was lost to somebody else, who may be asked in a moment, or does not answer: nothing of the batch has happened.
+fn taken_over(means: &Means<'_>, result: &Result<(), EngineError>) -> Option<Elsewhere> {
+    let lost = match result {
+        Err(EngineError::Fenced { .. } | EngineError::Refused(_)) => means.tenure.is_always_asked(),
+        Err(EngineError::Io(_)) => means.tenure.is_always_asked() && is_away(means.engine),
+        Err(EngineError::NoSpace | EngineError::Corrupt(_)) | Ok(()) => false,
+    };
+    lost.then_some(Elsewhere::Later)
+}
+
+/// Whether the store is lost to this process: one that takes another batch is not.
+fn takes_nothing(engine: &dyn Engine) -> bool {
+    engine.commit(BatchKind::Freeing, Vec::new()).is_err()
+}
+
+/// Whether the store is lost to this process, or has not answered for so long that this node has no lease: then a read in a hurry
+/// ([`crate::engine::Hurry`]) has failed by that.
+fn is_away(engine: &dyn Engine) -> bool {
+    engine.silence() > Duration::from_nanos(PROMISE.unsigned_abs()) || takes_nothing(engine)
+}
+
+/// Whether something failed by itself because the store is lost, or does not answer.
+pub fn is_lost(engine: &dyn Engine, reply: &Reply) -> bool {
+    matches!(reply, Err(Outcome::Failed(why)) if why.errno == libc::EIO) && is_away(engine)
+}
+
+/// Nothing of the batch has happened, and whoever brought it hears why.
+#[cold]
+fn hand_back(count: usize, why: &Elsewhere, first: usize, steps: &mut Vec<Step>) {
+    steps.truncate(first);
+    let handed = || Step {
+        verdict: Verdict::Elsewhere(why.clone()),
+        wait: 0,
+        changed: false,
+        session: false,
+        depends: false,
+    };
+    steps.extend(std::iter::repeat_with(handed).take(count));
+}
+
 /// Whether some of the operations may succeed alone though the batch failed.
 fn is_worth_single_runs(error: &EngineError, jobs: &[Job]) -> bool {
     match error {
         EngineError::NoSpace => jobs.iter().any(|job| ops::is_freeing(&job.request.op)),
         // One damaged or unreadable row must not fail its neighbours.
         EngineError::Io(_) | EngineError::Corrupt(_) => true,
-        EngineError::Refused(_) => false,
+        EngineError::Refused(_) | EngineError::Fenced { .. } => false,
     }
 }
 
@@ -176,6 +245,7 @@ fn attempt(
     desk: &mut Desk<'_>,
     job: &Job,
     told: Option<&Told>,
+    planned: &mut Option<Planned>,
     stamp: u64,
     dry: bool,
 ) -> (Run<kestrel_types::request::Answer>, Position, bool) {
@@ -192,6 +262,7 @@ fn attempt(
         stamp,
         dry,
         route: &job.route,
+        planned,
         wait: 0,
         depends: false,
         no_dirs: None,
@@ -215,8 +286,9 @@ fn execute(
     desk.effects.clear();
     let told = txn::recall(means.engine, jobs)?;
     let told = |number: usize| told.get(number).and_then(Option::as_ref);
+    let mut planned = vec![None; jobs.len()];
     for (number, job) in jobs.iter().enumerate() {
-        let _plan = attempt(means, desk, job, told(number), stamp, true);
+        let _plan = attempt(means, desk, job, told(number), &mut planned[number], stamp, true);
     }
     let cluster = means.core.cluster.as_deref();
     let scope = cluster.zip(means.table).map(|(cluster, table)| Scope { table, locks: &cluster.locks });
@@ -225,7 +297,8 @@ fn execute(
     for (number, job) in jobs.iter().enumerate() {
         loop {
             let mark = desk.effects.mark();
-            let (result, wait, depends) = attempt(means, desk, job, told(number), stamp, false);
+            let (result, wait, depends) =
+                attempt(means, desk, job, told(number), &mut planned[number], stamp, false);
             let result = match scope {
                 None => result,
                 Some(scope) => result.and_then(|answer| within(scope, desk).map(|()| answer)),
@@ -257,7 +330,7 @@ fn execute(
             stops += 1;
             let rest = if stops <= REPLANS_MAX { number + 1..jobs.len() } else { 0..0 };
             for later in rest {
-                let _plan = attempt(means, desk, &jobs[later], told(later), stamp, true);
+                let _plan = attempt(means, desk, &jobs[later], told(later), &mut planned[later], stamp, true);
             }
             desk.rows.fetch(means.engine, scope, means.core.scan_rows)?;
         }

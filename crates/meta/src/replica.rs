@@ -76,7 +76,12 @@ impl Replica {
     /// A directory by place.
     #[inline]
     pub fn find_dir(&self, parent: InodeId, name: &[u8]) -> Option<(Dentry, Position)> {
-        let hash = hash_entry(parent, name);
+        self.find_hashed(parent, name, hash_entry(parent, name))
+    }
+
+    /// As [`Replica::find_dir`], with the [`hash_entry`] of both.
+    #[inline]
+    pub fn find_hashed(&self, parent: InodeId, name: &[u8], hash: u64) -> Option<(Dentry, Position)> {
         self.names[place_of(hash, SHARDS)].read().find(hash, |at| self.at(at, parent, name))
     }
 

@@ -19,7 +19,7 @@ mod dirs;
 mod inodes;
 mod refs;
 
-pub use inodes::{At, Found, Spot, Use, guard_of};
+pub use inodes::{At, Found, Planned, Spot, Use, guard_of};
 pub use refs::Chunks;
 
 use kestrel_types::clock::Nanos;
@@ -264,6 +264,8 @@ pub struct View<'a> {
     pub dry: bool,
     /// Where to look for the inode that the request names.
     pub route: &'a Route,
+    /// What the dry run found.
+    pub planned: &'a mut Option<Planned>,
     /// Newest position that must be durable before the answer may leave in mode `commit`.
     pub wait: Position,
     /// It saw what an earlier operation of this batch changed.

@@ -198,8 +198,8 @@ pub struct Role {
     pub ids: Block,
     /// Paths walked lately.
     pub walks: Walks,
-    /// Requests of the present batch.
-    pub jobs: Vec<Job>,
+    /// Requests of the present batch; empty between batches.
+    pub jobs: VecDeque<Job>,
 }
 
 /// A queue and a role. On cache lines of its own (two, because processors fetch them in pairs).
@@ -214,6 +214,7 @@ pub struct Worker {
 
 impl Worker {
     /// Puts a request into the queue.
+    #[inline]
     pub fn push(&self, job: Job) {
         self.queue.lock().push_back(job);
     }
@@ -223,11 +224,15 @@ impl Worker {
         !self.queue.lock().is_empty()
     }
 
-    /// Moves up to `max` waiting requests to `jobs`.
-    pub fn drain(&self, jobs: &mut Vec<Job>, max: usize) {
+    /// Moves up to `max` waiting requests to `jobs`, which is empty. As a rule there are no more, and they need not be moved one by one.
+    pub fn drain(&self, jobs: &mut VecDeque<Job>, max: usize) {
+        debug_assert!(jobs.is_empty());
         let mut queue = self.queue.lock();
-        let count = queue.len().min(max);
-        jobs.extend(queue.drain(..count));
+        if queue.len() <= max {
+            std::mem::swap(&mut *queue, jobs);
+        } else {
+            jobs.extend(queue.drain(..max));
+        }
     }
 
     /// Wakes a thread that waits in the queue to serve `lane`. False if there is none.

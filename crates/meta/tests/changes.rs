@@ -12,7 +12,7 @@ use common::errno;
 use common::members::{Cluster, at, mknod};
 use common::rules::range;
 use kestrel_meta::engine::Engine;
-use kestrel_meta::member::change::ChangeMessage;
+use kestrel_meta::member::change::{Announced, ChangeMessage};
 use kestrel_meta::member::{Asker, Member, Message};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::SECOND;
@@ -403,11 +403,12 @@ fn a_node_joins_and_gets_slots_later() {
     for id in 2..4 {
         let reserved: Arc<Mutex<Option<FsResult<NodeId>>>> = Arc::default();
         let filled = reserved.clone();
+        let announced = Announced { address: format!("node-{id}"), idle: false };
         let done = Box::new(move |node| *filled.lock() = Some(node));
-        cluster.members.get_mut(&1).unwrap().expect(format!("node-{id}"), done, cluster.now);
+        cluster.members.get_mut(&1).unwrap().expect(announced.clone(), done, cluster.now);
         assert_eq!(reserved.lock().take().unwrap().unwrap(), id);
         cluster.restart(1);
-        assert_eq!(cluster.members[&1].expected(), [(id, format!("node-{id}"))]);
+        assert_eq!(cluster.members[&1].expected(), [(id, announced)]);
         let present = cluster.members[&1].placement();
         let mut members = present.map.members().to_vec();
         members.push(MapMember { id, address: format!("node-{id}") });

@@ -72,8 +72,14 @@ impl Cluster {
                 serves: true,
                 ..NodeConfig::default()
             };
-            let config =
-                MemberConfig { me, placement: placement.clone(), node, seed: u64::from(me), joining: false };
+            let config = MemberConfig {
+                me,
+                placement: placement.clone(),
+                node,
+                seed: u64::from(me),
+                joining: false,
+                sole: true,
+            };
             let host = MemberHost::open(engine, Arc::new(SystemClock), config, wire.clone()).unwrap();
             host.node().end_grace().unwrap();
             wire.hosts.write().insert(me, Arc::downgrade(&host));

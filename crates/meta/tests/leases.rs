@@ -8,13 +8,17 @@ use std::sync::Arc;
 
 use common::errno;
 use common::members::{Cluster, at, mknod};
+use kestrel_meta::engine::EngineError;
+use kestrel_meta::member::change::Announced;
 use kestrel_meta::member::lease::{LEASE, LeaseMessage, PATIENCE, PROMISE};
-use kestrel_meta::member::{DEADLINE, Envelope, Message};
+use kestrel_meta::member::{Asker, DEADLINE, Envelope, Member, Message};
+use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::FsResult;
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::placement::{ClusterMap, Member as MapMember, NodeId, Placement};
 use kestrel_types::request::{Creds, Op, Outcome, RenameFlags, Reply, Request};
+use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
 /// Time between two looks.
@@ -273,7 +277,8 @@ fn a_table_with_another_member_ends_leases_that_too_few_of_it_have_granted() {
     let cuts = [(2, 3), (2, 4)];
     pass(&mut cluster, 3 * SECOND, &cuts);
     assert!((1..=3).all(|node| leased(&cluster, node)));
-    cluster.members.get_mut(&1).unwrap().expect("node-4".into(), Box::new(|_| ()), cluster.now);
+    let node = Announced { address: "node-4".into(), idle: false };
+    cluster.members.get_mut(&1).unwrap().expect(node, Box::new(|_| ()), cluster.now);
     let present = cluster.members[&1].placement();
     let members = |count: u32| -> Vec<MapMember> {
         (1..=count).map(|id| MapMember { id, address: format!("node-{id}") }).collect()
@@ -323,4 +328,218 @@ fn a_dentry_that_was_on_its_way_when_the_lease_ended_does_not_count() {
     cluster.members.get_mut(&2).unwrap().receive(late, cluster.now);
     pass(&mut cluster, SECOND, &[]);
     assert_eq!(errno(&found.lock().take().unwrap()), libc::ENOENT);
+}
+
+/// Lets time pass beside a process of member 2 that was taken over and goes on: what is said to the member reaches both, and that one reaches all but
+/// these. Whether it had a lease together with its successor.
+fn pass_beside(cluster: &mut Cluster, zombie: &mut Member, time: Nanos, cuts: &[NodeId]) -> bool {
+    let (until, mut both) = (cluster.now + time, false);
+    while cluster.now < until {
+        cluster.tick(STEP);
+        zombie.tick(cluster.now);
+        loop {
+            cluster.collect();
+            cluster.under_way.extend(zombie.take_outbox().into_iter().filter(|(to, _)| !cuts.contains(to)));
+            let Some((to, envelope)) = cluster.under_way.pop_front() else { break };
+            if to == 2 && !cuts.contains(&envelope.from) {
+                zombie.receive(envelope.clone(), cluster.now);
+            }
+            cluster.members.get_mut(&to).unwrap().receive(envelope, cluster.now);
+        }
+        both |= zombie.lease_figures().held && leased(cluster, 2);
+    }
+    both
+}
+
+/// A question to the process itself for a file that is its own, found without any path.
+fn by_handle(cluster: &mut Cluster) -> Request {
+    let (dir, file) =
+        (cluster.inode(1, Op::Lookup(at("a1"))).ino, cluster.inode(2, Op::Lookup(at("a1/b2"))).ino);
+    root(Op::GetAttr(InodeRef { ino: file, seen: Some((dir, Name::new(b"b2").unwrap())) }))
+}
+
+fn three_on_shared() -> Cluster {
+    let mut cluster = Cluster::on_shared(3);
+    cluster.inode(1, Op::MkDir(at("a1"), 0o755));
+    cluster.inode(2, mknod("a1/b2"));
+    pass(&mut cluster, SECOND, &[]);
+    cluster
+}
+
+#[test]
+fn whose_store_others_can_claim_answers_nothing_without_a_lease() {
+    let mut cluster = three_on_shared();
+    let asked = by_handle(&mut cluster);
+    let cuts = [(1, 2), (2, 3)];
+    pass(&mut cluster, LEASE + SECOND, &cuts);
+    assert!(!leased(&cluster, 2) && leased(&cluster, 1));
+    let Op::GetAttr(InodeRef { ino, .. }) = asked.op else { unreachable!() };
+    // Found without any lane.
+    let chunks = cluster.submit(2, root(Op::Chunks { ino, first: 0, last: 9 }), None);
+    let waits = cluster.submit(2, asked, None);
+    let made = cluster.submit(2, root(mknod("c2")), None);
+    // Nor does it lend.
+    let stat = cluster.submit(1, root(Op::GetAttr(InodeRef { ino: 1, seen: None })), None);
+    pass(&mut cluster, SECOND, &cuts);
+    assert!(waits.lock().is_none() && made.lock().is_none() && stat.lock().is_none());
+    assert!(chunks.lock().is_none());
+    pass(&mut cluster, 2 * SECOND, &[]);
+    for heard in [waits, made, stat, chunks] {
+        assert_eq!(errno(&heard.lock().take().unwrap()), 0);
+    }
+}
+
+#[test]
+fn two_starts_of_a_member_never_have_leases_at_the_same_time() {
+    for cuts in [&[][..], &[1], &[3], &[1, 3]] {
+        let mut cluster = three_on_shared();
+        let asked = by_handle(&mut cluster);
+        let mut zombie = cluster.take_over(2, false);
+        assert!(zombie.lease_figures().held);
+        let begun = cluster.now;
+        while !leased(&cluster, 2) {
+            assert!(!pass_beside(&mut cluster, &mut zombie, STEP, cuts));
+            assert!(cluster.now - begun < 2 * PROMISE, "its successor has to wait for ever");
+        }
+        assert!(cluster.now - begun >= LEASE - SECOND, "promises to the one before were kept");
+        let answers = Arc::new(Mutex::new(None));
+        let heard = answers.clone();
+        let done = Box::new(move |reply| *heard.lock() = Some(reply));
+        zombie.submit(asked.clone(), Asker::Session(None), done, cluster.now);
+        let answered = cluster.submit(2, asked, None);
+        assert!(!pass_beside(&mut cluster, &mut zombie, 4 * PROMISE, cuts));
+        assert!(answers.lock().is_none(), "what it says nobody may believe");
+        assert_eq!(errno(&answered.lock().take().unwrap()), 0);
+    }
+}
+
+#[test]
+fn who_follows_one_that_has_said_that_it_ends_or_is_the_only_one_need_not_wait() {
+    for sole in [false, true] {
+        let mut cluster = three_on_shared();
+        pass(&mut cluster, PROMISE, &[]);
+        let now = cluster.now;
+        if !sole {
+            let ends = cluster.members.get_mut(&2).unwrap();
+            ends.give_up_lease(now);
+            ends.say_released();
+            carry_but(&mut cluster, &[]);
+        }
+        drop(cluster.take_over(2, sole));
+        pass(&mut cluster, 3 * STEP, &[]);
+        assert!(leased(&cluster, 2));
+    }
+}
+
+#[test]
+fn who_has_started_again_grants_to_the_only_start_of_a_member_at_once_and_to_others_late() {
+    for (sole, waits) in [(true, false), (false, true)] {
+        let mut cluster = three_on_shared();
+        drop(cluster.take_over(2, sole));
+        // Member 3 is away: the lease of member 2 needs member 1, who has forgotten what it promised.
+        cluster.members.remove(&3);
+        cluster.restart(1);
+        let begun = cluster.now;
+        while !leased(&cluster, 2) {
+            cluster.tick(STEP);
+            carry_but(&mut cluster, &[]);
+            assert!(cluster.now - begun < 4 * PROMISE);
+        }
+        assert_eq!(cluster.now - begun >= PROMISE - SECOND, waits);
+    }
+}
+
+#[test]
+fn it_is_known_of_whom_nothing_is_heard_by_those_who_have_a_lease() {
+    let mut cluster = three_on_shared();
+    let cuts = [(1, 2), (2, 3)];
+    pass(&mut cluster, LEASE + 2 * SECOND, &cuts);
+    assert_eq!(cluster.members[&2].unheard(cluster.now), None);
+    let unheard = cluster.members[&1].unheard(cluster.now).unwrap();
+    let of = |node: NodeId| unheard.iter().find(|(other, _)| *other == node).unwrap().1;
+    assert!(of(2) >= LEASE + SECOND && of(3) <= SECOND && unheard.len() == 2);
+}
+
+#[test]
+fn a_grant_that_comes_late_gives_nothing_back_to_one_that_ends() {
+    let mut cluster = three_on_shared();
+    let is_grant =
+        |to, message: &Message| to == 2 && matches!(message, Message::Lease(LeaseMessage::Granted(_)));
+    let late = loop {
+        cluster.tick(STEP);
+        if let Some(late) = carry_until(&mut cluster, &[], is_grant) {
+            break late;
+        }
+    };
+    let now = cluster.now;
+    cluster.members.get_mut(&2).unwrap().give_up_lease(now);
+    cluster.members.get_mut(&2).unwrap().receive(late, now);
+    carry_but(&mut cluster, &[]);
+    assert!(!leased(&cluster, 2));
+    pass(&mut cluster, LEASE, &[]);
+    assert!(!leased(&cluster, 2));
+}
+
+#[test]
+fn one_node_whose_store_others_can_claim_answers_nothing_without_a_lease_either() {
+    let mut cluster = Cluster::on_shared(1);
+    let file = cluster.inode(1, mknod("a1")).ino;
+    let now = cluster.now;
+    let list = Op::ReadDir { dir: 1, after: None, limit: 9, check: true };
+    let asked = [list, Op::Usage, Op::TreeUsage(1), Op::Chunks { ino: file, first: 0, last: 9 }, Op::Sync];
+    for op in &asked {
+        assert_eq!(errno(&cluster.ask(1, op.clone())), 0);
+    }
+    cluster.members.get_mut(&1).unwrap().give_up_lease(now);
+    let heard: Vec<Heard> = asked.into_iter().map(|op| cluster.submit(1, root(op), None)).collect();
+    pass(&mut cluster, SECOND, &[]);
+    assert!(heard.iter().all(|heard| heard.lock().is_none()));
+}
+
+#[test]
+fn numbered_requests_of_sessions_outlast_a_long_time_without_a_lease() {
+    let mut cluster = three_on_shared();
+    let asked = by_handle(&mut cluster);
+    let cuts = [(1, 2), (2, 3), (1, 3)];
+    pass(&mut cluster, LEASE + SECOND, &cuts);
+    let origin = |seq, retry| Some(Origin { client: ClientId([1; 16]), seq, retry });
+    let made = [
+        cluster.submit(2, root(mknod("c2")), origin(1, false)),
+        cluster.submit(2, root(mknod("d2")), origin(2, true)),
+    ];
+    // Whose connection has ended, and who asks again on another one.
+    let looked = cluster.submit(2, asked, None);
+    pass(&mut cluster, DEADLINE + SECOND, &cuts);
+    assert_eq!(errno(&looked.lock().take().unwrap()), libc::ETIMEDOUT);
+    assert!(made.iter().all(|made| made.lock().is_none()));
+    pass(&mut cluster, DEADLINE + SECOND, &cuts);
+    assert!(made.iter().all(|made| made.lock().is_none()));
+    pass(&mut cluster, 3 * SECOND, &[]);
+    for made in made {
+        assert_eq!(errno(&made.lock().take().unwrap()), 0);
+    }
+}
+
+#[test]
+fn a_store_that_fails_at_one_thing_and_takes_the_next_is_not_lost() {
+    let mut cluster = three_on_shared();
+    let fail = |cluster: &Cluster, node: NodeId| {
+        cluster.engines[&node].fail_commit(EngineError::Io("above its limit".into()));
+    };
+    fail(&cluster, 2);
+    // A batch: it is not put off, for it would fail again.
+    assert_eq!(errno(&cluster.ask(2, mknod("c2"))), libc::EIO);
+    // A lender's part in a transaction.
+    cluster.inode(2, mknod("b2"));
+    let rename = || root(Op::Rename(at("b2"), at("b1"), RenameFlags::default()));
+    let moved = cluster.submit(1, rename(), None);
+    let (lender, prepare) = cluster.carry(|_, message| matches!(message, Message::Prepare { .. })).unwrap();
+    fail(&cluster, lender);
+    let now = cluster.now;
+    cluster.members.get_mut(&lender).unwrap().receive(prepare, now);
+    carry_but(&mut cluster, &[]);
+    assert_eq!(errno(&moved.lock().take().unwrap()), libc::EIO);
+    pass(&mut cluster, SECOND, &[]);
+    assert!((1..=3).all(|node| cluster.members[&node].failure().is_none() && leased(&cluster, node)));
+    assert_eq!(errno(&cluster.ask(1, rename().op)), 0);
 }

@@ -12,7 +12,7 @@ use common::members::{Cluster, at, mknod};
 use common::rules::range;
 use kestrel_meta::cluster::share_holder_of;
 use kestrel_meta::engine::Engine;
-use kestrel_meta::member::change::{ChangeMessage, Changed};
+use kestrel_meta::member::change::{Announced, ChangeMessage, Changed};
 use kestrel_meta::member::{Envelope, Member, Message};
 use kestrel_types::clock::SECOND;
 use kestrel_types::error::FsResult;
@@ -116,7 +116,8 @@ impl Cluster {
         let slot: Arc<Mutex<Option<FsResult<NodeId>>>> = Arc::default();
         let filled = slot.clone();
         let done = Box::new(move |node| *filled.lock() = Some(node));
-        self.members.get_mut(&1).unwrap().expect(address.into(), done, self.now);
+        let node = Announced { address: address.into(), idle: false };
+        self.members.get_mut(&1).unwrap().expect(node, done, self.now);
         slot.lock().take().unwrap()
     }
 
@@ -436,7 +437,7 @@ fn who_cannot_leave_is_told_why() {
     twice.former = vec![(9, 1)];
     for (next, why) in [
         (present.without(3, 1).unwrap(), "is not leaving"),
-        (Placement { version: 3, ..all_to_2.with_leaving(1).unwrap() }, "cannot leave"),
+        (Placement { version: 3, leaving: vec![1], ..all_to_2.clone() }, "cannot leave"),
         (two_more, "one after the other"),
         (twice, "something else"),
     ] {

@@ -197,7 +197,8 @@ fn settings_that_make_no_sense_are_refused() {
     Member::format(&*engine, ROOT_ATTR, 0, 1, placement(2)).unwrap();
     let fsync = NodeConfig { durability: Durability::Fsync, ..settings() };
     for node in [fsync, NodeConfig { workers: 17, ..settings() }] {
-        let config = MemberConfig { me: 1, placement: placement(2), node, seed: 1, joining: false };
+        let config =
+            MemberConfig { me: 1, placement: placement(2), node, seed: 1, joining: false, sole: true };
         let opened = Member::open(engine.clone(), clock.clone(), config, 0);
         assert_eq!(opened.err().map(|why| why.errno), Some(libc::EINVAL));
     }

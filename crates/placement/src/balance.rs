@@ -133,12 +133,29 @@ impl std::error::Error for BalanceError {}
 /// # Errors
 /// If a report is missing or contradicts itself.
 pub fn balance(placement: &Placement, reports: &[Report], goal: &Goal) -> Result<Plan, BalanceError> {
+    plan(placement, reports, goal, even_out)
+}
+
+/// As [`balance`], but makes no exceptions: takes those back that are not needed.
+///
+/// # Errors
+/// As [`balance`].
+pub fn unneeded(placement: &Placement, reports: &[Report], goal: &Goal) -> Result<Plan, BalanceError> {
+    plan(placement, reports, goal, |before, _| before.clone())
+}
+
+fn plan(
+    placement: &Placement,
+    reports: &[Report],
+    goal: &Goal,
+    add: fn(&Model, u64) -> Model,
+) -> Result<Plan, BalanceError> {
     if let Some(wrong) = reports.iter().find(|report| !report.adds_up()) {
         return Err(BalanceError::WrongReport(wrong.node));
     }
     let before = Model::new(placement, reports).map_err(BalanceError::NoReport)?;
     let limit = goal.limit(before.total(), before.nodes());
-    let mut after = even_out(&before, limit);
+    let mut after = add(&before, limit);
     take_back(&mut after, Goal::at(goal.epsilon / 2.0, before.total(), before.nodes()));
     let changes = (0..before.names.len()).filter_map(|name| change(&before, &after, name)).collect();
     Ok(Plan { exceptions: after.table(), changes, limit, before: before.loads, expected: after.loads })

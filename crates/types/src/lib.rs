@@ -16,5 +16,7 @@ pub mod name;
 pub mod placement;
 pub mod range;
 pub mod request;
+pub mod security;
 pub mod stat;
+pub mod token;
 pub mod wire;

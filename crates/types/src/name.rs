@@ -48,7 +48,7 @@ impl Name {
         if bytes.len() > NAME_MAX {
             return Err(FsError::new(libc::ENAMETOOLONG, "a name has at most 255 bytes"));
         }
-        if bytes.is_empty() || bytes == b"." || bytes == b".." || has_reserved_byte(bytes) {
+        if is_no_name(bytes) || has_reserved_byte(bytes) {
             return Err(FsError::new(libc::EINVAL, "not a valid name"));
         }
         Ok(())
@@ -94,6 +94,12 @@ impl std::hash::Hash for Name {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         self.as_bytes().hash(state);
     }
+}
+
+/// Whether these bytes are no name, whatever may be in longer ones.
+#[inline]
+fn is_no_name(bytes: &[u8]) -> bool {
+    matches!(bytes, [] | [b'.'] | [b'.', b'.'])
 }
 
 /// Whether there is a NUL or `/`, eight bytes at a time: every name that comes from a network passes here.

@@ -283,6 +283,62 @@ pub enum Op {
     Sync,
 }
 
+/// An inode number in an operation.
+pub enum Named<'a> {
+    /// Of a directory.
+    Dir(&'a mut InodeId),
+    /// A reference, to whatever it is.
+    Ref(&'a mut InodeRef),
+    /// Of a file.
+    File(&'a mut InodeId),
+}
+
+impl Op {
+    /// Shows all inode numbers that say what the operation is about, directories first. (Not those that a removal or a rename only compares
+    /// with.)
+    pub fn visit_named(&mut self, visit: &mut dyn FnMut(Named<'_>)) {
+        match self {
+            Op::Lookup(place)
+            | Op::Create { place, .. }
+            | Op::OpenAt(place, _)
+            | Op::MkNod { place, .. }
+            | Op::MkDir(place, _)
+            | Op::Symlink(place, _)
+            | Op::Unlink(place)
+            | Op::RmDir(place, _) => visit(Named::Dir(&mut place.base)),
+            Op::Rename(from, to, _) => {
+                visit(Named::Dir(&mut from.base));
+                visit(Named::Dir(&mut to.base));
+            }
+            Op::Link(inode, place) => {
+                visit(Named::Dir(&mut place.base));
+                visit(Named::Ref(inode));
+            }
+            Op::Parent(ino)
+            | Op::TreeUsage(ino)
+            | Op::TmpFile { dir: ino, .. }
+            | Op::ReadDir { dir: ino, .. } => visit(Named::Dir(ino)),
+            Op::Sweep(ino) | Op::Release(ino) | Op::Chunks { ino, .. } => visit(Named::File(ino)),
+            Op::GetAttr(inode)
+            | Op::SetAttr(inode, _)
+            | Op::Access(inode, _)
+            | Op::ReadLink(inode)
+            | Op::Open(inode, _)
+            | Op::Compact { inode, .. }
+            | Op::GetXattr(inode, _)
+            | Op::SetXattr(inode, ..)
+            | Op::ListXattr(inode)
+            | Op::RemoveXattr(inode, _)
+            | Op::Commit(Commit { inode, .. }) => visit(Named::Ref(inode)),
+            Op::Clone { from, to, .. } => {
+                visit(Named::Ref(from));
+                visit(Named::Ref(to));
+            }
+            Op::AllocObjects(_) | Op::Usage | Op::Sync => {}
+        }
+    }
+}
+
 /// What an operation is about: all that decides where it is executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subject<'a> {

@@ -35,7 +35,8 @@ pub use message::{
 };
 pub use op::{decode_request, encode_request};
 pub use peer::{
-    PeerHello, PeerSecret, REFUSED_BIRTH, REFUSED_LEFT, REFUSED_OLD, REFUSED_TWICE, is_refused_for_good,
+    PROOF_BYTES, PeerChallenge, PeerHello, PeerSecret, Prover, REFUSED_BIRTH, REFUSED_LEFT, REFUSED_OLD,
+    REFUSED_TWICE, is_refused_for_good,
 };
 pub use reclaim::{RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, ReclaimReply, Reclaimed};
 pub use reply::{decode_reply, encode_reply};
@@ -46,7 +47,7 @@ use crate::codec::DecodeError;
 use crate::error::FsError;
 
 /// Version of the protocol that this build speaks.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 8;
 
 /// The error of a request for a lock that another node keeps, as [`Outcome::Misdirected`] is that of other requests: look at a newer
 /// table, or wait, and ask again.

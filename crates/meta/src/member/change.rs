@@ -1,6 +1,6 @@
 //! Tables that change: what every member does when slots and names get other owners, or members come.
 //!
-//! A change makes of table v the table v + 1. The *coordinator*, the member with the lowest number, leads it ([`super::coordinate`]), one at a
+//! A change makes of table v the table v + 1. The *coordinator*, which table v names, leads it ([`super::coordinate`]), one at a
 //! time. Rows whose owner by v + 1 is another than by v are *leaving*: their owner, the *source*, sends them to the next one, the
 //! *destination*, while it goes on serving them. An attempt goes through these steps, each when all members have done the one before:
 //!
@@ -48,6 +48,14 @@
 //! that only it knows, and from Freeze on begins nothing, so that when it says that it is frozen nobody waits for anything of it, nor it of anybody.
 //! Since then it serves nobody, so the others need not wait until it has adopted: it is told first, and they go on without it after a while.
 //!
+//! **Another coordinator.** A change of the table by which only the role of the coordinator moves is led by the one by table v; then that one waits, its decision
+//! on record, until its *successor* has taken over: it adopts first, by one batch with all that only a coordinator knows ([`Charge`]) and with the
+//! decision. From then on the successor has the others adopt, the former coordinator among them, who gives up the role, and his
+//! records, by the batch with which he adopts. The successor leads nothing else before all have, and the former one has led nothing else since he decided, so at no
+//! moment do two of them lead; and at every moment one of them has the decision and the charge on record. The record that is locked to move directories is the
+//! coordinator's, so it leaves like other rows, frozen on record, and two transactions cannot have it. Attempts have higher epochs than those of earlier
+//! coordinators (record "era").
+//!
 //! **Once.** Answers stay where they were recorded. A request that may have been executed is answered from the record before anything is said of
 //! who leads it, so who asks again hears what came of it; one without a record was not executed, is told so (`Misdirected`), and may be
 //! asked elsewhere as a new one.
@@ -76,7 +84,7 @@ use crate::engine::{BatchKind, Mutation};
 use crate::pipeline::engine_error;
 use copying::Copying;
 pub use departure::DepartureGuard;
-pub use message::{Attempt, ChangeFigures, ChangeMessage, Phase};
+pub use message::{Announced, Attempt, ChangeFigures, ChangeMessage, Charge, Phase};
 use purge::Purge;
 use records::{ChangeRecords, Strangers};
 
@@ -187,6 +195,11 @@ fn loses(me: NodeId, present: &Placement, next: &Placement) -> bool {
     moves(present, next, lost) || shares_move(present, next, lost)
 }
 
+/// Whether it is the coordinator and another member is to be.
+fn hands_over(me: NodeId, present: &Placement, next: &Placement) -> bool {
+    present.coordinator == me && next.coordinator != me
+}
+
 /// Whether it gains slots or names.
 fn gains(me: NodeId, present: &Placement, next: &Placement) -> bool {
     moves(present, next, |before, after| before != me && after == me)
@@ -258,7 +271,7 @@ impl Member {
 
     /// The member that leads changes.
     pub(super) fn coordinator(&self) -> NodeId {
-        self.table.nodes().next().unwrap_or(self.me)
+        self.table.placement.coordinator
     }
 
     /// Whether this one, with a table of this version, may be lent rows and told things: nobody who is yet to join.
@@ -288,14 +301,18 @@ impl Member {
                 self.take_rows(from, attempt, (stream, number), rows)
             }
             M::GotRows { attempt, stream, number } => self.got_rows(from, attempt, stream, number),
+            // By the table that is decided it is the coordinator, and has the others adopt it.
+            M::Adopt(table) if from == table.coordinator => self.adopt(table, None),
+            // One that was may have said it then.
             _ if from != self.coordinator() => {
-                log::error!("node {from} says what only node {} may say of the table", self.coordinator());
+                log::debug!("node {from} says what only node {} may say of the table", self.coordinator());
             }
             M::Begin { attempt, next } => self.begin_change(attempt, next),
             M::Copy(attempt) => self.copy(attempt),
             M::Freeze(attempt) => self.freeze(attempt),
             M::Abort(attempt) => self.abort(attempt),
-            M::Adopt(table) => self.adopt(table),
+            M::Adopt(table) => self.adopt(table, None),
+            M::Entrust { next, charge } => self.adopt(next, Some(charge)),
         }
     }
 
@@ -421,7 +438,10 @@ impl Member {
         if self.changing.asked + ASK <= self.now {
             self.changing.asked = self.now;
             if self.changing.joining {
-                self.tell(self.coordinator(), ChangeMessage::Join);
+                // The role may have moved since it was set up: who does not have it passes over that.
+                for node in self.table.nodes().filter(|node| *node != self.me).collect::<Vec<_>>() {
+                    self.tell(node, ChangeMessage::Join);
+                }
             } else if let Some(attempt) = self.changing.undecided() {
                 self.tell(self.coordinator(), ChangeMessage::Ask(attempt));
             }

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kestrel_types::clock::Nanos;
+use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 
 use super::lead::{Phase, SURE};
@@ -19,6 +20,9 @@ use crate::engine::{BatchKind, Mutation};
 use crate::locks::TxnId;
 use crate::node::Ended;
 use crate::txn;
+
+/// Most transactions in one message about directories to be forgotten: each changes a few, so it has some hundred kilobytes at most.
+const BROADCAST_MAX: usize = 4096;
 
 /// A decision that some lenders may not know.
 pub(super) struct Decision {
@@ -51,7 +55,8 @@ impl Member {
             return self.settle(ticket, ended);
         }
         let now = self.now;
-        let nodes: Vec<NodeId> = self.table.nodes().collect();
+        // Who is idle resolves no paths.
+        let nodes: Vec<NodeId> = self.table.serving().collect();
         let fences = nodes.iter().map(|node| (*node, self.fence_from(*node))).collect();
         let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
             return;
@@ -60,9 +65,29 @@ impl Member {
         lead.sent = now;
         lead.phase = Phase::Invalidating(fences, ended);
         for node in nodes {
-            self.send(node, Message::Invalidate(txn, dirs.clone()));
+            self.have_forget(node, txn, dirs.clone());
         }
         self.drive_fences(ticket);
+    }
+
+    /// A member is to forget directories. That leaves with whatever else it is to forget at the moment: many removals share a message, a wait for its
+    /// batches, and an answer.
+    pub(super) fn have_forget(&mut self, node: NodeId, txn: TxnId, dirs: Vec<InodeId>) {
+        self.broadcast.entry(node).or_default().push((txn, dirs));
+    }
+
+    /// Sends what is to be forgotten. This member does so at once, and with whatever may go on after that.
+    pub(super) fn send_broadcast(&mut self) {
+        while let Some(own) = self.broadcast.remove(&self.me) {
+            self.handle(self.me, Message::Invalidate(own));
+            self.pump();
+        }
+        for (node, mut changes) in std::mem::take(&mut self.broadcast) {
+            while !changes.is_empty() {
+                let part = changes.drain(..changes.len().min(BROADCAST_MAX)).collect();
+                self.send(node, Message::Invalidate(part));
+            }
+        }
     }
 
     /// Whether a transaction has only read, and in so short a time that no lender can have lost a loan.

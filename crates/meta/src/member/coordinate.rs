@@ -1,4 +1,4 @@
-//! The coordinator: the member with the lowest number leads changes of the table ([`super::change`]), one at a time.
+//! The coordinator: the member that the table names leads changes of the table ([`super::change`]), one at a time.
 //!
 //! Until it decides nothing of a change is on record here, since nothing has happened: an attempt that it does not know it calls off when somebody
 //! asks. The decision is record "change", the next table, which stays until all members have adopted it.
@@ -6,6 +6,9 @@
 //! A member that leaves is told first, but not waited for long: when all are frozen it serves nobody, and whenever it asks later it hears the
 //! table. A node that was added and never came can be forgotten: it is a member and still expected, which is also on record, so nobody waits for it
 //! while the others get a table without it.
+//!
+//! When the role moves the record "change" tells only the successor of the table, again and again, and goes when the coordinator hears from that one that he is
+//! to adopt it himself. A change by which it moves fixes what is handed over: nodes are announced before it, or after it by the successor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,13 +16,13 @@ use std::sync::Arc;
 use kestrel_types::clock::{MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::placement::map::ADDRESS_MAX;
-use kestrel_types::placement::{ClusterMap, Member as MapMember, NodeId, Placement};
+use kestrel_types::placement::{Member as MapMember, NodeId, Placement};
 
 use super::change::records::{self, ChangeRecords};
-use super::change::{Attempt, ChangeMessage, Changed, Expected};
+use super::change::{Announced, Attempt, ChangeMessage, Changed, Charge, Expected};
 use super::{Member, RESEND, Todo, known};
 use crate::cluster::NODES_MAX;
-use crate::engine::BatchKind;
+use crate::engine::{BatchKind, Mutation};
 
 /// An attempt ends when nothing was heard of a member for so long.
 const SILENCE_MAX: Nanos = 30 * SECOND;
@@ -60,6 +63,8 @@ enum Step {
 /// Who adopts a table: one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
+    /// Who coordinates by it, if that is another one, who then goes on with the turns of the others.
+    Successor,
     /// Who leaves.
     Leaving,
     /// Who was a member before.
@@ -89,8 +94,8 @@ struct Change {
 
 /// What the coordinator knows; other members know nothing.
 pub(super) struct Coordinator {
-    /// Nodes to come: their addresses.
-    expected: BTreeMap<NodeId, String>,
+    /// Nodes to come.
+    expected: BTreeMap<NodeId, Announced>,
     /// Nodes up to this one may have been forgotten.
     last_node: NodeId,
     attempt: Attempt,
@@ -100,14 +105,15 @@ pub(super) struct Coordinator {
 impl Coordinator {
     /// As the records say, of the member `me` with this table.
     pub fn new(me: NodeId, present: &Placement, records: ChangeRecords, epoch: u64, now: Nanos) -> Self {
-        let ChangeRecords { expected, last_node, change, .. } = records;
+        let ChangeRecords { expected, last_node, change, era, .. } = records;
         let change = change.map(|next| {
-            let step = adopting(present, &next, &expected, now - RESEND);
+            let step = adopting(me, present, &next, &expected, now - RESEND);
             Change { next, step, attempts: 0, done: None }
         });
-        let mut coordinator = Self { expected, last_node, attempt: Attempt { epoch, number: 0 }, change };
+        let attempt = Attempt { epoch: era.saturating_add(epoch), number: 0 };
+        let mut coordinator = Self { expected, last_node, attempt, change };
         if let (None, Some(node)) = (&coordinator.change, coordinator.forgotten(present))
-            && let Ok(next) = present.without(node, me)
+            && let Some(Ok(next)) = present.heir_for(node, me).map(|heir| present.without(node, heir))
         {
             let (next, step) = (Arc::new(next), Step::Resting(now));
             coordinator.change = Some(Change { next, step, attempts: 0, done: None });
@@ -125,6 +131,36 @@ impl Coordinator {
         self.change.is_some()
     }
 
+    /// Whether it leads a change by which another member is to coordinate.
+    fn hands_over(&self, me: NodeId) -> bool {
+        self.change.as_ref().is_some_and(|change| change.next.coordinator != me)
+    }
+
+    /// What it knows, for whoever follows.
+    fn charge(&self) -> Charge {
+        Charge { era: self.attempt.epoch, last_node: self.last_node, expected: self.expected.clone() }
+    }
+
+    /// Takes over with a table that is decided and on record here, but not durably yet. `epoch` is this start of the member.
+    pub fn take_over(&mut self, next: Arc<Placement>, charge: Charge, epoch: u64) {
+        let Charge { era, last_node, expected } = charge;
+        let attempt = Attempt { epoch: era.saturating_add(epoch), number: 0 };
+        let change = Some(Change { next, step: Step::Deciding, attempts: 0, done: None });
+        *self = Self { expected, last_node, attempt, change };
+    }
+
+    /// The records of a coordinator that is none any more are gone by these.
+    pub fn rows_given_up(&self) -> Vec<Mutation> {
+        let names = [records::CHANGE, records::LAST_NODE, records::ERA].into_iter().map(records::gone);
+        names.chain(self.expected.keys().map(|node| records::expect_row(*node, None))).collect()
+    }
+
+    /// Another member has taken over. Who waits for that.
+    pub fn give_up(&mut self) -> Option<Changed> {
+        (self.expected, self.last_node) = (BTreeMap::new(), 0);
+        self.change.take().and_then(|change| change.done)
+    }
+
     /// Whoever waits for the end of a change hears this instead.
     pub fn fail(&mut self, why: &FsError) {
         if let Some(done) = self.change.take().and_then(|change| change.done) {
@@ -134,7 +170,17 @@ impl Coordinator {
 }
 
 /// The first turn of the adoption of a table after the present one, or after the one before if this member has adopted it already.
-fn adopting(present: &Placement, next: &Placement, expected: &BTreeMap<NodeId, String>, now: Nanos) -> Step {
+fn adopting(
+    me: NodeId,
+    present: &Placement,
+    next: &Placement,
+    expected: &BTreeMap<NodeId, Announced>,
+    now: Nanos,
+) -> Step {
+    if next.coordinator != me {
+        let silent = [next.coordinator].into();
+        return Step::Adopting { turn: Turn::Successor, silent, since: now, sent: now };
+    }
     let members = present.map.members().iter().map(|member| member.id);
     let leave = members.filter(|node| next.map.member(*node).is_none() && !expected.contains_key(node));
     let silent: BTreeSet<NodeId> = leave.collect();
@@ -145,19 +191,21 @@ fn adopting(present: &Placement, next: &Placement, expected: &BTreeMap<NodeId, S
 }
 
 /// Members of a table that are not coming with it.
-fn old(next: &Placement, expected: &BTreeMap<NodeId, String>) -> BTreeSet<NodeId> {
+fn old(next: &Placement, expected: &BTreeMap<NodeId, Announced>) -> BTreeSet<NodeId> {
     let members = next.map.members().iter().map(|member| member.id);
     members.filter(|node| !expected.contains_key(node)).collect()
 }
 
 /// Members that come with a table.
-fn new(next: &Placement, expected: &BTreeMap<NodeId, String>) -> BTreeSet<NodeId> {
+fn new(next: &Placement, expected: &BTreeMap<NodeId, Announced>) -> BTreeSet<NodeId> {
     let members = next.map.members().iter().map(|member| member.id);
     members.filter(|node| expected.contains_key(node)).collect()
 }
 
 fn cannot_leave(node: NodeId) -> FsError {
-    let text = format!("metadata: node {node} leads changes of the table: it cannot leave");
+    let text = format!(
+        "metadata: node {node} leads changes of the table: it cannot leave before another one does (`kestrel cluster coordinator`)"
+    );
     FsError::because(libc::EINVAL, text)
 }
 
@@ -166,8 +214,9 @@ fn refused(text: &'static str) -> FsError {
 }
 
 impl Member {
-    /// Makes `next` the table of the cluster. Only at the coordinator, the member with the lowest number; `next` has the version after the
-    /// present one, and all present members but at most one, which was leaving; at most one comes with it, which is expected and gets no slots yet. `done` hears how it ended: after a
+    /// Makes `next` the table of the cluster. Only at the coordinator; `next` has the version after the
+    /// present one, and all present members but at most one, which was leaving; at most one comes with it, which is expected and gets no slots yet. If it has another
+    /// coordinator nothing else changes, and when it has succeeded this member is the coordinator no more. `done` hears how it ended: after a
     /// failure everything is as it was; `ETIMEDOUT` and `EAGAIN` say that it may succeed later.
     pub fn change(&mut self, next: Placement, done: Changed, now: Nanos) {
         self.at(now);
@@ -225,12 +274,23 @@ impl Member {
         if next.is_leaving(self.me) {
             return Err(cannot_leave(self.me));
         }
+        if next.coordinator != present.coordinator {
+            return match present.with_coordinator(next.coordinator) {
+                Ok(expected) if expected == *next => Ok(()),
+                _ => Err(refused("metadata: a table with another coordinator differs by that only")),
+            };
+        }
         let counts = next.map.slots_of_members();
         for (member, slots) in next.map.members().iter().zip(counts) {
+            let idle = next.is_idle(member.id);
             if present.map.member(member.id).is_some() {
+                if present.is_idle(member.id) != idle {
+                    return Err(refused("metadata: whether a node serves clients never changes"));
+                }
                 continue;
             }
-            if self.coordinator.expected.get(&member.id) != Some(&member.address) {
+            let came = Announced { address: member.address.clone(), idle };
+            if self.coordinator.expected.get(&member.id) != Some(&came) {
                 return Err(refused("metadata: the next table has a node that is not expected"));
             }
             if slots > 0 {
@@ -304,7 +364,8 @@ impl Member {
         let present = &self.table.placement;
         if is_member {
             if expected {
-                let next = present.without(node, self.me);
+                let heir = present.heir_for(node, self.me).ok_or(refused("metadata: no node stays"))?;
+                let next = present.without(node, heir);
                 return next.map(Some).map_err(|why| FsError::because(libc::EINVAL, why.to_string()));
             }
             return Err(refused("metadata: the node is a member: it has to leave by itself"));
@@ -322,7 +383,11 @@ impl Member {
         Ok(None)
     }
 
-    pub(super) fn leads_changes(&self) -> FsResult<()> {
+    /// That this member is the coordinator.
+    ///
+    /// # Errors
+    /// `EINVAL`, with the one that is.
+    pub fn leads_changes(&self) -> FsResult<()> {
         if self.coordinator() == self.me && !self.changing.joining {
             return Ok(());
         }
@@ -331,31 +396,43 @@ impl Member {
     }
 
     /// Reserves a number, durably, for a node to come; the same one for an address that is expected already. Only at the coordinator.
-    pub fn expect(&mut self, address: String, done: Expected, now: Nanos) {
+    pub fn expect(&mut self, node: Announced, done: Expected, now: Nanos) {
         self.at(now);
-        match self.reserve(address) {
+        match self.reserve(node) {
             Err(why) => done(Err(why)),
             Ok(node) => self.when_durable(self.node.last_commit(), Todo::Expect(node, done)),
         }
         self.pump();
     }
 
-    fn reserve(&mut self, address: String) -> FsResult<NodeId> {
+    fn reserve(&mut self, announced: Announced) -> FsResult<NodeId> {
+        let address = &announced.address;
         if !self.is_sound()
             && let Some(why) = self.failure()
         {
             return Err(why.clone());
         }
         self.leads_changes()?;
+        if self.coordinator.hands_over(self.me) {
+            return Err(FsError::new(
+                libc::EBUSY,
+                "metadata: another node is about to lead changes of the table",
+            ));
+        }
         if !(1..=ADDRESS_MAX).contains(&address.len()) {
             return Err(refused("metadata: an address has 1 to 255 bytes"));
         }
         let members = self.table.placement.map.members();
-        if members.iter().any(|member| member.address == address) {
+        if members.iter().any(|member| member.address == *address) {
             return Err(FsError::new(libc::EEXIST, "metadata: a node of the cluster has this address"));
         }
         let expected = &self.coordinator.expected;
-        if let Some((node, _)) = expected.iter().find(|(_, other)| **other == address) {
+        if let Some((node, other)) = expected.iter().find(|(_, other)| other.address == *address) {
+            if other.idle != announced.idle {
+                let text =
+                    format!("metadata: node {node} is expected there in another role: remove it first");
+                return Err(FsError::because(libc::EEXIST, text));
+            }
             return Ok(*node);
         }
         // Numbers are never used again: members stay in the table, as former ones at least, and of those who never came the last is on record.
@@ -365,15 +442,15 @@ impl Member {
         if node >= NODES_MAX {
             return Err(FsError::new(libc::ENOSPC, "metadata: a cluster has at most 1023 nodes"));
         }
-        self.commit(BatchKind::Growing, vec![records::expect_row(node, Some(&address))])?;
-        self.coordinator.expected.insert(node, address);
+        self.commit(BatchKind::Growing, vec![records::expect_row(node, Some(&announced))])?;
+        self.coordinator.expected.insert(node, announced);
         Ok(node)
     }
 
-    /// Nodes that are expected and have not joined: their numbers and addresses.
-    pub fn expected(&self) -> Vec<(NodeId, String)> {
+    /// Nodes that are expected and have not joined.
+    pub fn expected(&self) -> Vec<(NodeId, Announced)> {
         let expected = self.coordinator.expected.iter();
-        expected.map(|(node, address)| (*node, address.clone())).collect()
+        expected.map(|(node, announced)| (*node, announced.clone())).collect()
     }
 
     /// What members say to the coordinator.
@@ -496,7 +573,7 @@ impl Member {
         let now = self.now;
         let Coordinator { expected, change: Some(change), .. } = &mut self.coordinator else { return };
         log::info!("metadata: table {} of placement is decided", change.next.version);
-        change.step = adopting(&self.table.placement, &change.next, expected, now);
+        change.step = adopting(self.me, &self.table.placement, &change.next, expected, now);
         self.send_table();
     }
 
@@ -511,8 +588,17 @@ impl Member {
         *sent = now;
         let (next, silent) = (next.clone(), silent.clone());
         for node in silent {
-            self.tell(node, ChangeMessage::Adopt(next.clone()));
+            let adopt = self.adopt_message(node, next.clone());
+            self.tell(node, adopt);
         }
+    }
+
+    /// By what a member hears that a table is decided.
+    fn adopt_message(&self, to: NodeId, next: Arc<Placement>) -> ChangeMessage {
+        if to == next.coordinator && to != self.me {
+            return ChangeMessage::Entrust { next, charge: self.coordinator.charge() };
+        }
+        ChangeMessage::Adopt(next)
     }
 
     fn adopted(&mut self, from: NodeId, version: u64) {
@@ -534,6 +620,8 @@ impl Member {
         };
         let Step::Adopting { turn, silent, since, .. } = step else { return };
         (*turn, *silent) = match turn {
+            // It goes on, and has this member adopt the table.
+            Turn::Successor => return,
             Turn::Leaving => (Turn::Old, old(next, expected)),
             // Whoever they fetch dentries from knows of them now.
             Turn::Old => (Turn::New, new(next, expected)),
@@ -591,17 +679,12 @@ impl Member {
             let table = Arc::new(self.table.placement.clone());
             return self.tell(from, ChangeMessage::Adopt(table));
         }
-        let Some(address) = self.coordinator.expected.get(&from).cloned() else {
+        let Some(Announced { address, idle }) = self.coordinator.expected.get(&from).cloned() else {
             return log::warn!("metadata: node {from} asks to be taken in, and is not expected");
         };
         let present = &self.table.placement;
-        let mut members = present.map.members().to_vec();
-        members.push(MapMember { id: from, address });
-        match ClusterMap::new(members, |slot| present.map.owner(slot).id) {
-            Ok(map) => {
-                let next = Placement { version: present.version + 1, map, ..present.clone() };
-                self.lead_change(next, None);
-            }
+        match present.with_member(MapMember { id: from, address }, idle) {
+            Ok(with) => self.lead_change(Placement { version: present.version + 1, ..with }, None),
             Err(why) => log::error!("metadata: node {from} cannot be taken in: {why}"),
         }
     }
@@ -618,7 +701,16 @@ impl Member {
                 return;
             }
             Some(Change { step: Step::Deciding, .. }) => return,
-            Some(Change { step: Step::Adopting { .. }, next, .. }) => ChangeMessage::Adopt(next.clone()),
+            // The others hear it of him, this member too: it must not let go before he has taken over.
+            Some(Change { step: Step::Adopting { turn: Turn::Successor, .. }, next, .. })
+                if from != next.coordinator =>
+            {
+                return;
+            }
+            Some(Change { step: Step::Adopting { .. }, next, .. }) => {
+                let next = next.clone();
+                self.adopt_message(from, next)
+            }
             Some(Change { step: Step::Asking(_) | Step::Resting(_), .. }) | None => {
                 ChangeMessage::Abort(attempt)
             }

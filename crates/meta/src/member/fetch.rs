@@ -90,6 +90,8 @@ impl Member {
             }
         }
         match found {
+            // Another one may have begun to serve that row while it was read.
+            Ok(_) if !self.cluster().may_answer() => {}
             Ok(found) => self.when_durable(wait, Todo::Send(from, Message::Fetched(number, found))),
             // Nobody can be told anything about it until it is repaired; whoever asks gives up at his deadline.
             Err(why) => log::error!("damaged row of a directory that another node asks for: {why}"),
@@ -174,14 +176,15 @@ impl Member {
     }
 
     /// Directories change: their dentries go, and whatever was asked before is void.
-    pub(super) fn invalidate(&mut self, from: NodeId, txn: TxnId, dirs: &[InodeId]) {
+    pub(super) fn invalidate(&mut self, from: NodeId, changes: Vec<(TxnId, Vec<InodeId>)>) {
         let quiet = self.node.quiesce();
-        for dir in dirs {
+        for dir in changes.iter().flat_map(|(_, dirs)| dirs) {
             self.node.core().replica.remove(*dir);
         }
         drop(quiet);
         self.void_fetches();
-        self.send(from, Message::Invalidated(txn));
+        let txns = changes.into_iter().map(|(txn, _)| txn).collect();
+        self.send(from, Message::Invalidated(txns));
     }
 
     /// What was asked for until now is to be asked for again.

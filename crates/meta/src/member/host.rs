@@ -18,7 +18,7 @@
 mod bell;
 mod tables;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -34,9 +34,13 @@ use kestrel_types::wire::TooLarge;
 use parking_lot::Mutex;
 
 use super::reap::{Forgot, Reap};
+use super::whereabouts::Whereabouts;
 use super::{Asker, Envelope, Member, MemberConfig, ONE_OF_SEVERAL, RESTART_MIN};
 use crate::cluster::Cluster;
-use crate::engine::Engine;
+use crate::engine::{Engine, Hurry};
+use crate::ids::system_key;
+use crate::lease::NEVER;
+use crate::lease::Now;
 use crate::node::{Done, Ear, Node, Replies};
 use crate::txn::Origin;
 use crate::worker::Stray;
@@ -133,6 +137,7 @@ struct Desk {
     node: Arc<Node>,
     me: NodeId,
     epoch: u64,
+    whereabouts: Arc<Whereabouts>,
     member: Mutex<Member>,
     incoming: Mutex<VecDeque<Incoming>>,
     /// Who hears of what was done in a turn.
@@ -145,6 +150,8 @@ struct Desk {
     waiting: AtomicBool,
     /// It is time to.
     late: AtomicBool,
+    /// It has said that it ends.
+    released: AtomicBool,
     counters: Counters,
 }
 
@@ -171,12 +178,16 @@ impl MemberHost {
         std::thread::sleep(Duration::from_nanos(RESTART_MIN.unsigned_abs()));
         let (bell, me) = (Arc::new(Bell::default()), config.me);
         let opened = boot_time();
-        let member = Member::open_with(engine, clock, config, 0, Some(bell.clone()))?;
-        member.cluster().lease.set_clock(Box::new(move || boot_time() - opened));
+        let host = (bell.clone(), Box::new(move || boot_time() - opened) as Box<Now>);
+        let member = Member::open_with(engine, clock, config, 0, Some(host))?;
+        let placement = &member.cluster().table().placement;
+        let others = placement.map.members().iter().map(|other| other.id).filter(|other| *other != me);
+        let whereabouts = Whereabouts::read(&**member.node().engine(), others)?;
         let desk = Arc::new(Desk {
             node: member.node().clone(),
             me,
             epoch: member.epoch(),
+            whereabouts: Arc::new(whereabouts),
             member: Mutex::new(member),
             incoming: Mutex::default(),
             calls: Arc::default(),
@@ -186,6 +197,7 @@ impl MemberHost {
             // What an earlier start has agreed to is asked about.
             waiting: AtomicBool::new(true),
             late: AtomicBool::new(false),
+            released: AtomicBool::new(false),
             counters: Counters::default(),
         });
         let tended = desk.clone();
@@ -211,6 +223,16 @@ impl MemberHost {
         self.desk.epoch
     }
 
+    /// Where it and the other nodes are, as far as they have said so: nodes that are not in here are where the table says.
+    pub fn whereabouts(&self) -> BTreeMap<NodeId, String> {
+        self.desk.whereabouts.addresses()
+    }
+
+    /// The same as it changes.
+    pub fn whereabouts_kept(&self) -> &Arc<Whereabouts> {
+        &self.desk.whereabouts
+    }
+
     /// Has a request of the node's own executed, which leads it. Not numbered.
     pub fn submit(&self, request: Request, done: Done) {
         self.desk.bring(Incoming::Request(request, Asker::Own, done));
@@ -234,7 +256,7 @@ impl MemberHost {
             if table.is_alone() || !needs_member(&request.op) {
                 return Some((number, request, origin));
             }
-            let done = done_of(ear.clone(), number);
+            let done = done_of(desk, ear.clone(), number);
             desk.incoming.lock().push_back(Incoming::Request(request, Asker::Session(origin), done));
             brought = true;
             None
@@ -325,11 +347,47 @@ impl MemberHost {
         idle
     }
 
-    /// Stops its thread and makes everything durable. What is under way with other members ends when the node starts again.
+    /// Whether it may answer anybody at this moment ([`Cluster::may_answer`]), and tell clients that they still have a session.
+    pub fn may_answer(&self) -> bool {
+        self.desk.cluster().may_answer()
+    }
+
+    /// How long nothing was heard of the other members; `None` while this one has no lease, since then it may be itself that is cut off.
+    pub fn unheard(&self) -> Option<Vec<(NodeId, Duration)>> {
+        let unheard = self.desk.member.lock().unheard(self.desk.now());
+        self.desk.bell.wake();
+        let in_time = |(node, time): (NodeId, Nanos)| (node, Duration::from_nanos(time.unsigned_abs()));
+        Some(unheard?.into_iter().map(in_time).collect())
+    }
+
+    /// Tells the other members that this start has ended: it answers nothing any more that needs a lease, and if others can claim its store one
+    /// of them need not wait. Once; later calls do nothing. Takes [`RESTART_MIN`] in that case.
+    pub fn release(&self) {
+        if self.desk.released.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.desk.member.lock().give_up_lease(self.desk.now());
+        self.desk.bell.wake();
+        if self.desk.cluster().is_shared() {
+            // What it has just lent may be relied on for so long.
+            std::thread::sleep(Duration::from_nanos(RESTART_MIN.unsigned_abs()));
+        }
+        let outbox = {
+            let mut member = self.desk.member.lock();
+            member.say_released();
+            member.take_outbox()
+        };
+        self.desk.bell.wake();
+        self.desk.send(outbox);
+    }
+
+    /// Says that it ends ([`MemberHost::release`]), stops its thread and makes everything durable. What is under way with other members ends
+    /// when the node starts again.
     ///
     /// # Errors
     /// The engine's.
     pub fn close(&self) -> FsResult<()> {
+        self.release();
         self.stop();
         self.desk.node.close()
     }
@@ -361,6 +419,16 @@ impl Desk {
         boot_time() - self.opened
     }
 
+    /// Whether the engine reads nothing any more. It says nothing from then on.
+    fn is_replaced(&self) -> bool {
+        // A row that is in memory.
+        let replaced = self.node.engine().get_many(&[system_key("epoch")], &mut |_, _| ()).is_err();
+        if replaced {
+            self.cluster().lease.set(NEVER);
+        }
+        replaced
+    }
+
     fn bring(&self, what: Incoming) {
         self.incoming.lock().push_back(what);
         self.drive();
@@ -385,7 +453,7 @@ impl Desk {
         };
         for _ in 0..ROUNDS_MAX {
             let Some(mut member) = self.member.try_lock() else { return };
-            let whole = Whole;
+            let (whole, hurry) = (Whole, Hurry::begin());
             self.bell.look();
             let incoming = {
                 let mut queue = self.incoming.lock();
@@ -412,7 +480,7 @@ impl Desk {
             } else {
                 self.waiting.store(waits, Ordering::Relaxed);
             }
-            drop(whole);
+            drop((whole, hurry));
             drop(member);
             self.send(outbox);
             for (done, reply) in finished {
@@ -503,8 +571,20 @@ fn needs_member(op: &Op) -> bool {
     matches!(op, Op::ReadDir { .. } | Op::Usage | Op::TreeUsage(_))
 }
 
-fn done_of(ear: Arc<impl Ear + 'static>, number: usize) -> Done {
-    Box::new(move |reply| ear.hear(number, reply))
+fn done_of(desk: &Arc<Desk>, ear: Arc<impl Ear + 'static>, number: usize) -> Done {
+    let desk = Arc::downgrade(desk);
+    Box::new(move |reply| {
+        if !is_unsaid(&desk, &reply) {
+            ear.hear(number, reply);
+        }
+    })
+}
+
+/// Whether a session is not to hear a reply: its request failed because the store is another process's now. Nobody here knows what became of it;
+/// that process does, and the client asks there when this one has ended, which it does next.
+fn is_unsaid(desk: &Weak<Desk>, reply: &Reply) -> bool {
+    let failed = matches!(reply, Err(Outcome::Failed(why)) if why.errno == libc::EIO);
+    failed && desk.upgrade().is_some_and(|desk| desk.cluster().is_shared() && desk.is_replaced())
 }
 
 /// Passes replies of the node on, and takes what it cannot serve alone to the member.
@@ -515,14 +595,16 @@ struct Relay<E> {
 
 impl<E: Ear + 'static> Ear for Relay<E> {
     fn hear(&self, number: usize, reply: Reply) {
-        self.ear.hear(number, reply);
+        if !is_unsaid(&self.desk, &reply) {
+            self.ear.hear(number, reply);
+        }
     }
 
     fn elsewhere(&self, number: usize, stray: Stray) {
         match self.desk.upgrade() {
             Some(desk) => {
                 count(&desk.counters.strays);
-                let done = done_of(self.ear.clone(), number);
+                let done = done_of(&desk, self.ear.clone(), number);
                 desk.incoming.lock().push_back(Incoming::Stray(stray, done));
                 if !desk.bell.is_mine() {
                     return desk.drive();

@@ -91,9 +91,11 @@ impl Member {
         if work.counter.is_none() && makes(&work.request.op) {
             match self.node.counter() {
                 Ok(counter) => work.counter = Some(counter),
+                Err(why) if self.has_lost_store(&why) => return,
                 Err(why) => return self.answer(ticket, Err(why.into())),
             }
         }
+        let Some(work) = self.works.get_mut(&ticket) else { return };
         let mode = if may_change(&work.request.op) { Mode::Exclusive } else { Mode::Shared };
         work.stage = Stage::Leading(Lead {
             txn,
@@ -125,8 +127,10 @@ impl Member {
         let counter = work.counter.unwrap_or_default();
         match self.node.transact((&work.request, work.claim), &lead.lent, &work.no_dirs, counter) {
             Err(why) => {
-                self.give_up(ticket);
-                self.answer(ticket, Err(why.into()));
+                if !self.has_lost_store(&why) {
+                    self.give_up(ticket);
+                    self.answer(ticket, Err(why.into()));
+                }
             }
             Ok(Ran::Lacks(missing)) => self.borrow(ticket, missing),
             Ok(Ran::Dentry(want)) => self.fetch(want, ticket),
@@ -161,7 +165,7 @@ impl Member {
         for span in missing.spans {
             // Names of a directory are everywhere.
             let owners: Vec<NodeId> = if span.table == Table::Entry {
-                cluster.nodes().collect()
+                cluster.serving().collect()
             } else {
                 vec![cluster.home_of(span.id)]
             };
@@ -250,7 +254,7 @@ impl Member {
         };
         lead.sent = now;
         let (txn, mode) = (lead.txn, lead.mode);
-        let mut messages = Vec::new();
+        let (mut messages, mut forget) = (Vec::new(), Vec::new());
         match &lead.phase {
             Phase::Borrowing => {
                 for (node, lender) in &lead.lenders {
@@ -260,9 +264,7 @@ impl Member {
                 }
             }
             Phase::Invalidating(nodes, ended) => {
-                for node in nodes.keys() {
-                    messages.push((*node, Message::Invalidate(txn, ended.dirs.clone())));
-                }
+                forget.extend(nodes.keys().map(|node| (*node, ended.dirs.clone())));
             }
             Phase::Preparing(nodes, changes, _) => {
                 for node in nodes {
@@ -275,6 +277,9 @@ impl Member {
         }
         for (node, message) in messages {
             self.send(node, message);
+        }
+        for (node, dirs) in forget {
+            self.have_forget(node, txn, dirs);
         }
         self.drive_fences(ticket);
     }

@@ -4,7 +4,8 @@
 //! serving paths from a replica that is out of date. So what a replica says counts only under a *lease*.
 //!
 //! **Holder.** It asks all members every [`RENEW`], and holds the lease until [`LEASE`] after it *sent* the oldest question of a majority that was
-//! granted, itself included. Not the coordinator grants it: that would be one node without which nobody serves. A volume of one node needs no lease.
+//! granted, itself included. Not the coordinator grants it: that would be one node without which nobody serves. A volume of one node needs no lease,
+//! and an idle member gets none: it resolves nothing.
 //!
 //! **Granter.** A grant is a promise not to say, for [`PROMISE`] since the question was *heard*, that the member can hold no lease. Heard is after sent, so by
 //! the time the promise is over the lease is, if the two clocks agree on how long it lasts within an eighth. Nothing of it is on record: who has
@@ -31,17 +32,53 @@
 //! members of one table ends on adoption of the next as soon as too few of those are a majority of the next.
 //!
 //! Where rows of a fenced member are needed it is waited for all the same.
+//!
+//! # Stores that others can claim
+//!
+//! A member on a *shared* engine ([`crate::engine::Engine::is_shared`]) can be started again by another process while the one before goes on: a
+//! zombie, which may have clients, and be reached by other members. The engine's epoch sees to it that nothing of a zombie's is written. That nothing
+//! of it is *believed*, leases do:
+//!
+//! **Without a lease such a member answers nothing** that anybody relies on: no request, found in the replica or not (Tenure; [`crate::lease`]);
+//! it lends nothing, agrees to nothing, forgets nothing on behalf of others, says nothing of dentries, of how transactions ended, or of what it has
+//! ([`Member::may_say`]). It begins no part in a change of the table and sends no rows for one: of two starts one might send what the other never had. Idle members get leases, too, if
+//! their engine is shared. What goes on without one: leases themselves, and what is said of changes when it has been committed.
+//!
+//! **No two starts of a member have leases at the same time.** Questions carry the start; who grants one promises it to that start. An older start
+//! than the newest that was heard of is granted nothing, and that one is on record before it is let in ([`super::known`]). One that is asked by a newer start grants it
+//! nothing before the promise to an older one is over, unless the newer one is *sole*: no earlier start can be running. Who has started again does not know what
+//! it has promised to older starts, so until that is over it grants to sole ones only. Any two majorities have a member in common; if that is
+//! another one, these rules keep the two apart; if it is the member itself, or another one that runs twice, its voice does ([`super::voice`]).
+//!
+//! A start that has had a lease is sole from then on: most members have it on record, so no earlier one gets a lease any more.
+//!
+//! **What a start says under its lease, it says of a time before its successor's begins.** A batch looks at the lease again when it has read all it
+//! answers by: then nobody had written there but itself. What it commits the engine takes only if nobody has claimed the store by then, so its successor
+//! reads it; an answer leaves when that is durable. Messages that were sent before and come late mean what they meant: the dentry of a directory that has changed since was asked for before the
+//! change, and is thrown away; locks that it says it holds have been held until then, and what it agreed to is on record and locked again by its successor.
+//!
+//! **Loans that are not confirmed** ([`super::lead`]): who was lent all his rows within [`RESTART_MIN`] relies on them for so long. A zombie lends under a
+//! lease that ends [`LEASE`] after it was asked for, and its successor begins [`PROMISE`] after that was heard, which is
+//! more by 250 ms: enough for both if clocks agree within a twentieth. One that ends cleanly gives up its lease, waits for [`RESTART_MIN`], and
+//! says so ([`LeaseMessage::Release`]): then the promise to it is over at once.
+//!
+//! **A store that does not answer** ([`crate::engine::Engine::silence`]) for [`LEASE`] makes its member ask for no lease, so that another process, which may
+//! reach it, can take over. When nobody reaches it nobody has leases there.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use kestrel_types::clock::{MILLISECOND, Nanos, SECOND};
 use kestrel_types::error::FsError;
 use kestrel_types::placement::NodeId;
 
+use super::change::ChangeMessage;
+use super::known::Known;
 use super::lead::Phase;
 use super::message::Message;
-use super::work::Stage;
-use super::{Member, RESEND};
+use super::voice::Voice;
+use super::work::{Stage, Work};
+use super::{DEADLINE, Member, RESEND};
 use crate::lease::{FOREVER, NEVER};
 use crate::locks::TxnId;
 
@@ -50,6 +87,9 @@ pub const LEASE: Nanos = 2 * SECOND;
 
 /// Time between two questions for it.
 pub const RENEW: Nanos = LEASE / 4;
+
+/// The same while there is none.
+const SEEK: Nanos = 100 * MILLISECOND;
 
 /// How long a promise lasts: longer than the lease by as much as clocks may disagree.
 pub const PROMISE: Nanos = LEASE + LEASE / 8;
@@ -63,8 +103,20 @@ pub const HOLD: Nanos = SECOND;
 /// What members say to each other about leases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseMessage {
-    /// Asks for a lease: the sender's number.
-    Ask(u64),
+    /// Asks for a lease.
+    Ask {
+        /// The sender's number.
+        number: u64,
+        /// Which of his starts he is.
+        epoch: u64,
+        /// No earlier start of his can be running, or get a lease.
+        sole: bool,
+    },
+    /// This start of the sender has no lease any more, and will have none.
+    Release {
+        /// Which.
+        epoch: u64,
+    },
     /// Granted.
     Granted(u64),
     /// Asks to grant a member nothing.
@@ -124,12 +176,22 @@ pub(super) struct Leases {
     held: bool,
     /// Requests that wait for one.
     waiting: BTreeSet<u64>,
-    /// Until when it keeps what it promised whom.
-    promises: BTreeMap<NodeId, Nanos>,
+    /// What it promised whom: which of their starts, and until when.
+    promises: BTreeMap<NodeId, (u64, Nanos)>,
+    /// The newest start of each that it has heard of, or one more if that has ended.
+    starts: BTreeMap<NodeId, u64>,
     /// To whom it grants nothing: the number of that time, and until when.
     holds: BTreeMap<NodeId, (u64, Nanos)>,
-    /// When it started.
+    /// When it began to count how long nothing was heard of others.
     opened: Nanos,
+    /// When something was heard of each last.
+    heard: BTreeMap<NodeId, Nanos>,
+    /// Whether this start speaks for its member.
+    pub(super) voice: Voice,
+    /// No earlier start can be running, or get a lease.
+    sole: bool,
+    /// It gets none any more.
+    ended: bool,
     /// Fenced, and not heard of since.
     silent: BTreeSet<NodeId>,
     lapses: u64,
@@ -138,8 +200,8 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// Those of a member that starts.
-    pub fn new(now: Nanos) -> Self {
+    /// Those of a member that starts, and claimed its store then.
+    pub fn new(shared: bool, sole: bool, now: Nanos) -> Self {
         Self {
             asks: VecDeque::new(),
             due: now,
@@ -148,8 +210,13 @@ impl Leases {
             held: false,
             waiting: BTreeSet::new(),
             promises: BTreeMap::new(),
+            starts: BTreeMap::new(),
             holds: BTreeMap::new(),
             opened: now,
+            heard: BTreeMap::new(),
+            voice: Voice::new(shared, sole, now),
+            sole: sole || !shared,
+            ended: false,
             silent: BTreeSet::new(),
             lapses: 0,
             fences: 0,
@@ -158,7 +225,8 @@ impl Leases {
     }
 
     /// Something was heard of a member.
-    pub fn heard_of(&mut self, node: NodeId) {
+    pub fn heard_of(&mut self, node: NodeId, now: Nanos) {
+        self.heard.insert(node, now);
         if !self.silent.is_empty() {
             self.silent.remove(&node);
         }
@@ -239,11 +307,18 @@ impl Member {
 
     pub(super) fn heard_of_lease(&mut self, from: NodeId, message: LeaseMessage) {
         match message {
-            LeaseMessage::Ask(number) => self.grant(from, number),
+            LeaseMessage::Ask { number, epoch, sole } => self.grant(from, number, epoch, sole),
+            LeaseMessage::Release { epoch } => self.released(from, epoch),
             LeaseMessage::Granted(number) => self.granted(from, number),
             LeaseMessage::Fence { txn, round, node } => self.hold(from, txn, round, node),
             LeaseMessage::Fenced { txn, round, node, hold } => self.fenced(from, txn, (round, node), hold),
         }
+    }
+
+    /// Whether it needs no lease, whatever it does: it has nobody to ask, or serves nothing that anybody else could serve.
+    fn needs_none(&self) -> bool {
+        let shared = self.cluster().is_shared();
+        !shared && (self.table.is_alone() || self.table.is_idle()) || self.changing.joining
     }
 
     pub(super) fn tick_lease(&mut self) {
@@ -251,34 +326,134 @@ impl Member {
         if !self.cluster().lease.is_held() {
             self.note_lapse();
         }
-        if self.leases.due > now || self.table.is_alone() || self.changing.joining {
+        if self.leases.due > now || self.leases.ended || self.needs_none() {
             return;
         }
-        self.leases.due = now + RENEW;
+        self.leases.due = now + if self.cluster().lease.is_held() { RENEW } else { SEEK };
+        if self.node.engine().silence() > Duration::from_nanos(LEASE.unsigned_abs()) {
+            return;
+        }
         let number = self.number();
         // Older ones are worth nothing when they are granted.
         self.leases.asks.retain(|(_, sent)| sent + LEASE > now);
         self.leases.asks.push_back((number, now));
-        self.leases.granted.insert(self.me, now);
+        if let Some(vote) = self.leases.voice.votes(self.time()) {
+            self.leases.granted.insert(self.me, vote.min(now));
+            self.count_grants();
+        }
+        let (epoch, sole) = (self.epoch, self.leases.sole);
         for node in self.table.nodes().filter(|node| *node != self.me).collect::<Vec<_>>() {
-            self.send(node, Message::Lease(LeaseMessage::Ask(number)));
+            self.send(node, Message::Lease(LeaseMessage::Ask { number, epoch, sole }));
         }
     }
 
+    /// The newest start of a member that this one has heard of, perhaps in an earlier start of its own; `None` if nobody knows.
+    fn newest_start(&mut self, node: NodeId) -> Option<u64> {
+        if let Some(start) = self.leases.starts.get(&node) {
+            return Some(*start);
+        }
+        let known = Known::read(&**self.node.engine(), node).inspect_err(|why| log::error!("{why}")).ok()?;
+        let start = known.map_or(0, |known| known.epoch);
+        self.leases.starts.insert(node, start);
+        Some(start)
+    }
+
     /// Somebody asks for a lease.
-    fn grant(&mut self, from: NodeId, number: u64) {
+    fn grant(&mut self, from: NodeId, number: u64, epoch: u64, sole: bool) {
         // Not when this member was told the time last: that may be before the question was sent.
         let now = self.time();
-        let leases = &mut self.leases;
         if self.table.placement.map.member(from).is_none()
+            || self.newest_start(from).is_none_or(|newest| epoch < newest)
+        {
+            return;
+        }
+        let leases = &mut self.leases;
+        leases.starts.insert(from, epoch);
+        let earlier = leases.promises.get(&from).is_some_and(|(start, until)| *start < epoch && now < *until);
+        let unknown = now < leases.voice.forgets();
+        if !leases.voice.is_held(now)
+            || !sole && (earlier || unknown)
             || leases.holds.get(&from).is_some_and(|(_, until)| now < *until)
         {
             return;
         }
         leases.holds.remove(&from);
-        let promise = leases.promises.entry(from).or_insert(now);
-        *promise = (*promise).max(now + PROMISE);
+        leases.promises.insert(from, (epoch, now + PROMISE));
         self.send(from, Message::Lease(LeaseMessage::Granted(number)));
+    }
+
+    /// A member's start has ended, or is about to: it has no lease.
+    fn released(&mut self, from: NodeId, epoch: u64) {
+        if self.newest_start(from).is_none_or(|newest| epoch < newest) {
+            return;
+        }
+        // What it asked for before that may still come.
+        self.leases.starts.insert(from, epoch.saturating_add(1));
+        if self.leases.promises.get(&from).is_some_and(|(start, _)| *start == epoch) {
+            self.leases.promises.remove(&from);
+        }
+    }
+
+    /// Gives up the lease, for good: this start ends. A shared store may be opened by another process as soon as the others know
+    /// ([`Member::say_released`]).
+    pub fn give_up_lease(&mut self, now: Nanos) {
+        self.at(now);
+        self.leases.ended = true;
+        // What it has asked for may still be granted.
+        self.leases.asks.clear();
+        self.leases.granted.clear();
+        self.leases.voice.end();
+        let node = self.node.clone();
+        let quiet = node.quiesce();
+        self.leases.until = NEVER;
+        self.cluster().lease.set(NEVER);
+        drop(quiet);
+    }
+
+    /// Tells the others that it has no lease any more. Not before [`super::RESTART_MIN`] is over since it gave that up.
+    pub fn say_released(&mut self) {
+        let epoch = self.epoch;
+        for node in self.table.nodes().filter(|node| *node != self.me).collect::<Vec<_>>() {
+            self.send(node, Message::Lease(LeaseMessage::Release { epoch }));
+        }
+    }
+
+    /// How long nothing was heard of the other members; `None` while this one has no lease, since then it may be itself that is cut off.
+    pub fn unheard(&self, now: Nanos) -> Option<Vec<(NodeId, Nanos)>> {
+        let leases = &self.leases;
+        let since = |node: NodeId| now - leases.heard.get(&node).copied().unwrap_or(leases.opened);
+        let others = self.table.nodes().filter(|node| *node != self.me);
+        self.cluster().lease.is_held().then(|| others.map(|node| (node, since(node).max(0))).collect())
+    }
+
+    /// Whether this may be said, or done on behalf of others, at this moment: not by a member whose store others can claim, unless it has a lease.
+    pub(super) fn may_say(&self, from: NodeId, message: &Message) -> bool {
+        let own = from == self.me;
+        let relied_on = match message {
+            Message::Fetch { .. }
+            | Message::Borrow { .. }
+            | Message::Prepare { .. }
+            | Message::Poll { .. } => true,
+            // What it tells itself of its own transactions concerns its own rows.
+            Message::Invalidate(_) | Message::Decide(..) | Message::Ask(_) => !own,
+            // Two starts must not both take part in an attempt: one would send rows, and the other be frozen.
+            Message::Change(
+                ChangeMessage::Begin { .. } | ChangeMessage::Copy(_) | ChangeMessage::Freeze(_),
+            ) => true,
+            Message::Fetched(..)
+            | Message::Lent { .. }
+            | Message::Refused(..)
+            | Message::Invalidated(_)
+            | Message::Voted(..)
+            | Message::Decided(_)
+            | Message::Alive(_)
+            | Message::Polled { .. }
+            | Message::Change(_)
+            | Message::Lease(_)
+            | Message::Tokens(_)
+            | Message::Whereabouts(_) => false,
+        };
+        !relied_on || self.cluster().may_answer()
     }
 
     fn granted(&mut self, from: NodeId, number: u64) {
@@ -290,6 +465,14 @@ impl Member {
         }
         let newest = self.leases.granted.entry(from).or_insert(sent);
         *newest = sent.max(*newest);
+        self.count_grants();
+    }
+
+    /// Somebody has granted it a lease, it itself perhaps.
+    fn count_grants(&mut self) {
+        if self.leases.ended {
+            return;
+        }
         let until = self.granted_until();
         if until <= self.leases.until {
             return;
@@ -309,7 +492,8 @@ impl Member {
         if std::mem::take(&mut self.leases.held) {
             self.leases.lapses += 1;
             log::warn!(
-                "most nodes of the cluster have not answered in time: this one resolves no paths until they do"
+                "most nodes of the cluster have not answered in time, or the store has not: this one {} until they do",
+                self.waits_how()
             );
         }
     }
@@ -333,17 +517,29 @@ impl Member {
         self.leases.until = until;
         self.leases.held = true;
         if self.leases.lapses > 0 {
-            log::warn!("most nodes of the cluster answer again: this one resolves paths");
+            log::warn!("most nodes of the cluster answer again, and so does this one");
         }
+        // Most members have this start on record: no earlier one gets a lease any more.
+        self.leases.sole = true;
         self.look_for_lease();
+    }
+
+    /// What it does not do without a lease, for people.
+    fn waits_how(&self) -> &'static str {
+        if self.cluster().is_shared() { "answers nobody" } else { "resolves no paths" }
     }
 
     /// Requests that wait for a lease are tried again: there may be one, or others may lead them now.
     pub(super) fn look_for_lease(&mut self) {
+        let (until, shared) = (self.now + DEADLINE, self.cluster().is_shared());
         for ticket in std::mem::take(&mut self.leases.waiting) {
-            if self.works.get(&ticket).is_some_and(|work| matches!(work.stage, Stage::Unleased)) {
-                self.run_alone(ticket);
+            let waits = |work: &&mut Work| matches!(work.stage, Stage::Unleased);
+            let Some(work) = self.works.get_mut(&ticket).filter(waits) else { continue };
+            if shared && work.asker.origin().is_some() {
+                // How long it has waited for this does not count.
+                work.until = until;
             }
+            self.run_alone(ticket);
         }
     }
 
@@ -355,13 +551,15 @@ impl Member {
     /// Whether a member has asked this one for a lease, or granted it one, so short a time ago that it may hold one itself.
     pub(super) fn may_live(&self, node: NodeId) -> bool {
         let (leases, now) = (&self.leases, self.time());
-        leases.promises.get(&node).is_some_and(|until| now < *until)
+        leases.promises.get(&node).is_some_and(|(_, until)| now < *until)
             || leases.granted.get(&node).is_some_and(|sent| now < sent + PROMISE)
     }
 
     /// The table has other members, perhaps. With every role held.
     pub(super) fn lease_by_table(&mut self) {
-        let until = if self.table.is_alone() {
+        let until = if self.leases.ended {
+            NEVER
+        } else if self.table.is_alone() && !self.cluster().is_shared() {
             FOREVER
         } else if self.leases.until == FOREVER {
             self.leases.held = false;
@@ -399,9 +597,10 @@ impl Member {
         let hold = self.leases.holds.entry(node).or_insert((fresh, now));
         hold.1 = now + HOLD;
         let hold = HoldId { epoch: self.epoch, number: hold.0 };
-        let promised = self.leases.promises.get(&node).is_some_and(|until| now < *until);
+        let leases = &self.leases;
+        let promised = leases.promises.get(&node).is_some_and(|(_, until)| now < *until);
         // What an earlier start has promised nobody remembers.
-        if !promised && self.leases.opened + PROMISE <= now {
+        if !promised && leases.voice.forgets() <= now && leases.voice.is_held(now) {
             self.send(from, Message::Lease(LeaseMessage::Fenced { txn, round, node, hold }));
         }
     }

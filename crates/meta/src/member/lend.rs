@@ -92,6 +92,8 @@ impl Member {
         loan.heard = now;
         let loan = loan.id;
         match self.read(wanted) {
+            // Another one may have begun to serve these rows while they were read.
+            Ok(_) if !self.cluster().may_answer() => {}
             Ok(Read { rows, spans, wait }) => {
                 let lent = Message::Lent { txn, round, loan, rows, spans };
                 self.when_durable(wait, Todo::Send(from, lent));
@@ -183,6 +185,9 @@ impl Member {
         // The changes may bear a timestamp of the leader's that is above all on record here. What this node issues after a crash has to
         // be above it: the ceiling goes to the log first.
         if let Err(why) = self.node.raise_ceiling() {
+            if self.has_lost_store(&why) {
+                return;
+            }
             self.give_back(txn);
             return self.send(from, Message::Voted(txn, Vote::Failed(why)));
         }
@@ -195,6 +200,7 @@ impl Member {
                 }
                 self.when_durable(position, Todo::Send(from, vote));
             }
+            Err(why) if self.has_lost_store(&why) => {}
             Err(why) => {
                 self.give_back(txn);
                 self.send(from, Message::Voted(txn, Vote::Failed(why)));

@@ -4,10 +4,12 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::Key;
 use kestrel_types::placement::NodeId;
+use kestrel_types::token::{TokenId, TokenRecord};
 
 use super::change::ChangeMessage;
 use super::lease::LeaseMessage;
 use super::poll::{Answer, Question};
+use super::whereabouts::Whereabout;
 use crate::engine::Mutation;
 use crate::locks::{Mode, TxnId};
 use crate::rows::{Missing, Span};
@@ -109,10 +111,10 @@ pub enum Message {
     },
     /// Others have locked some of the rows, or who was asked has another table.
     Refused(TxnId, u32),
-    /// A directory changes: forget its dentry.
-    Invalidate(TxnId, Vec<InodeId>),
-    /// Nothing that runs or will run sees the old dentries.
-    Invalidated(TxnId),
+    /// Directories change: forget their dentries. All that the sender had to say of that at one moment, by transaction.
+    Invalidate(Vec<(TxnId, Vec<InodeId>)>),
+    /// Nothing that runs or will run sees the old dentries of these transactions.
+    Invalidated(Vec<TxnId>),
     /// The transaction is about to end. Whoever lent rows that do not change gives up his locks and is done; the others put the
     /// changes on record.
     Prepare {
@@ -153,6 +155,21 @@ pub enum Message {
     Change(ChangeMessage),
     /// Who resolves paths.
     Lease(LeaseMessage),
+    /// Which tokens there are. The matter of the nodes' servers: members say nothing of it and hear nothing.
+    Tokens(TokensMessage),
+    /// Where nodes are. The host's matter: members say nothing of it and hear nothing.
+    Whereabouts(Vec<Whereabout>),
+}
+
+/// What servers tell each other of the records of tokens they have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokensMessage {
+    /// A hash of all of them.
+    Digest([u8; 32]),
+    /// Some of them.
+    Records(Vec<TokenRecord>),
+    /// These are of no use any more, and are forgotten by whoever knows that they are not.
+    Prune(Vec<TokenId>),
 }
 
 /// Suffix and value of a row.

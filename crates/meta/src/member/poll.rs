@@ -1,4 +1,4 @@
-//! Polls: a question to all members, this one included.
+//! Polls: a question to all members that serve clients, this one included if it does.
 //!
 //! It is sent again to those who have not answered. It ends with all answers, by member, or after [`DEADLINE`] with `None`: somebody
 //! is not to be had, and what he would have said nobody knows. A member answers each copy of a question as things are when it gets
@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use kestrel_placement::report::Report;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, ObjectId, Position};
@@ -34,6 +35,8 @@ pub enum Question {
     Confirm(u64, Vec<ObjectId>),
     /// This round has ended, and these objects are deleted.
     Forget(u64, Vec<ObjectId>),
+    /// What entries the node has. Who has not counted them does not answer yet.
+    Entries,
 }
 
 /// What a member says.
@@ -51,6 +54,8 @@ pub enum Answer {
     Confirmed(Vec<ObjectId>),
     /// It is done, durably.
     Done,
+    /// Entries, and names.
+    Entries(Report),
 }
 
 impl Question {
@@ -64,6 +69,7 @@ impl Question {
                 | (Question::Weigh(..), Answer::Weighed(_))
                 | (Question::Confirm(..), Answer::Confirmed(_))
                 | (Question::Forget(..), Answer::Done)
+                | (Question::Entries, Answer::Entries(_))
         )
     }
 }
@@ -81,6 +87,8 @@ pub(super) enum Then {
     Confirmed(u64),
     /// As above.
     Forgotten(u64),
+    /// Who waits for what all nodes have hears it.
+    Counted,
     /// Nothing.
     Nothing,
     /// Those of these files without names that nobody has open are deleted. With the numbers of their cases.
@@ -105,7 +113,7 @@ impl Poll {
 }
 
 impl Member {
-    /// Asks all members. `then` hears the answers in [`Member::poll_ended`].
+    /// Asks all of them. `then` hears the answers in [`Member::poll_ended`].
     pub(super) fn poll(&mut self, question: Question, then: Then) {
         let (number, now) = (self.number(), self.now);
         let poll = Poll { question, answers: BTreeMap::new(), then, sent: now, until: now + DEADLINE };
@@ -115,7 +123,7 @@ impl Member {
 
     fn send_poll(&mut self, number: u64) {
         let now = self.now;
-        let nodes: Vec<NodeId> = self.table.nodes().collect();
+        let nodes: Vec<NodeId> = self.table.serving().collect();
         let table = self.table.placement.version;
         let Some(poll) = self.polls.get_mut(&number) else { return };
         poll.sent = now;
@@ -143,6 +151,10 @@ impl Member {
             Question::Confirm(round, objects) => {
                 (Answer::Confirmed(self.node.confirm_objects(from, round, objects)), 0)
             }
+            Question::Entries => match self.census.as_ref().and_then(|census| census(&self.table)) {
+                Some(report) => (Answer::Entries(report), 0),
+                None => return,
+            },
             // Its shares are on their way to another member, which is asked by the next table.
             Question::Forget(..) if self.is_frozen_to_leave() => return,
             Question::Forget(round, objects) => match self.node.forget_objects(from, round, &objects) {
@@ -156,13 +168,18 @@ impl Member {
 
     /// Tells an answer once this is durable.
     pub(super) fn answer_poll(&mut self, to: NodeId, number: u64, answer: Answer, wait: Position) {
+        // Another one may have begun to serve while rows were read.
+        if !self.cluster().may_answer() {
+            return;
+        }
         self.when_durable(wait, Todo::Send(to, Message::Polled { number, answer }));
     }
 
     /// A member has answered.
     pub(super) fn told(&mut self, from: NodeId, number: u64, answer: Answer) {
-        let count = self.table.nodes().count();
-        let is_asked = self.table.placement.map.member(from).is_some();
+        let count = self.table.serving().count();
+        let placement = &self.table.placement;
+        let is_asked = placement.map.member(from).is_some() && !placement.is_idle(from);
         let Some(poll) = self.polls.get_mut(&number).filter(|_| is_asked) else { return };
         if !poll.question.is_answered_by(&answer) {
             return log::error!("node {from} answered something else than it was asked");
@@ -188,6 +205,7 @@ impl Member {
             Then::Weighed(round) => self.weighed(round, answers),
             Then::Confirmed(round) => self.confirmed(round, answers),
             Then::Forgotten(round) => self.forgotten(round, answers.is_some()),
+            Then::Counted => self.counted(answers),
             Then::Nothing => {}
             Then::Delete(cases) => self.delete_unless_held(&cases, answers),
         }

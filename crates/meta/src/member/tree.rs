@@ -40,12 +40,15 @@ impl Member {
     pub(super) fn walk_tree(&mut self, ticket: u64) {
         let Some(work) = self.works.get(&ticket) else { return };
         let Op::TreeUsage(dir) = work.request.op else { return };
-        match self.node.place_of(dir) {
+        let mut wait = 0;
+        match self.node.place_of(dir, &mut wait) {
             Ok(_) => {
                 self.walks.insert(ticket, Walk { todo: vec![dir], ..Walk::default() });
                 self.ask_tree(ticket);
             }
-            Err(why) => self.answer(ticket, Err(why.into())),
+            // Where it lies nobody answers at present.
+            Err(why) if why.errno == libc::EIO && self.cluster().is_shared() => self.rest(ticket, false),
+            Err(why) => self.answer_after(ticket, Err(why.into()), wait),
         }
     }
 

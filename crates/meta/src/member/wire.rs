@@ -21,9 +21,11 @@ mod leases;
 mod polls;
 #[cfg(test)]
 mod tests;
+mod tokens;
+mod whereabouts;
 
 /// Version of the bytes. Nodes of a cluster speak the same one.
-const VERSION: u8 = 3;
+const VERSION: u8 = 5;
 
 /// Stamps are below: what is added to them must not overflow. (They count nanoseconds.)
 const STAMP_MAX: u64 = 1 << 63;
@@ -46,6 +48,8 @@ const POLL: u8 = 16;
 const POLLED: u8 = 17;
 const CHANGE: u8 = 18;
 const LEASE: u8 = 19;
+const TOKENS: u8 = 22;
+const WHEREABOUTS: u8 = 23;
 
 impl Envelope {
     /// Appends its bytes.
@@ -120,11 +124,17 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
             put_txn(out, REFUSED, *txn);
             put_varint(out, u64::from(*round));
         }
-        Message::Invalidate(txn, dirs) => {
-            put_txn(out, INVALIDATE, *txn);
-            put_ids(out, dirs);
+        Message::Invalidate(changes) => {
+            out.push(INVALIDATE);
+            put_list(out, changes, |out, (txn, dirs)| {
+                put_txn_id(out, *txn);
+                put_ids(out, dirs);
+            });
         }
-        Message::Invalidated(txn) => put_txn(out, INVALIDATED, *txn),
+        Message::Invalidated(txns) => {
+            out.push(INVALIDATED);
+            put_list(out, txns, |out, txn| put_txn_id(out, *txn));
+        }
         Message::Prepare { txn, loan, mutations } => {
             put_txn(out, PREPARE, *txn);
             put_loan(out, *loan);
@@ -165,6 +175,14 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
             out.push(LEASE);
             leases::put(out, *message);
         }
+        Message::Tokens(message) => {
+            out.push(TOKENS);
+            tokens::put(out, message);
+        }
+        Message::Whereabouts(nodes) => {
+            out.push(WHEREABOUTS);
+            whereabouts::put(out, nodes);
+        }
     }
     Ok(())
 }
@@ -186,8 +204,10 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
             Message::Lent { txn, round, loan, rows, spans }
         }
         REFUSED => Message::Refused(txn(r)?, r.varint32()?),
-        INVALIDATE => Message::Invalidate(txn(r)?, list(r, 1, Reader::varint)?),
-        INVALIDATED => Message::Invalidated(txn(r)?),
+        INVALIDATE => {
+            Message::Invalidate(list(r, TXN_MIN + 1, |r| Ok((txn(r)?, list(r, 1, Reader::varint)?)))?)
+        }
+        INVALIDATED => Message::Invalidated(list(r, TXN_MIN, txn)?),
         PREPARE => {
             let (txn, loan) = (txn(r)?, loan(r)?);
             let mutations = list(r, KEY_MIN + 1, |r| row(r).map(|(key, value)| Mutation { key, value }))?;
@@ -202,6 +222,8 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         POLLED => Message::Polled { number: r.varint()?, answer: polls::answer(r)? },
         CHANGE => Message::Change(changes::take(r)?),
         LEASE => Message::Lease(leases::take(r)?),
+        TOKENS => Message::Tokens(tokens::take(r)?),
+        WHEREABOUTS => Message::Whereabouts(whereabouts::take(r)?),
         _ => return Err(DecodeError("an unknown message of a node")),
     })
 }
@@ -244,6 +266,13 @@ fn boolean(r: &mut Reader<'_>) -> Result<bool, DecodeError> {
 
 fn put_txn(out: &mut Vec<u8>, kind: u8, txn: TxnId) {
     out.push(kind);
+    put_txn_id(out, txn);
+}
+
+/// Fewest bytes of the id of a transaction.
+const TXN_MIN: usize = 3;
+
+fn put_txn_id(out: &mut Vec<u8>, txn: TxnId) {
     put_varint(out, u64::from(txn.node));
     put_varint(out, txn.epoch);
     put_varint(out, txn.number);

@@ -97,7 +97,7 @@ impl Member {
         let Stray { request, origin, why } = stray;
         if let Some(failure) = self.failure() {
             let failure = failure.clone();
-            return self.finished.push((done, Err(failure.into())));
+            return self.refuse(done, failure);
         }
         let ticket = self.put((request, Asker::Session(origin)), None, Back::Here(done));
         self.elsewhere(ticket, why);
@@ -234,6 +234,14 @@ impl Member {
         self.forget_fetches(ticket);
         self.forget_waiting(ticket);
         let claims = self.node.core().reclaiming.lasts();
+        let (now, mute) = (self.now, !self.cluster().may_answer());
+        let is_numbered = |work: &Work| mute && work.asker.origin().is_some();
+        if let Some(work) = self.works.get_mut(&ticket).filter(|work| is_numbered(work)) {
+            // Of a retry an earlier start, or another process, may have made what it asks for: this one must not say that nothing has changed. And
+            // whoever asks first would hear of a failure where others only hear of a pause, for its session keeps the answer. He has a deadline of his own.
+            work.until = now + DEADLINE;
+            return self.await_lease(ticket);
+        }
         if let Some(work) = self.works.get_mut(&ticket).filter(|work| claims && work.claim.is_some()) {
             // Nodes may start one after the other: what was open is not lost before the time for claims is over.
             work.until = self.now + DEADLINE;

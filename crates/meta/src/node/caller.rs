@@ -19,7 +19,7 @@ use super::{Durability, Node};
 use crate::cluster::NodeTable;
 use crate::ops::{self, chunks, readdir, usage};
 use crate::perm::{self, Dentry, READ};
-use crate::pipeline::engine_error;
+use crate::pipeline::{self, engine_error};
 use crate::view::{Stop, decode_dir_id, guard_of};
 use crate::worker::{Elsewhere, Sink, Slot, Stray, Woken};
 
@@ -42,28 +42,35 @@ impl Node {
         let since = Instant::now();
         let kind = ops::kind(&request.op);
         let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
-        let locked = |request: Request, sink: Sink| match sink {
-            Sink::Ear(ear, number) => {
-                ear.elsewhere(number, Stray { request, origin: None, why: Elsewhere::Locked });
-            }
+        let hand_back = |request: Request, sink: Sink, why| match sink {
+            Sink::Ear(ear, number) => ear.elsewhere(number, Stray { request, origin: None, why }),
             sink => sink.give(Err(several())),
         };
-        if self.is_kept(&request.op, table.as_deref()) {
-            return locked(request, sink);
+        let may_answer = || self.core.cluster.as_ref().is_none_or(|cluster| cluster.may_answer());
+        if !may_answer() {
+            return hand_back(request, sink, Elsewhere::Unleased);
         }
-        let (reply, wait) = match self.answer(&request) {
-            Ok((answer, wait)) => (Ok(answer), wait),
-            Err(outcome) => (Err(outcome), 0),
-        };
+        if self.is_kept(&request.op, table.as_deref()) {
+            return hand_back(request, sink, Elsewhere::Locked);
+        }
+        let mut wait = 0;
+        let reply = self.answer(&request, &mut wait);
         if let (Some(table), Op::Chunks { .. } | Op::ReadDir { .. } | Op::TreeUsage(_)) =
             (&table, &request.op)
             && !self.core.cluster.as_ref().is_some_and(|cluster| Arc::ptr_eq(table, &cluster.table()))
         {
             // What was read may be another node's by now, and changed there, or gone from here.
-            return locked(request, sink);
+            return hand_back(request, sink, Elsewhere::Locked);
+        }
+        // As a batch does ([`crate::pipeline`]).
+        if !may_answer() {
+            return hand_back(request, sink, Elsewhere::Unleased);
+        }
+        if self.is_claimable() && pipeline::is_lost(&*self.engine, &reply) {
+            return hand_back(request, sink, Elsewhere::Later);
         }
         let sync = matches!(request.op, Op::Sync);
-        let tray = self.courier.tray(self.counters.clone(), self.core.workers + 2);
+        let tray = self.courier.tray(self.counters.clone(), self.core.workers + 2, self.is_claimable());
         let parcel = Parcel { sink, reply, kind, since };
         let must_wait = sync || self.durability == Durability::Commit;
         if must_wait && wait > self.engine.durable() {
@@ -87,43 +94,52 @@ impl Node {
         }
     }
 
-    /// The answer, and the position to wait for.
-    fn answer(&self, request: &Request) -> Result<(Answer, Position), Outcome> {
+    /// The answer. `wait` becomes the position that it waits for: a refusal, too, may tell of a change that is not durable.
+    fn answer(&self, request: &Request, wait: &mut Position) -> Result<Answer, Outcome> {
         match &request.op {
             Op::ReadDir { dir, after, limit, check } => {
-                let (parent, changed_at) = self.opened_dir(&request.creds, *dir, *check)?;
-                let (answer, wait) = readdir::run(&*self.engine, *dir, parent, after.as_ref(), *limit)?;
-                Ok((answer, wait.max(changed_at)))
+                let parent = self.opened_dir(&request.creds, *dir, *check, wait)?;
+                let (answer, seen) = readdir::run(&*self.engine, *dir, parent, after.as_ref(), *limit)?;
+                *wait = seen.max(*wait);
+                Ok(answer)
             }
-            Op::Chunks { ino, first, last } => Ok(chunks::run(&*self.engine, *ino, *first, *last)?),
+            Op::Chunks { ino, first, last } => {
+                let (answer, seen) = chunks::run(&*self.engine, *ino, *first, *last)?;
+                *wait = seen;
+                Ok(answer)
+            }
             Op::AllocObjects(count) if (1..=OBJECTS_MAX).contains(count) => {
-                let (first, wait) = self.take_objects(*count)?;
-                Ok((Answer::Objects { first, count: *count }, wait))
+                let (first, taken_at) = self.take_objects(*count)?;
+                *wait = taken_at;
+                Ok(Answer::Objects { first, count: *count })
             }
             Op::AllocObjects(_) => {
                 Err(FsError::new(libc::EINVAL, "ask for 1 to 1048576 object numbers").into())
             }
             Op::Usage => {
                 let [files, dirs, bytes] = self.usage_now().map(|value| value.max(0).cast_unsigned());
-                Ok((Answer::Usage(Usage { files, dirs, bytes }), 0))
+                Ok(Answer::Usage(Usage { files, dirs, bytes }))
             }
             Op::TreeUsage(dir) => {
-                self.place_of(*dir)?;
-                Ok((Answer::Usage(usage::tree(&*self.engine, *dir)?), 0))
+                self.place_of(*dir, wait)?;
+                Ok(Answer::Usage(usage::tree(&*self.engine, *dir)?))
             }
             // Of several nodes, all in mode `commit`: what any of them has acknowledged is durable there, and the halves that lenders
             // have yet to make are on record. So there is nobody to ask.
-            Op::Sync => Ok((Answer::Done, self.committed.load(Ordering::Relaxed))),
+            Op::Sync => {
+                *wait = self.committed.load(Ordering::Relaxed);
+                Ok(Answer::Done)
+            }
             _ => Err(FsError::new(libc::EINVAL, "this request needs a worker").into()),
         }
     }
 
-    /// Numbers for objects, and the position to wait for. Of several nodes each has blocks of its own, and what refers to an object
-    /// may be in another node's log: a crash must not have the same numbers handed out again.
+    /// Numbers for objects, and the position to wait for: who gets them writes objects before anything of that is in a log, and a crash must not
+    /// have the same numbers handed out again. Of several nodes each has blocks of its own.
     fn take_objects(&self, count: u32) -> FsResult<(ObjectId, Position)> {
         let count = u64::from(count);
         let Some(cluster) = &self.core.cluster else {
-            return Ok((self.objects.take(&*self.engine, count).map_err(engine_error)?, 0));
+            return self.objects.take_in_block(&*self.engine, count, u64::MAX).map_err(engine_error);
         };
         let taken = self.objects.take_in_block(&*self.engine, count, OBJECT_BLOCK);
         let (first, wait) = taken.map_err(engine_error)?;
@@ -133,57 +149,67 @@ impl Node {
         Ok((object_in(first, cluster.me), wait))
     }
 
-    /// The directory above one that shall be listed, and the position to wait for; with `check`, only if the caller may read it.
-    fn opened_dir(&self, creds: &Creds, dir: InodeId, check: bool) -> Result<(InodeId, Position), Outcome> {
-        let (dentry, changed_at) = match self.core.replica.get(dir) {
-            Some(known) => known,
-            None => match self.dentry_of(dir)? {
+    /// The directory above one that shall be listed; with `check`, only if the caller may read it. `wait` becomes the position
+    /// that an answer waits for, whatever it is.
+    fn opened_dir(
+        &self,
+        creds: &Creds,
+        dir: InodeId,
+        check: bool,
+        wait: &mut Position,
+    ) -> Result<InodeId, Outcome> {
+        let dentry = match self.core.replica.get(dir) {
+            Some((known, changed_at)) => {
+                *wait = changed_at;
+                known
+            }
+            None => match self.dentry_of(dir, wait)? {
                 Some(read) => read,
                 // It was moved between the two reads: nobody moves it now.
                 None => {
                     let _all = self.hold_all();
                     let damaged =
                         FsError::because(libc::EIO, format!("metadata: damaged dirid row of {dir}"));
-                    self.dentry_of(dir)?.ok_or(damaged)?
+                    self.dentry_of(dir, wait)?.ok_or(damaged)?
                 }
             },
         };
         if check {
             perm::check(creds, dentry.guard, READ).map_err(Stop::without_rows)?;
         }
-        Ok((dentry.parent, changed_at))
+        Ok(dentry.parent)
     }
 
-    /// A directory's dentry as the rows have it, and the position to wait for; `None` if it is not where it is said to be.
-    fn dentry_of(&self, dir: InodeId) -> FsResult<Option<(Dentry, Position)>> {
+    /// A directory's dentry as the rows have it; `None` if it is not where it is said to be. `wait` becomes at least the position
+    /// of what was read.
+    fn dentry_of(&self, dir: InodeId, wait: &mut Position) -> FsResult<Option<Dentry>> {
         let damaged =
             |why| FsError::because(libc::EIO, format!("metadata: damaged entry of directory {dir}: {why}"));
-        let (parent, name) = self.place_of(dir)?;
+        let (parent, name) = self.place_of(dir, wait)?;
         let mut found = Ok(None);
         let read = self.engine.get_many(&[KeyRef::new(Table::Entry, parent, &name)], &mut |_, row| {
-            found = row
-                .value
-                .map(Entry::decode)
-                .transpose()
-                .map(|entry| entry.map(|entry| (entry, row.changed_at)));
+            *wait = row.changed_at.max(*wait);
+            found = row.value.map(Entry::decode).transpose();
         });
         read.map_err(engine_error)?;
         let parent = if dir == ROOT { ROOT } else { parent };
         Ok(match found.map_err(damaged)? {
-            Some((Entry::Inode(inode), changed_at)) if inode.ino == dir && inode.kind == Kind::Dir => {
-                Some((Dentry { ino: dir, parent, guard: guard_of(&inode) }, changed_at))
+            Some(Entry::Inode(inode)) if inode.ino == dir && inode.kind == Kind::Dir => {
+                Some(Dentry { ino: dir, parent, guard: guard_of(&inode) })
             }
             _ => None,
         })
     }
 
-    /// Where a directory is: the one above it, and its name; nowhere of the root.
-    pub(crate) fn place_of(&self, dir: InodeId) -> FsResult<(InodeId, Box<[u8]>)> {
+    /// Where a directory is: the one above it, and its name; nowhere of the root. `wait` becomes at least the position of what
+    /// was read, also where that is that the directory is no more.
+    pub(crate) fn place_of(&self, dir: InodeId, wait: &mut Position) -> FsResult<(InodeId, Box<[u8]>)> {
         if dir == ROOT {
             return Ok((0, Box::default()));
         }
         let mut place = Err(FsError::new(libc::ENOENT, "the directory has been removed"));
         let read = self.engine.get_many(&[KeyRef::new(Table::DirId, dir, b"")], &mut |_, row| {
+            *wait = row.changed_at.max(*wait);
             if let Some(bytes) = row.value {
                 place = decode_dir_id(bytes).map(|(parent, name)| (parent, name.into())).map_err(|why| {
                     FsError::because(libc::EIO, format!("metadata: damaged dirid row of {dir}: {why}"))

@@ -15,11 +15,15 @@ use kestrel_types::wire::ClientId;
 
 use super::{Done, Node};
 use crate::engine::{BatchKind, Mutation};
+use crate::ids::{counter_row, decode_counter, system_key};
 use crate::ops::open::Claim;
 use crate::pipeline::engine_error;
 use crate::session::OpenState;
 use crate::txn::{Origin, SessionRecord, TxnKey, answer_key, decode_session, encode_session, session_key};
 use crate::worker::{Ear, Job, Sink};
+
+/// Row of the longest lease that a client may believe in, in nanoseconds.
+const LEASE: &str = "lease";
 
 /// Rows deleted in one batch when the time of claims ends.
 const DELETED_MAX: usize = 65_536;
@@ -51,7 +55,7 @@ impl Node {
     /// Writes a client's session, new or changed. The reply comes when it is durable, in either mode: a request of the client
     /// that is executed before may be executed again after a crash.
     pub fn record_session(&self, session: &SessionRecord, done: Done) {
-        let tray = self.courier.tray(self.counters.clone(), self.core.workers + 2);
+        let tray = self.courier.tray(self.counters.clone(), self.core.workers + 2, self.is_claimable());
         match self.engine.commit(BatchKind::Growing, vec![session_row(session)]) {
             Err(why) => done(Err(engine_error(why).into())),
             Ok(position) => {
@@ -92,6 +96,36 @@ impl Node {
             Some(why) => Err(FsError::because(libc::EIO, why)),
             None => Ok(sessions),
         }
+    }
+
+    /// The longest lease that clients were promised by a start of which one may still believe in locks, if that is on record.
+    ///
+    /// # Errors
+    /// `EIO` if the record is damaged; the engine's.
+    pub fn lease_on_record(&self) -> FsResult<Option<Nanos>> {
+        let mut found = Ok(None);
+        let read = self.engine.get_many(&[system_key(LEASE)], &mut |_, row| {
+            found = row.value.map(decode_counter).transpose();
+        });
+        read.map_err(engine_error)?;
+        let lease = found.map_err(|why| {
+            FsError::because(
+                libc::EIO,
+                format!("metadata: damaged record {LEASE:?}: {why}; run kestrel fsck"),
+            )
+        })?;
+        Ok(lease.map(|lease| Nanos::try_from(lease).unwrap_or(Nanos::MAX)))
+    }
+
+    /// Puts it on record. Not waited for.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn record_lease(&self, lease: Nanos) -> FsResult<()> {
+        let row = counter_row(LEASE, lease.unsigned_abs());
+        let position = self.engine.commit(BatchKind::Freeing, vec![row]).map_err(engine_error)?;
+        self.committed_at(position);
+        Ok(())
     }
 
     /// Records that a client's session has ended. Its answers stay, should it come back and ask, until

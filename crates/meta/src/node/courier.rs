@@ -4,6 +4,9 @@
 //! have to wait for the very sync that the thread is there for. So callbacks run on a thread of their own, in the order of the
 //! positions they waited for; threads that wait are woken at once. A simulation runs everything on one thread: its engine syncs
 //! when it is told to, so callbacks may run inside that ([`Replies::Inline`]).
+//!
+//! What could not be made durable fails. Not where another process may go on with the store: what became of it that one knows, so callbacks
+//! hear nothing, as when the process crashes.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -46,6 +49,8 @@ pub(super) struct Tray {
     rounds: Option<Sender<Vec<(Sink, Reply)>>>,
     counters: Arc<[LaneCounters]>,
     lane: usize,
+    /// Callbacks do not hear of a failure of the store.
+    silent: bool,
 }
 
 impl Courier {
@@ -59,9 +64,9 @@ impl Courier {
         Ok(Self { rounds: Some(rounds), thread: Some(thread) })
     }
 
-    /// A tray whose replies count in lane `lane` of the counters.
-    pub fn tray(&self, counters: Arc<[LaneCounters]>, lane: usize) -> Tray {
-        Tray { rounds: self.rounds.clone(), counters, lane }
+    /// A tray whose replies count in lane `lane` of the counters. `silent`: others can claim the store.
+    pub fn tray(&self, counters: Arc<[LaneCounters]>, lane: usize, silent: bool) -> Tray {
+        Tray { rounds: self.rounds.clone(), counters, lane, silent }
     }
 }
 
@@ -97,10 +102,13 @@ impl Tray {
         let end = Instant::now();
         let mut round = Vec::new();
         for parcel in parcels {
-            // What already failed says so; what succeeded in vain says why.
-            let reply = match (result, parcel.reply) {
-                (Err(error), Ok(_)) => Err(Outcome::Failed(engine_error(error.clone()))),
-                (_, reply) => reply,
+            if self.silent && result.is_err() && matches!(parcel.sink, Sink::Callback(_) | Sink::Ear(..)) {
+                continue;
+            }
+            // A refusal too: it waited because it was learned from changes that may not have been made now.
+            let reply = match result {
+                Err(error) => Err(Outcome::Failed(engine_error(error.clone()))),
+                Ok(()) => parcel.reply,
             };
             let took = end.saturating_duration_since(parcel.since);
             self.counters[self.lane].reply_shared(parcel.kind, reply.is_err(), took);

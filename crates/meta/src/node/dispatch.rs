@@ -1,6 +1,7 @@
 //! From requests to batches to replies: who holds which role when. See [`crate::worker`] for why no request is forgotten.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,6 +17,7 @@ use super::{Durability, Node};
 use crate::lease::Tenure;
 use crate::ops::{self, Lane};
 use crate::pipeline::{self, Desk, Means, Verdict};
+use crate::stats::LaneCounters;
 use crate::worker::{Elsewhere, Job, Role, Sink, Slot, Stray, Woken};
 
 /// Batches a thread runs for others after its own before it looks for somebody to take over.
@@ -171,12 +173,13 @@ impl Node {
         after
     }
 
-    fn run_batch(&self, lane: usize, role: &mut Role, jobs: &mut Vec<Job>, after: &mut Aftermath) {
+    fn run_batch(&self, lane: usize, role: &mut Role, jobs: &mut VecDeque<Job>, after: &mut Aftermath) {
         if self.closed.load(Ordering::Relaxed) {
             self.reopen();
         }
         let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
-        let tenure = Tenure::of(self.core.cluster.as_ref().map(|cluster| &cluster.lease));
+        let tenure =
+            self.core.cluster.as_ref().map_or_else(|| Tenure::of(None, false), |cluster| cluster.tenure());
         let means = Means {
             engine: &*self.engine,
             core: &self.core,
@@ -194,7 +197,8 @@ impl Node {
             ids: &mut role.ids,
             walks: &mut role.walks,
         };
-        let run = || pipeline::run(&means, &mut desk, jobs, &mut steps);
+        let jobs_in_order = &*jobs.make_contiguous();
+        let run = || pipeline::run(&means, &mut desk, jobs_in_order, &mut steps);
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(usage) => self.add_usage(usage),
             // A bug, reported by the panic itself. Nobody may wait for ever because of it.
@@ -207,24 +211,55 @@ impl Node {
             Durability::Commit => self.engine.durable(),
         };
         let end = Instant::now();
-        for (mut job, step) in jobs.drain(..).zip(steps) {
+        after.replies.reserve(jobs.len());
+        let mut moves = Vec::new();
+        for (number, (job, step)) in jobs.iter_mut().zip(steps).enumerate() {
             self.committed_at(step.wait);
+            let Verdict::Reply(reply) = step.verdict else {
+                moves.push((number, step.verdict));
+                continue;
+            };
             let kind = ops::kind(&job.request.op);
-            match step.verdict {
-                Verdict::Reply(reply) if step.wait <= durable => {
-                    counters.reply(kind, reply.is_err(), end.saturating_duration_since(job.since));
-                    match job.sink {
-                        Sink::Caller => after.own = Some(Own::Reply(reply)),
-                        sink => after.replies.push((sink, reply)),
-                    }
+            // The job is done with: it gives its sink away.
+            let sink = std::mem::replace(&mut job.sink, Sink::Caller);
+            if step.wait <= durable {
+                counters.reply(kind, reply.is_err(), end.saturating_duration_since(job.since));
+                match sink {
+                    Sink::Caller => after.own = Some(Own::Reply(reply)),
+                    sink => after.replies.push((sink, reply)),
                 }
-                Verdict::Reply(reply) => match job.sink {
+            } else {
+                match sink {
                     Sink::Caller => after.own = Some(Own::Later(reply, step.wait)),
                     sink => {
                         after.waiting.push(Parcel { sink, reply, kind, since: job.since });
                         after.position = after.position.max(step.wait);
                     }
-                },
+                }
+            }
+        }
+        if moves.is_empty() {
+            jobs.clear();
+        } else {
+            self.move_on(counters, end, jobs, moves, after);
+        }
+    }
+
+    /// What becomes of those jobs of a batch, by their numbers in it, that have no reply.
+    #[cold]
+    fn move_on(
+        &self,
+        counters: &LaneCounters,
+        end: Instant,
+        jobs: &mut VecDeque<Job>,
+        moves: Vec<(usize, Verdict)>,
+        after: &mut Aftermath,
+    ) {
+        let mut moves = moves.into_iter().peekable();
+        for (number, mut job) in jobs.drain(..).enumerate() {
+            let Some((_, verdict)) = moves.next_if(|(of, _)| *of == number) else { continue };
+            match verdict {
+                Verdict::Reply(_) => debug_assert!(false, "it has been given"),
                 Verdict::Elsewhere(why) => match job.sink {
                     Sink::Caller => after.own = Some(Own::Reply(Err(several()))),
                     sink => {
@@ -255,6 +290,7 @@ impl Node {
                         _ => 0,
                     };
                     if stalled == STALLED_MAX {
+                        let kind = ops::kind(&job.request.op);
                         counters.reply(kind, true, end.saturating_duration_since(job.since));
                         let error =
                             FsError::new(libc::EIO, "metadata: what was cut off the file cannot be deleted");
@@ -299,8 +335,10 @@ impl Node {
         if after.waiting.is_empty() {
             return;
         }
-        let (waiting, tray) =
-            (after.waiting, self.courier.tray(self.counters.clone(), self.core.workers + 1));
+        let (waiting, tray) = (
+            after.waiting,
+            self.courier.tray(self.counters.clone(), self.core.workers + 1, self.is_claimable()),
+        );
         self.engine.on_durable(after.position, Box::new(move |result| tray.give(waiting, &result)));
     }
 

@@ -133,6 +133,11 @@ impl Node {
         self.core.cluster.is_some()
     }
 
+    /// Whether another process may claim its store while it runs.
+    pub(super) fn is_claimable(&self) -> bool {
+        self.core.cluster.as_ref().is_some_and(|cluster| cluster.is_shared())
+    }
+
     /// What all workers share.
     pub(crate) fn core(&self) -> &Core {
         &self.core
@@ -319,7 +324,11 @@ impl Node {
     ) -> FsResult<Ran> {
         let mut held = self.hold_quietly();
         let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
-        let tenure = Tenure::of(self.core.cluster.as_ref().map(|cluster| &cluster.lease));
+        let tenure =
+            self.core.cluster.as_ref().map_or_else(|| Tenure::of(None, false), |cluster| cluster.tenure());
+        if !tenure.may_begin() {
+            return Ok(Ran::Unleased);
+        }
         let stamp = self.stamps.tick(&*self.engine, self.clock.now()).map_err(engine_error)?;
         let Role { rows, effects, walks, .. } = held.exclusive();
         rows.clear();
@@ -340,6 +349,7 @@ impl Node {
                 stamp,
                 dry: false,
                 route: &Route::AsAsked,
+                planned: &mut None,
                 wait: 0,
                 depends: false,
                 no_dirs: Some(no_dirs),

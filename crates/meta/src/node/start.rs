@@ -148,10 +148,12 @@ impl Node {
     /// # Errors
     /// `EINVAL` for bad settings or an engine without a volume; the engine's.
     pub fn open(engine: Arc<dyn Engine>, clock: Arc<dyn Clock>, config: NodeConfig) -> FsResult<Arc<Self>> {
+        // Whoever had the rows before gets no commit through any more.
+        let engine = engine.claim().map_err(engine_error)?;
         Self::open_as(engine, clock, config, None)
     }
 
-    /// As [`Node::open`], alone or as one of several.
+    /// As [`Node::open`], alone or as one of several, through a handle that has been claimed.
     pub(super) fn open_as(
         engine: Arc<dyn Engine>,
         clock: Arc<dyn Clock>,

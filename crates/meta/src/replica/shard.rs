@@ -4,7 +4,6 @@
 use hashbrown::HashTable;
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::placement::hash_inode;
-use rustc_hash::FxHashMap;
 
 use crate::perm::{Dentry, Guard};
 
@@ -15,8 +14,8 @@ const NAME_INLINE: usize = 21;
 /// names when they have just doubled.
 pub const DENTRY_BYTES: usize = 95;
 
-/// What a longer name is reckoned to cost besides its bytes.
-const LONG_NAME_BYTES: usize = 64;
+/// What a longer name is reckoned to cost besides its bytes: its place in the list, an eighth of that, and what the allocator adds.
+const LONG_NAME_BYTES: usize = 48;
 
 /// An index into a shard.
 pub(super) type Slot = u32;
@@ -32,7 +31,47 @@ struct Cached {
     mode: u16,
     /// Of a longer name it is above [`NAME_INLINE`].
     name_len: u8,
+    /// The name, or the number that a longer one has in [`LongNames`].
     name: [u8; NAME_INLINE],
+}
+
+impl Cached {
+    /// Number of a name that does not lie here.
+    fn long_name(&self) -> Option<u32> {
+        let number = self.name.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
+        number.filter(|_| usize::from(self.name_len) > NAME_INLINE)
+    }
+}
+
+/// Names that do not fit their dentries, by number.
+#[derive(Default)]
+struct LongNames {
+    names: Vec<Box<[u8]>>,
+    free: Vec<u32>,
+}
+
+impl LongNames {
+    fn get(&self, number: u32) -> &[u8] {
+        self.names.get(number as usize).map_or(&[], |name| name)
+    }
+
+    fn keep(&mut self, name: &[u8]) -> u32 {
+        if let Some(number) = self.free.pop() {
+            self.names[number as usize] = name.into();
+            return number;
+        }
+        if self.names.len() == self.names.capacity() {
+            self.names.reserve_exact((self.names.len() / 8).max(8));
+        }
+        self.names.push(name.into());
+        // No more than there are slots.
+        (self.names.len() - 1) as u32
+    }
+
+    fn forget(&mut self, number: u32) {
+        self.names[number as usize] = Box::default();
+        self.free.push(number);
+    }
 }
 
 /// See the module's header.
@@ -42,7 +81,7 @@ pub(super) struct Shard {
     /// Slots with nothing in them.
     free: Vec<Slot>,
     by_ino: HashTable<Slot>,
-    long_names: FxHashMap<Slot, Box<[u8]>>,
+    long_names: LongNames,
     /// Where eviction goes on.
     hand: usize,
     bytes: usize,
@@ -98,9 +137,9 @@ impl Shard {
 
     fn place_at(&self, slot: Slot) -> (InodeId, &[u8]) {
         let cached = &self.slots[slot as usize];
-        let name = match cached.name.get(..usize::from(cached.name_len)) {
-            Some(name) => name,
-            None => self.long_names.get(&slot).map_or(&[][..], |name| name),
+        let name = match cached.long_name() {
+            None => &cached.name[..usize::from(cached.name_len)],
+            Some(number) => self.long_names.get(number),
         };
         (cached.parent, name)
     }
@@ -137,12 +176,12 @@ impl Shard {
             }
         };
         let Guard { mode, uid, gid, .. } = dir.guard;
+        self.forget_name(slot);
         let mut inline = [0; NAME_INLINE];
         if let Some(bytes) = inline.get_mut(..name.len()) {
             bytes.copy_from_slice(name);
-            self.long_names.remove(&slot);
         } else {
-            self.long_names.insert(slot, name.into());
+            inline[..4].copy_from_slice(&self.long_names.keep(name).to_le_bytes());
         }
         // Names have up to 255 bytes.
         let name_len = u8::try_from(name.len()).unwrap_or(u8::MAX);
@@ -150,6 +189,15 @@ impl Shard {
             Cached { ino: dir.ino, parent: dir.parent, changed_at, uid, gid, mode, name_len, name: inline };
         self.bytes += cost(name);
         slot
+    }
+
+    /// A slot's name is not needed any more.
+    fn forget_name(&mut self, slot: Slot) {
+        let cached = &mut self.slots[slot as usize];
+        if let Some(number) = cached.long_name() {
+            self.long_names.forget(number);
+        }
+        cached.name_len = 0;
     }
 
     /// A slot with nothing in it.
@@ -196,7 +244,7 @@ impl Shard {
         if let Ok(entry) = self.by_ino.find_entry(table_hash(ino), |other| *other == slot) {
             entry.remove();
         }
-        self.long_names.remove(&slot);
+        self.forget_name(slot);
         self.slots[slot as usize].ino = 0;
         self.free.push(slot);
     }
@@ -209,5 +257,28 @@ mod tests {
     #[test]
     fn a_dentry_is_as_large_as_it_says() {
         assert_eq!(size_of::<Cached>(), 56);
+    }
+
+    #[test]
+    fn names_of_any_length_come_and_go() {
+        let mut shard = Shard::default();
+        let name = |len: usize| vec![b'n'; len];
+        let dir = |ino| Dentry { ino, parent: 1, guard: Guard { mode: 0o755, uid: 0, gid: 0, dir: true } };
+        for round in 0..3 {
+            for len in 1..=255 {
+                // Each has another name in each round, some of them one that is as long as the other was not.
+                let len = (len + round * 100) % 255 + 1;
+                let slot =
+                    shard.insert(dir(len as u64 % 200 + 1), &name(len), 0, usize::MAX, &mut |_, _, _| ());
+                assert_eq!(shard.place_at(slot), (1, &*name(len)));
+            }
+        }
+        let kept: Vec<_> = shard.slots.iter().map(|cached| cached.ino).filter(|ino| *ino != 0).collect();
+        assert_eq!((kept.len(), shard.len()), (200, 200));
+        kept.into_iter().for_each(|ino| shard.remove(ino, &mut |_, _, _| ()));
+        assert_eq!((shard.bytes, shard.long_names.free.len()), (0, shard.long_names.names.len()));
+        assert!(
+            shard.long_names.names.len() <= 200 && shard.long_names.names.iter().all(|name| name.is_empty())
+        );
     }
 }

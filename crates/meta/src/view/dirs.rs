@@ -1,8 +1,10 @@
 //! Directories: walking to a place, figures from shares.
 
+use std::ptr;
+
 use kestrel_types::codec::DecodeError;
 use kestrel_types::entry::Entry;
-use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::ids::{InodeId, Position, ROOT};
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::Table;
 use kestrel_types::name::Place;
@@ -10,7 +12,9 @@ use kestrel_types::placement::hash_entry;
 use kestrel_types::request::{Creds, Outcome};
 use kestrel_types::stat::DirStat;
 
-use super::{DIR_SIZE, Found, Route, Run, Spot, Stop, View, Want, damaged, decode_dir_id, fail, guard_of};
+use super::{
+    DIR_SIZE, Found, Planned, Route, Run, Spot, Stop, View, Want, damaged, decode_dir_id, fail, guard_of,
+};
 use crate::cluster::DIR_RENAMES;
 use crate::perm::{self, Dentry, EXEC};
 use crate::rows::{CellId, Value};
@@ -89,7 +93,16 @@ impl View<'_> {
     /// the caller is going to change the entry: it must own it.
     #[inline]
     pub fn spot(&mut self, creds: &Creds, place: &Place, change: bool) -> Run<Spot> {
-        let dir = self.reach(creds, place)?;
+        if let Some(planned) = &*self.planned
+            && ptr::eq(planned.place, place)
+            && planned.change == change
+            && self.effects.dirs_changed.is_empty()
+        {
+            self.wait = self.wait.max(planned.changed_at);
+            let spot = planned.spot;
+            return self.leased().map(|()| spot);
+        }
+        let (dir, known) = self.reach(creds, place)?;
         let name = place.name.as_bytes();
         let hash = hash_entry(dir.ino, name);
         let home = self.home_of_hashed(dir.ino, name, hash);
@@ -98,30 +111,38 @@ impl View<'_> {
         }
         let entry = self.rows.cell_hashed(Table::Entry, dir.ino, name, hash);
         let share = if change { self.share_cell(dir.ino, home) } else { entry };
-        Ok(Spot { dir, home, entry, share })
+        let spot = Spot { dir, hash, home, entry, share };
+        if let Some(changed_at) = known {
+            *self.planned = Some(Planned { place, change, spot, changed_at });
+        }
+        Ok(spot)
     }
 
-    /// The directory of a place, search permission checked on every one on the way.
+    /// The directory of a place, search permission checked on every one on the way; and, if the replica alone decided that, the newest
+    /// position of a change that did.
     #[inline]
-    fn reach(&mut self, creds: &Creds, place: &Place) -> Run<Dentry> {
-        if place.dirs.is_empty() || !self.effects.dirs_changed.is_empty() {
-            return self.walk_all(creds, place);
+    fn reach(&mut self, creds: &Creds, place: &Place) -> Run<(Dentry, Option<Position>)> {
+        if !self.effects.dirs_changed.is_empty() {
+            return self.walk_all(creds, place).map(|dir| (dir, None));
         }
-        let forgotten = self.core.replica.forgotten();
-        if let Some((dir, changed_at)) = self.walks.find(forgotten, creds, place) {
+        let (forgotten, is_path) = (self.core.replica.forgotten(), !place.dirs.is_empty());
+        if is_path && let Some((dir, changed_at)) = self.walks.find(forgotten, creds, place) {
             self.leased()?;
             self.wait = self.wait.max(changed_at);
-            return Ok(dir);
+            return Ok((dir, Some(changed_at)));
         }
         let before = std::mem::take(&mut self.wait);
         let walked = self.walk_known(creds, place);
-        if let Ok(Some(dir)) = &walked {
-            self.walks.keep(forgotten, creds, place, (*dir, self.wait));
-        }
-        self.wait = self.wait.max(before);
+        let changed_at = self.wait;
+        self.wait = changed_at.max(before);
         match walked? {
-            Some(dir) => Ok(dir),
-            None => self.walk_all(creds, place),
+            Some(dir) => {
+                if is_path {
+                    self.walks.keep(forgotten, creds, place, (dir, changed_at));
+                }
+                Ok((dir, Some(changed_at)))
+            }
+            None => self.walk_all(creds, place).map(|dir| (dir, None)),
         }
     }
 
@@ -208,9 +229,9 @@ impl View<'_> {
     #[inline]
     pub fn want_shown(&mut self, spot: &Spot, name: &[u8]) {
         if self.dry
-            && let Some(ino) = self.core.replica.find(spot.dir.ino, name)
+            && let Some((dir, _)) = self.core.replica.find_hashed(spot.dir.ino, name, spot.hash)
         {
-            self.want_figures(ino);
+            self.want_figures(dir.ino);
         }
     }
 

@@ -2,9 +2,9 @@
 
 use kestrel_types::codec::DecodeError;
 use kestrel_types::entry::Entry;
-use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::ids::{InodeId, Position, ROOT};
 use kestrel_types::inode::{Inode, Kind};
-use kestrel_types::name::InodeRef;
+use kestrel_types::name::{InodeRef, Place};
 use kestrel_types::placement::{COUNTERS_MAX, id_in, slot_of_id};
 
 use super::{Route, Run, View, damaged, fail};
@@ -16,12 +16,26 @@ use crate::rows::{CellId, Value};
 pub struct Spot {
     /// The directory.
     pub dir: Dentry,
+    /// [`hash_entry`](kestrel_types::placement::hash_entry) of the directory and the name.
+    pub hash: u64,
     /// Worker that owns the entry.
     pub home: usize,
     /// The entry.
     pub entry: CellId,
     /// The share.
     pub share: CellId,
+}
+
+/// Where the dry run of an operation found its place by the namespace replica alone: as long as the batch changes no directory it
+/// is still there when the operation runs.
+#[derive(Debug, Clone, Copy)]
+pub struct Planned {
+    /// Which of the request's places it is: looked at for nothing but whether it is the same.
+    pub(super) place: *const Place,
+    pub(super) change: bool,
+    pub(super) spot: Spot,
+    /// Newest position of a change that decided it.
+    pub(super) changed_at: Position,
 }
 
 /// What a caller wants with an inode.

@@ -49,21 +49,39 @@ pub struct Cluster {
     pub now: Nanos,
     /// Members that start from now on wait for claims.
     pub serves: bool,
+    /// Others can claim the stores of members that are formed.
+    pub shared: bool,
 }
 
 impl Cluster {
     pub fn new(nodes: u32) -> Self {
+        Self::of(placement(nodes))
+    }
+
+    /// Members whose stores others can claim.
+    pub fn on_shared(nodes: u32) -> Self {
+        Self::formed_by(placement(nodes), true)
+    }
+
+    /// The members of a table.
+    pub fn of(placement: Placement) -> Self {
+        Self::formed_by(placement, false)
+    }
+
+    fn formed_by(placement: Placement, shared: bool) -> Self {
+        let nodes: Vec<NodeId> = placement.map.members().iter().map(|member| member.id).collect();
         let mut cluster = Self {
             engines: BTreeMap::new(),
             members: BTreeMap::new(),
             clock: Arc::new(ManualClock::new(1000 * SECOND)),
-            placement: placement(nodes),
+            placement,
             formed: BTreeMap::new(),
             under_way: VecDeque::new(),
             now: 0,
             serves: false,
+            shared,
         };
-        for id in 1..=nodes {
+        for id in nodes {
             cluster.form(id, cluster.placement.clone(), false);
         }
         cluster.get_leases();
@@ -72,7 +90,11 @@ impl Cluster {
 
     /// Forms a member and starts it.
     pub fn form(&mut self, id: NodeId, placement: Placement, joining: bool) {
-        let engine = Arc::new(MemoryEngine::new(SyncWhen::Asked));
+        let engine = match self.shared {
+            true => MemoryEngine::shared(SyncWhen::Asked),
+            false => MemoryEngine::new(SyncWhen::Asked),
+        };
+        let engine = Arc::new(engine);
         Member::format(&*engine, ROOT_ATTR, SECOND, id, placement.clone()).unwrap();
         self.engines.insert(id, engine);
         self.formed.insert(id, placement);
@@ -111,8 +133,20 @@ impl Cluster {
     fn start(&mut self, id: NodeId, joining: bool) {
         self.members.remove(&id);
         self.now += RESTART_MIN;
+        self.open_member(id, joining, true);
+    }
+
+    /// Another process takes a member over, whose own goes on.
+    pub fn take_over(&mut self, id: NodeId, sole: bool) -> Member {
+        let zombie = self.members.remove(&id).unwrap();
+        self.open_member(id, false, sole);
+        zombie
+    }
+
+    fn open_member(&mut self, id: NodeId, joining: bool, sole: bool) {
         let node = NodeConfig { serves: self.serves, ..settings() };
-        let config = MemberConfig { me: id, placement: self.formed[&id].clone(), node, seed: 7, joining };
+        let config =
+            MemberConfig { me: id, placement: self.formed[&id].clone(), node, seed: 7, joining, sole };
         let member = Member::open(self.engines[&id].clone(), self.clock.clone(), config, self.now).unwrap();
         self.members.insert(id, member);
     }

@@ -4,27 +4,63 @@ use std::sync::Arc;
 
 use kestrel_meta::engine::Mutation;
 use kestrel_meta::locks::{Mode, TxnId};
-use kestrel_meta::member::change::{Attempt, ChangeMessage};
+use kestrel_meta::member::change::{Announced, Attempt, ChangeMessage, Charge};
 use kestrel_meta::member::lease::{HoldId, LeaseMessage};
-use kestrel_meta::member::{Answer, Fetched, LoanId, Message, Question, Vote, Weight};
+use kestrel_meta::member::whereabouts::Whereabout;
+use kestrel_meta::member::{Answer, Fetched, LoanId, Message, Question, TokensMessage, Vote, Weight};
 use kestrel_meta::node::{Part, TreePart};
 use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::view::Want;
+use kestrel_placement::report::{NameCount, Report};
 use kestrel_types::error::FsError;
 use kestrel_types::key::{Key, Table};
+use kestrel_types::name::Name;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, Placement};
+use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 
 const TXN: TxnId = TxnId { node: 2, epoch: 3, number: 300 };
+const OTHER: TxnId = TxnId { node: 2, epoch: 3, number: 301 };
 const LOAN: LoanId = LoanId { epoch: 7, number: 1 << 40 };
 
 pub fn samples() -> Vec<(&'static str, Message)> {
-    [rows(), dirs(), ends(), polls(), changes(), leases()].concat()
+    [rows(), dirs(), ends(), polls(), changes(), leases(), tokens(), whereabouts()].concat()
+}
+
+fn whereabouts() -> Vec<(&'static str, Message)> {
+    let at = |node, epoch, address: &str| Whereabout { node, epoch, address: address.into() };
+    let nodes = vec![at(1, 17, "10.0.0.1:9440"), at(300, 1 << 40, "node-300.example:9440")];
+    vec![("whereabouts", Message::Whereabouts(nodes))]
+}
+
+fn tokens() -> Vec<(&'static str, Message)> {
+    let id = TokenId(*b"a token!");
+    let record = TokenRecord {
+        id,
+        name: "gpu farm".into(),
+        issued: 1_700_000_000_000_000_000,
+        expires: Some(1_800_000_000_000_000_000),
+        revoked: None,
+        verifier: *b"hash of a hash of a secret: 32 b",
+        read_only: true,
+        admin: false,
+        subtree: Some(Subtree { dir: 5 << 24, path: "/data".into() }),
+        uids: Ids::Ranges([(1000, 1999)].into()),
+        gids: Ids::All,
+        squash: Some((65_534, 65_534)),
+        map: [(500, 1500)].into(),
+    };
+    vec![
+        ("tokens-digest", Message::Tokens(TokensMessage::Digest([7; 32]))),
+        ("tokens-records", Message::Tokens(TokensMessage::Records(vec![record]))),
+        ("tokens-prune", Message::Tokens(TokensMessage::Prune(vec![id]))),
+    ]
 }
 
 fn leases() -> Vec<(&'static str, Message)> {
     let hold = HoldId { epoch: 7, number: 1 << 40 };
     vec![
-        ("lease-ask", Message::Lease(LeaseMessage::Ask(300))),
+        ("lease-ask", Message::Lease(LeaseMessage::Ask { number: 300, epoch: 3, sole: true })),
+        ("lease-release", Message::Lease(LeaseMessage::Release { epoch: 3 })),
         ("lease-granted", Message::Lease(LeaseMessage::Granted(300))),
         ("lease-fence", Message::Lease(LeaseMessage::Fence { txn: TXN, round: 4, node: 3 })),
         ("lease-fenced", Message::Lease(LeaseMessage::Fenced { txn: TXN, round: 4, node: 3, hold })),
@@ -91,8 +127,13 @@ fn dirs() -> Vec<(&'static str, Message)> {
         ("fetched-at", Message::Fetched(300, Fetched::At(1, b"name"[..].into()))),
         ("fetched-none", Message::Fetched(300, Fetched::None)),
         ("fetched-busy", Message::Fetched(300, Fetched::Busy)),
-        ("invalidate", Message::Invalidate(TXN, vec![1, 5 << 24])),
-        ("invalidated", Message::Invalidated(TXN)),
+        ("invalidate", Message::Invalidate(vec![(TXN, vec![1, 5 << 24])])),
+        (
+            "invalidate-many",
+            Message::Invalidate(vec![(TXN, vec![5 << 24]), (OTHER, vec![]), (OTHER, vec![1, 2])]),
+        ),
+        ("invalidated", Message::Invalidated(vec![TXN])),
+        ("invalidated-many", Message::Invalidated(vec![TXN, OTHER])),
     ]
 }
 
@@ -113,6 +154,8 @@ fn polls() -> Vec<(&'static str, Message)> {
     let poll = |question| Message::Poll { number: 300, table: 5, question };
     let polled = |answer| Message::Polled { number: 300, answer };
     let parts = [Part::None, Part::Damaged, Part::Bytes(-4096), Part::Bytes(1 << 40)].map(Weight::Part);
+    let names = vec![NameCount { name: Name::new(b"Makefile").unwrap(), entries: 300 }];
+    let report = Report { node: 2, entries: 1 << 40, names };
     let tree = TreePart { sum: [1000, -3, 1 << 40], children: vec![(0, 5 << 24), (1, 6 << 24)], more: true };
     vec![
         ("poll-usage", poll(Question::Usage)),
@@ -122,12 +165,14 @@ fn polls() -> Vec<(&'static str, Message)> {
         ("poll-weigh", poll(Question::Weigh(4, vec![300, 1 << 60]))),
         ("poll-confirm", poll(Question::Confirm(4, vec![300]))),
         ("poll-forget", poll(Question::Forget(4, vec![]))),
+        ("poll-entries", poll(Question::Entries)),
         ("polled-usage", polled(Answer::Usage([3, -1, 1 << 50]))),
         ("polled-held", polled(Answer::Held(vec![2 << 24]))),
         ("polled-tree", polled(Answer::Tree(tree))),
         ("polled-weighed", polled(Answer::Weighed([vec![Weight::Used], parts.to_vec()].concat()))),
         ("polled-confirmed", polled(Answer::Confirmed(vec![300]))),
         ("polled-done", polled(Answer::Done)),
+        ("polled-entries", polled(Answer::Entries(report))),
     ]
 }
 
@@ -141,6 +186,9 @@ fn changes() -> Vec<(&'static str, Message)> {
         Mutation { key: key(b"gone"), value: None },
     ];
     let why = FsError::because(16, "node 2 keeps locks");
+    let announced = [(4, "node4:9440", false), (5, "node5:9440", true)];
+    let expected = announced.map(|(node, address, idle)| (node, Announced { address: address.into(), idle }));
+    let charge = Charge { era: 300, last_node: 3, expected: expected.into() };
     [
         ("change-join", ChangeMessage::Join),
         ("change-begin", ChangeMessage::Begin { attempt, next: table.clone() }),
@@ -153,9 +201,10 @@ fn changes() -> Vec<(&'static str, Message)> {
         ("change-frozen", ChangeMessage::Frozen(attempt)),
         ("change-declined", ChangeMessage::Declined { attempt, why }),
         ("change-abort", ChangeMessage::Abort(attempt)),
-        ("change-adopt", ChangeMessage::Adopt(table)),
+        ("change-adopt", ChangeMessage::Adopt(table.clone())),
         ("change-adopted", ChangeMessage::Adopted(6)),
         ("change-ask", ChangeMessage::Ask(attempt)),
+        ("change-entrust", ChangeMessage::Entrust { next: table, charge }),
     ]
     .map(|(name, message)| (name, Message::Change(message)))
     .into()
@@ -163,11 +212,11 @@ fn changes() -> Vec<(&'static str, Message)> {
 
 /// Bytes that are no envelope.
 pub fn bad() -> Vec<(&'static str, Vec<u8>)> {
-    let head = [3, 2, 0, 0, 0, 0, 0, 0, 0, 5];
+    let head = [4, 2, 0, 0, 0, 0, 0, 0, 0, 5];
     let after = |rest: &[u8]| [&head[..], rest].concat();
     vec![
         ("bad-version", vec![1, 2, 0, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
-        ("bad-stamp", vec![3, 2, 0xff, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
+        ("bad-stamp", vec![4, 2, 0xff, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
         ("bad-message", after(&[200, 2, 3, 4])),
         ("bad-count", after(&[8, 2, 3, 4, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20, 1])),
         ("bad-table", after(&[5, 2, 3, 4, 5, 1, 0, 1, 9, 0xee, 0, 0, 0, 0, 0, 0, 0, 1, 0])),

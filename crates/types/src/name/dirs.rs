@@ -4,7 +4,7 @@
 use std::borrow::Borrow;
 use std::fmt;
 
-use super::{NAME_MAX, Name};
+use super::{NAME_MAX, Name, has_reserved_byte, is_no_name};
 use crate::codec::{DecodeError, Reader};
 use crate::error::FsResult;
 
@@ -55,13 +55,20 @@ impl Dirs {
     /// If the bytes are truncated, or no [`Name`] would allow one of the names.
     #[inline]
     pub fn decode(reader: &mut Reader<'_>, count: u32) -> Result<Self, DecodeError> {
+        const NO_NAME: DecodeError = DecodeError("not a valid name");
         let mut ahead = reader.clone();
         for _ in 0..count {
             let len = usize::from(ahead.u8()?);
-            Name::check(ahead.bytes(len)?).map_err(|_| DecodeError("not a valid name"))?;
+            if is_no_name(ahead.bytes(len)?) {
+                return Err(NO_NAME);
+            }
         }
-        let bytes = reader.bytes(reader.remaining() - ahead.remaining())?.into();
-        Ok(Self { bytes, count })
+        let bytes = reader.bytes(reader.remaining() - ahead.remaining())?;
+        // All names are searched at once. A length may look like a byte that no name has: then they are looked at one by one.
+        if has_reserved_byte(bytes) && Iter(bytes).any(has_reserved_byte) {
+            return Err(NO_NAME);
+        }
+        Ok(Self { bytes: bytes.into(), count })
     }
 }
 
@@ -170,6 +177,8 @@ mod tests {
         for bytes in [&b"\x01a\x00"[..], b"\x01a\x02..", b"\x01a\x03b/c", b"\x01a\x05b", b"\x01a"] {
             assert!(Dirs::decode(&mut Reader::new(bytes), 2).is_err(), "{bytes:?}");
         }
+        let slash_long = [&[b'/'][..], &[b'x'; b'/' as usize]].concat();
+        assert_eq!(Dirs::decode(&mut Reader::new(&slash_long), 1).unwrap().as_bytes(), slash_long);
         let mut reader = Reader::new(b"\x01a\x01b");
         assert_eq!(Dirs::decode(&mut reader, 1).unwrap().len(), 1);
         assert_eq!(reader.remaining(), 2, "what follows is left");

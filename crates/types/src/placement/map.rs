@@ -1,5 +1,7 @@
 //! The cluster map: which node owns each slot, and where nodes are reached.
 
+use std::collections::BTreeMap;
+
 use super::{SLOTS, Slot};
 use crate::codec::{DecodeError, Reader, put_string, put_varint};
 
@@ -109,6 +111,17 @@ impl ClusterMap {
         counts
     }
 
+    /// The same with other addresses for these members. What is no address (1 to [`ADDRESS_MAX`] bytes) is left out.
+    pub(super) fn at(&self, addresses: &BTreeMap<NodeId, String>) -> Self {
+        let mut map = self.clone();
+        for member in &mut map.members {
+            if let Some(address) = addresses.get(&member.id).filter(|address| is_address(address)) {
+                member.address.clone_from(address);
+            }
+        }
+        map
+    }
+
     /// Appends the map: members, then runs of slots with one owner.
     pub(super) fn encode_into(&self, out: &mut Vec<u8>) {
         put_varint(out, self.members.len() as u64);
@@ -156,6 +169,10 @@ impl ClusterMap {
     }
 }
 
+fn is_address(address: &str) -> bool {
+    (1..=ADDRESS_MAX).contains(&address.len())
+}
+
 /// Whether these, sorted, can be the members of a cluster.
 fn check(members: &[Member]) -> Result<(), MapError> {
     if members.is_empty() {
@@ -165,7 +182,7 @@ fn check(members: &[Member]) -> Result<(), MapError> {
         return Err(MapError("a cluster has at most 1,024 nodes"));
     }
     if members.is_sorted_by(|one, next| one.id < next.id) {
-        if members.iter().all(|member| (1..=ADDRESS_MAX).contains(&member.address.len())) {
+        if members.iter().all(|member| is_address(&member.address)) {
             return Ok(());
         }
         return Err(MapError("an address has 1 to 255 bytes"));

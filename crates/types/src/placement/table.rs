@@ -7,7 +7,11 @@
 //! A node leaves in two tables. The first marks it as *leaving*: it owns no slots any more, and clients move out of it. The next one has it
 //! no longer among the members but among the *former* nodes, each with its *heir*: the member that has the shares which bear the former
 //! one's number. Former nodes stay in the table for ever, so a number is never used again.
+//!
+//! One member is the *coordinator*, and the next table may say that it is another one. Members that are *idle* serve no clients: they coordinate, or
+//! wait to. A member is idle from the table with which it came to the one with which it goes, so nothing of the volume ever was at one.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use super::map::{MEMBERS_MAX, MapError};
@@ -17,20 +21,24 @@ use crate::ids::InodeId;
 use crate::request::{Op, Subject};
 
 /// Newest version of the encoding (`docs/format/placement.md`).
-const FORMAT: u8 = 2;
+const FORMAT: u8 = 3;
 
-/// Version of the encoding of tables that no node leaves or has left: programs that know no other go on reading these.
+/// Version of the encoding of tables whose coordinator is the member with the lowest number, and no member idle: programs that know no
+/// newer one go on reading these.
+const FORMAT_ALL_SERVE: u8 = 2;
+
+/// As [`FORMAT_ALL_SERVE`], of tables that no node leaves or has left.
 const FORMAT_ALL_STAY: u8 = 1;
 
 /// Longest encoded table, bytes. A frame holds 4 MiB.
 pub const PLACEMENT_BYTES_MAX: usize = 4_000_000;
 
-// Exceptions (name with its length, kind, slot), members (number, address with its length), leaving and former ones, a run for each
-// slot, the rest.
+// Exceptions (name with its length, kind, slot), members (number, address with its length), leaving, former and idle ones, a run for
+// each slot, the rest.
 const _: () = assert!(
     super::exceptions::EXCEPTIONS_MAX * (2 + 255 + 1 + 2)
         + MEMBERS_MAX * (4 + 2 + 255)
-        + MEMBERS_MAX * (4 + 4 + 4)
+        + MEMBERS_MAX * (4 + 4 + 4 + 4)
         + super::SLOTS * (2 + 3)
         + 64
         <= PLACEMENT_BYTES_MAX
@@ -58,6 +66,10 @@ pub struct Placement {
     pub leaving: Vec<NodeId>,
     /// Nodes that have left, ascending, each with its heir, a member.
     pub former: Vec<(NodeId, NodeId)>,
+    /// The member that leads changes of the table and renames of directories.
+    pub coordinator: NodeId,
+    /// Members that serve no clients, ascending. They own no slots, and never did.
+    pub idle: Vec<NodeId>,
 }
 
 /// Why a table could not be read.
@@ -87,9 +99,67 @@ impl fmt::Display for PlacementError {
 impl std::error::Error for PlacementError {}
 
 impl Placement {
-    /// The first table of a cluster.
+    /// The first table of a cluster: the member with the lowest number coordinates, and all serve.
     pub fn new(map: ClusterMap, exceptions: ExceptionTable) -> Self {
-        Self { version: 1, map, exceptions, leaving: Vec::new(), former: Vec::new() }
+        let (leaving, former, idle) = (Vec::new(), Vec::new(), Vec::new());
+        let coordinator = lowest(&map);
+        Self { version: 1, map, exceptions, leaving, former, coordinator, idle }
+    }
+
+    /// The same with one member more, which owns no slots; of an older table's version still.
+    ///
+    /// # Errors
+    /// If the members then make no cluster.
+    pub fn with_member(&self, member: Member, idle: bool) -> Result<Self, MapError> {
+        let id = member.id;
+        let mut members = self.map.members().to_vec();
+        members.push(member);
+        let mut next = self.clone();
+        next.map = ClusterMap::new(members, |slot| self.map.owner(slot).id)?;
+        if idle {
+            next.idle.push(id);
+            next.idle.sort_unstable();
+        }
+        next.check()?;
+        Ok(next)
+    }
+
+    /// The next table, in which another member coordinates.
+    ///
+    /// # Errors
+    /// If it is no member, does so already, or is leaving.
+    pub fn with_coordinator(&self, node: NodeId) -> Result<Self, MapError> {
+        if node == self.coordinator {
+            return Err(MapError("the node is the coordinator already"));
+        }
+        let next = Self { version: self.version + 1, coordinator: node, ..self.clone() };
+        next.check()?;
+        Ok(next)
+    }
+
+    /// The same, of the same version, with members where they are at present: a node may have gone elsewhere since the table was made. What
+    /// tables are told apart by does not change; one that is to follow another keeps that one's addresses.
+    #[must_use]
+    pub fn at(&self, whereabouts: &BTreeMap<NodeId, String>) -> Self {
+        Self { map: self.map.at(whereabouts), ..self.clone() }
+    }
+
+    /// Whether this member serves no clients.
+    #[inline]
+    pub fn is_idle(&self, node: NodeId) -> bool {
+        self.idle.binary_search(&node).is_ok()
+    }
+
+    /// Members that serve clients, ascending. There is one: it owns slots.
+    pub fn serving(&self) -> impl Iterator<Item = &Member> + '_ {
+        self.map.members().iter().filter(|member| !self.is_idle(member.id))
+    }
+
+    /// A member that may get what another one leaves behind: this one if it serves and stays.
+    pub fn heir_for(&self, node: NodeId, rather: NodeId) -> Option<NodeId> {
+        let may = |heir: NodeId| heir != node && !self.is_idle(heir) && !self.is_leaving(heir);
+        let others = self.map.members().iter().map(|member| member.id);
+        std::iter::once(rather).chain(others).find(|heir| may(*heir))
     }
 
     /// Whether clients move out of this member.
@@ -121,7 +191,7 @@ impl Placement {
     /// The next table, in which a member has left: `heir` has its shares, and those of former nodes that it had.
     ///
     /// # Errors
-    /// If it is no member or owns slots, or the heir is no other member, or is leaving.
+    /// If it is no member, owns slots or coordinates, or the heir is no other member, is leaving, or idle.
     pub fn without(&self, node: NodeId, heir: NodeId) -> Result<Self, MapError> {
         if self.map.member(node).is_none() {
             return Err(MapError("the node is no member"));
@@ -133,6 +203,7 @@ impl Placement {
         let mut next = self.clone();
         next.map = ClusterMap::new(members, |slot| self.map.owner(slot).id)?;
         next.leaving.retain(|other| *other != node);
+        next.idle.retain(|other| *other != node);
         for (_, has) in next.former.iter_mut().filter(|(_, has)| *has == node) {
             *has = heir;
         }
@@ -143,19 +214,34 @@ impl Placement {
         Ok(next)
     }
 
-    /// Whether leaving and former nodes fit the members, and each other.
+    /// Whether leaving, former and idle nodes and the coordinator fit the members, and each other.
     fn check(&self) -> Result<(), MapError> {
-        let Self { map, leaving, former, .. } = self;
+        let Self { map, leaving, former, idle, .. } = self;
         if former.len() > MEMBERS_MAX {
             return Err(MapError("more than 1,024 nodes have left"));
         }
         if !leaving.is_sorted_by(|one, next| one < next) || !former.is_sorted_by(|one, next| one.0 < next.0) {
             return Err(MapError("leaving or former nodes out of order"));
         }
+        if !idle.is_sorted_by(|one, next| one < next) {
+            return Err(MapError("idle nodes out of order"));
+        }
+        if map.member(self.coordinator).is_none() || self.is_leaving(self.coordinator) {
+            return Err(MapError("the coordinator is no member, or is leaving"));
+        }
         for (member, slots) in map.members().iter().zip(map.slots_of_members()) {
             if slots > 0 && self.is_leaving(member.id) {
                 return Err(MapError("a node that is leaving owns slots"));
             }
+            if slots > 0 && self.is_idle(member.id) {
+                return Err(MapError("a node that serves no clients owns slots"));
+            }
+        }
+        if idle.iter().any(|node| map.member(*node).is_none()) {
+            return Err(MapError("a node that is no member is idle"));
+        }
+        if former.iter().any(|(_, heir)| self.is_idle(*heir)) {
+            return Err(MapError("an heir serves no clients"));
         }
         if leaving.iter().any(|node| map.member(*node).is_none()) {
             return Err(MapError("a node that is no member is leaving"));
@@ -212,11 +298,16 @@ impl Placement {
     /// The table's bytes, at most [`PLACEMENT_BYTES_MAX`].
     pub fn encode(&self) -> Vec<u8> {
         let all_stay = self.leaving.is_empty() && self.former.is_empty();
-        let mut out = vec![if all_stay { FORMAT_ALL_STAY } else { FORMAT }];
+        let format = match (self.all_serve(), all_stay) {
+            (false, _) => FORMAT,
+            (true, false) => FORMAT_ALL_SERVE,
+            (true, true) => FORMAT_ALL_STAY,
+        };
+        let mut out = vec![format];
         out.extend_from_slice(&self.version.to_be_bytes());
         self.map.encode_into(&mut out);
         self.exceptions.encode_into(&mut out);
-        if !all_stay {
+        if format != FORMAT_ALL_STAY {
             put_varint(&mut out, self.leaving.len() as u64);
             for node in &self.leaving {
                 out.extend_from_slice(&node.to_be_bytes());
@@ -227,8 +318,20 @@ impl Placement {
                 out.extend_from_slice(&heir.to_be_bytes());
             }
         }
+        if format == FORMAT {
+            out.extend_from_slice(&self.coordinator.to_be_bytes());
+            put_varint(&mut out, self.idle.len() as u64);
+            for node in &self.idle {
+                out.extend_from_slice(&node.to_be_bytes());
+            }
+        }
         debug_assert!(out.len() <= PLACEMENT_BYTES_MAX);
         out
+    }
+
+    /// Whether formats 1 and 2 say all there is.
+    fn all_serve(&self) -> bool {
+        self.coordinator == lowest(&self.map) && self.idle.is_empty()
     }
 
     /// Reads what [`Placement::encode`] wrote, all of it. Two encodings of equal tables are equal.
@@ -238,7 +341,7 @@ impl Placement {
     pub fn decode(bytes: &[u8]) -> Result<Self, PlacementError> {
         let mut reader = Reader::new(bytes);
         let format = match reader.u8().map_err(PlacementError::Damaged)? {
-            format @ (FORMAT_ALL_STAY | FORMAT) => format,
+            format @ (FORMAT_ALL_STAY | FORMAT_ALL_SERVE | FORMAT) => format,
             0 => return Err(PlacementError::Damaged(DecodeError("format 0"))),
             newer => return Err(PlacementError::Newer(newer)),
         };
@@ -252,22 +355,36 @@ impl Placement {
         }
         let map = ClusterMap::decode(reader)?;
         let exceptions = ExceptionTable::decode(reader)?;
-        let mut table = Self { version, map, exceptions, leaving: Vec::new(), former: Vec::new() };
-        if format == FORMAT {
+        let mut table = Self { version, ..Self::new(map, exceptions) };
+        if format != FORMAT_ALL_STAY {
             for _ in 0..count(reader)? {
                 table.leaving.push(reader.u32()?);
             }
             for _ in 0..count(reader)? {
                 table.former.push((reader.u32()?, reader.u32()?));
             }
-            if table.leaving.is_empty() && table.former.is_empty() {
+            if format == FORMAT_ALL_SERVE && table.leaving.is_empty() && table.former.is_empty() {
                 return Err(DecodeError("format 2 of a table that no node leaves"));
+            }
+        }
+        if format == FORMAT {
+            table.coordinator = reader.u32()?;
+            for _ in 0..count(reader)? {
+                table.idle.push(reader.u32()?);
+            }
+            if table.all_serve() {
+                return Err(DecodeError("format 3 of a table that needs none"));
             }
         }
         reader.end()?;
         table.check().map_err(|why| DecodeError(why.0))?;
         Ok(table)
     }
+}
+
+/// The member with the lowest number.
+fn lowest(map: &ClusterMap) -> NodeId {
+    map.members().first().map_or(0, |member| member.id)
 }
 
 /// How many nodes follow.
@@ -303,7 +420,8 @@ mod tests {
         fn placement()(version in 1u64.., ids in prop::collection::btree_set(any::<u32>(), 1..20),
             seeds in prop::collection::vec(any::<usize>(), 1..50), run in 1usize..2000,
             rules in prop::collection::vec((name(), rule()), 0..20),
-            gone in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 0..4)) -> Placement {
+            gone in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 0..4),
+            idle in prop::collection::vec((0u32..100, any::<bool>()), 0..4)) -> Placement {
             let ids: Vec<u32> = ids.into_iter().collect();
             // Some leave, but the first one stays.
             let gone: Vec<(u32, bool)> = gone.iter().map(|(at, left)| (ids[at.index(ids.len())], *left)).collect();
@@ -323,6 +441,14 @@ mod tests {
                     continue;
                 }
                 table = if left { table.without(node, ids[0]).unwrap() } else { table.with_leaving(node).unwrap() };
+            }
+            for (id, leads) in idle {
+                if table.map.member(id).is_none() && table.heir_of(id).is_none() {
+                    table = table.with_member(member(id), true).unwrap();
+                    if leads {
+                        table = table.with_coordinator(id).unwrap_or(table);
+                    }
+                }
             }
             Placement { version, ..table }
         }
@@ -354,7 +480,7 @@ mod tests {
         #[test]
         fn garbage_is_an_error_not_a_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = Placement::decode(&bytes);
-            for format in [FORMAT_ALL_STAY, FORMAT] {
+            for format in [FORMAT_ALL_STAY, FORMAT_ALL_SERVE, FORMAT] {
                 if let Some(first) = bytes.first_mut() {
                     *first = format;
                 }
@@ -427,6 +553,47 @@ mod tests {
         3a3730303000808001000100000005010000000200000001";
 
     #[test]
+    fn the_encoding_of_who_coordinates_never_changes() {
+        let table = drained().with_member(member(9), true).unwrap().with_coordinator(9).unwrap();
+        let bytes: String = table.encode().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(bytes, ENCODED_ROLES);
+    }
+
+    const ENCODED_ROLES: &str = "\
+        0300000000000000080400000001136e6f64652d312e6578616d706c653a3730303000000002136e6f64652d322e6578616d706c65\
+        3a3730303000000005136e6f64652d352e6578616d706c653a3730303000000009136e6f64652d392e6578616d706c653a37303030\
+        008080010000000000000901000000\
+        09";
+
+    #[test]
+    fn an_idle_member_gets_nothing_and_a_coordinator_stays() {
+        let table = small().with_member(member(9), true).unwrap();
+        assert!(table.is_idle(9) && !table.is_idle(5) && table.coordinator == 1);
+        assert_eq!(table.serving().map(|member| member.id).collect::<Vec<_>>(), [1, 2, 5]);
+        let handed = table.with_coordinator(9).unwrap();
+        assert_eq!((handed.coordinator, handed.version), (9, table.version + 1));
+        let drained = drained().with_member(member(9), true).unwrap();
+        assert_eq!((drained.heir_for(2, 9), drained.heir_for(2, 5)), (Some(1), Some(5)));
+        for (made, why) in [
+            (table.with_coordinator(1), "already"),
+            (table.with_coordinator(3), "is no member"),
+            (handed.with_leaving(9), "is leaving"),
+            (handed.without(9, 1), "is no member"),
+            (drained.with_leaving(2).unwrap().without(2, 9), "heir serves no clients"),
+            (drained.with_leaving(2).unwrap().with_coordinator(2), "is leaving"),
+        ] {
+            let error = made.unwrap_err().to_string();
+            assert!(error.contains(why), "{error} {why}");
+        }
+        let taken = ClusterMap::new(table.map.members().to_vec(), |_| 9).unwrap();
+        let bytes = Placement { map: taken, ..table }.encode();
+        assert!(Placement::decode(&bytes).is_err(), "it owns slots");
+        let map = ClusterMap::new(drained.map.members().to_vec(), |_| 2).unwrap();
+        let gone = Placement { map, ..drained }.with_coordinator(9).unwrap().without(1, 2).unwrap();
+        assert_eq!((gone.coordinator, gone.heir_of(1)), (9, Some(2)));
+    }
+
+    #[test]
     fn who_leaves_is_inherited_from_and_an_heir_that_leaves_too() {
         let table = drained().with_leaving(2).unwrap();
         assert!(table.is_leaving(2) && !table.is_leaving(1) && table.heir_of(2).is_none());
@@ -462,6 +629,19 @@ mod tests {
             let slots = map.slots_of_members();
             let (least, most) = (slots.iter().min().unwrap(), slots.iter().max().unwrap());
             assert!(most - least <= 1 && slots.iter().sum::<usize>() == SLOTS, "{nodes}: {least} {most}");
+        }
+    }
+
+    #[test]
+    fn a_table_with_its_nodes_elsewhere_is_the_same_otherwise() {
+        let table = small();
+        let at = |node, address: &str| BTreeMap::from([(node, address.to_string())]);
+        let moved = table.at(&at(2, "elsewhere:1"));
+        assert_eq!(moved.map.member(2).map(|member| member.address.as_str()), Some("elsewhere:1"));
+        let (other, back) = (member(1).address, moved.at(&at(2, &member(2).address)));
+        assert_eq!((moved.map.member(1).map(|member| &member.address), back), (Some(&other), table.clone()));
+        for none in [at(9, "elsewhere:1"), at(2, ""), at(2, &"x".repeat(256))] {
+            assert_eq!(table.at(&none), table);
         }
     }
 

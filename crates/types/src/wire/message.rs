@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::fmt;
 
 use super::lock::{LockReply, LockRequest};
-use super::peer::PeerHello;
+use super::peer::{PROOF_BYTES, PeerChallenge, PeerHello};
 use super::reclaim::{Reclaim, ReclaimReply};
 use crate::error::FsResult;
-use crate::ids::ObjectId;
+use crate::ids::{InodeId, ObjectId};
 use crate::request::{Reply, Request};
+use crate::token::TokenId;
 
 /// Name of a client: 16 random bytes that it draws once, when it starts. Never all zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,6 +56,8 @@ pub struct Hello {
     pub who: String,
     /// A node has welcomed this client before: it may have opens and locks to lose.
     pub established: bool,
+    /// The token that the client has. It is asked to prove that by [`ToClient::Challenge`].
+    pub token: Option<TokenId>,
 }
 
 /// A message from a client, or from another node of the cluster.
@@ -78,10 +81,14 @@ pub enum ToServer {
     },
     /// The session ends: opens and locks are released. No answer; the client closes.
     Bye,
-    /// First message of a connection of another node, and only that. No answer, or Refused.
+    /// First message of a connection of another node, and only that. Answer: PeerChallenge, or Refused.
     PeerHello(PeerHello),
+    /// Second message of a connection of another node: that it knows the cluster's secret. No answer, or Refused.
+    PeerProof([u8; PROOF_BYTES]),
     /// From another node: one envelope of its member. No answer; and none to a Ping from there.
     Peer(Box<[u8]>),
+    /// The answer to a [`ToClient::Challenge`], which only who has the token can give.
+    Proof([u8; 32]),
 }
 
 /// A call.
@@ -153,6 +160,8 @@ pub struct Welcome {
     pub lease_ms: u32,
     /// Version of the table of placement.
     pub table: u64,
+    /// The directory that this client takes for the root: another one than that if it is confined to a subtree.
+    pub root: InodeId,
 }
 
 /// Why a connection is not served; the node closes it after this.
@@ -185,6 +194,10 @@ pub enum ToClient {
         /// Version of the table of placement that the node has, as in a [`ReplyTo`]: a client that asks for nothing hears of a newer one, too.
         table: u64,
     },
+    /// The answer to another node's PeerHello.
+    PeerChallenge(PeerChallenge),
+    /// The answer to a Hello that names a token: random bytes. Answer: [`ToServer::Proof`], and to that Welcome or Refused.
+    Challenge([u8; 32]),
 }
 
 /// The answer to a [`Call`].

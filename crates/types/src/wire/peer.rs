@@ -3,11 +3,12 @@
 
 use std::fmt;
 
-use super::basic::Writer;
+use super::basic::{Writer, text};
 use super::session::{MAGIC, versions};
 use super::{HELLO_BYTES_MAX, Versions, WireError};
 use crate::codec::{DecodeError, Reader};
 use crate::placement::NodeId;
+use crate::placement::map::ADDRESS_MAX;
 
 /// Refused: the directory of the node that dials is not the one that this cluster knows.
 pub const REFUSED_BIRTH: i32 = libc::EKEYREJECTED;
@@ -26,7 +27,7 @@ pub fn is_refused_for_good(errno: i32) -> bool {
     [REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, REFUSED_LEFT].contains(&errno)
 }
 
-/// What the nodes of a cluster know and nobody else: 16 random bytes. Never shown.
+/// What the nodes of a cluster know and nobody else: 16 random bytes. Never shown, and never sent.
 #[derive(Clone, Copy)]
 pub struct PeerSecret(pub [u8; 16]);
 
@@ -46,7 +47,7 @@ impl fmt::Debug for PeerSecret {
     }
 }
 
-/// First message of a connection that another node of the cluster has dialed. Answer: nothing, or Refused.
+/// First message of a connection that another node of the cluster has dialed. Answer: [`PeerChallenge`], or Refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerHello {
     /// Versions offered.
@@ -59,14 +60,16 @@ pub struct PeerHello {
     pub to: NodeId,
     /// Version of its table of placement.
     pub table: u64,
-    /// The cluster's.
-    pub secret: PeerSecret,
+    /// Random, of this connection: what the other side proves itself by.
+    pub nonce: [u8; 16],
     /// The word that its directory was born with.
     pub birth: u64,
     /// Counts the starts of that directory.
     pub epoch: u64,
     /// Random, of the process: tells two starts of copies apart.
     pub start: u64,
+    /// Where others reach this start, `host:port`; 1 to 255 bytes.
+    pub address: String,
 }
 
 pub(super) fn put_hello(hello: &PeerHello, w: &mut Writer<'_>) {
@@ -77,24 +80,72 @@ pub(super) fn put_hello(hello: &PeerHello, w: &mut Writer<'_>) {
     w.fixed(hello.from.to_be_bytes());
     w.fixed(hello.to.to_be_bytes());
     w.fixed(hello.table.to_be_bytes());
-    w.fixed(hello.secret.0);
+    w.fixed(hello.nonce);
     w.fixed(hello.birth.to_be_bytes());
     w.fixed(hello.epoch.to_be_bytes());
     w.fixed(hello.start.to_be_bytes());
-    const { assert!(4 + 4 + 16 + 4 + 4 + 8 + 16 + 3 * 8 <= HELLO_BYTES_MAX) };
+    w.bounded(hello.address.as_bytes(), ADDRESS_MAX, "the address of a node");
+    const { assert!(4 + 4 + 16 + 4 + 4 + 8 + 16 + 3 * 8 + 2 + ADDRESS_MAX <= HELLO_BYTES_MAX) };
 }
 
 pub(super) fn hello(r: &mut Reader<'_>) -> Result<PeerHello, WireError> {
     let versions = versions(r)?;
     let volume = number(r)?;
     let (from, to, table) = (r.u32()?, r.u32()?, r.u64()?);
-    let secret = PeerSecret(number(r)?);
+    let nonce = number(r)?;
     let (birth, epoch, start) = (r.u64()?, r.u64()?, r.u64()?);
-    Ok(PeerHello { versions, volume, from, to, table, secret, birth, epoch, start })
+    let address = text(r, ADDRESS_MAX)?.to_string();
+    if address.is_empty() {
+        return Err(DecodeError("a node without an address").into());
+    }
+    Ok(PeerHello { versions, volume, from, to, table, nonce, birth, epoch, start, address })
 }
 
-fn number(r: &mut Reader<'_>) -> Result<[u8; 16], DecodeError> {
-    let mut number = [0; 16];
-    number.copy_from_slice(r.bytes(16)?);
+/// Bytes of a proof.
+pub const PROOF_BYTES: usize = 32;
+
+/// The answer to a [`PeerHello`]: the node that was dialed knows the cluster's secret, and wants to know the same of who has dialed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerChallenge {
+    /// Random, of this connection.
+    pub nonce: [u8; 16],
+    /// That it knows the secret ([`PeerHello::transcript`]).
+    pub proof: [u8; PROOF_BYTES],
+}
+
+/// Which side of a connection between nodes proves that it knows the secret. What one has said is of no use to the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Prover {
+    /// The node that has dialed.
+    Dialed = 1,
+    /// The node that it has reached.
+    Reached = 2,
+}
+
+impl PeerHello {
+    /// What a proof is an HMAC-SHA256 of, with the cluster's secret as its key: who proves, everything that the Hello says, and the nonce of
+    /// the node that was reached.
+    pub fn transcript(&self, prover: Prover, nonce: &[u8; 16]) -> Vec<u8> {
+        let mut bytes = b"kestrelfs peer proof 1".to_vec();
+        bytes.push(prover as u8);
+        bytes.extend_from_slice(nonce);
+        put_hello(self, &mut Writer::new(&mut bytes));
+        bytes
+    }
+}
+
+pub(super) fn put_challenge(challenge: &PeerChallenge, w: &mut Writer<'_>) {
+    w.fixed(challenge.nonce);
+    w.fixed(challenge.proof);
+}
+
+pub(super) fn challenge(r: &mut Reader<'_>) -> Result<PeerChallenge, DecodeError> {
+    Ok(PeerChallenge { nonce: number(r)?, proof: number(r)? })
+}
+
+pub(super) fn number<const N: usize>(r: &mut Reader<'_>) -> Result<[u8; N], DecodeError> {
+    let mut number = [0; N];
+    number.copy_from_slice(r.bytes(N)?);
     Ok(number)
 }

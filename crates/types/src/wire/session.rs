@@ -11,6 +11,7 @@ use super::{
 };
 use crate::codec::{DecodeError, Reader};
 use crate::error::FsError;
+use crate::token::TokenId;
 
 // Kinds of frames from clients. Numbers are never given to another one.
 const HELLO: u8 = 1;
@@ -20,6 +21,8 @@ const CANCEL: u8 = 4;
 const BYE: u8 = 5;
 const PEER_HELLO: u8 = 6;
 pub(super) const PEER: u8 = 7;
+const PEER_PROOF: u8 = 8;
+const PROOF: u8 = 9;
 
 // Kinds of frames from nodes.
 const WELCOME: u8 = 0x81;
@@ -27,6 +30,8 @@ const REFUSED: u8 = 0x82;
 pub(super) const REPLY: u8 = 0x83;
 const EVENT: u8 = 0x84;
 const PONG: u8 = 0x85;
+const PEER_CHALLENGE: u8 = 0x86;
+const CHALLENGE: u8 = 0x87;
 
 /// What a Hello begins with.
 pub(super) const MAGIC: [u8; 4] = *b"KSTL";
@@ -49,7 +54,9 @@ pub(super) fn kind_to_server(message: &ToServer) -> u8 {
         ToServer::Cancel { .. } => CANCEL,
         ToServer::Bye => BYE,
         ToServer::PeerHello(_) => PEER_HELLO,
+        ToServer::PeerProof(_) => PEER_PROOF,
         ToServer::Peer(_) => PEER,
+        ToServer::Proof(_) => PROOF,
     }
 }
 
@@ -60,6 +67,8 @@ pub(super) fn kind_to_client(message: &ToClient) -> u8 {
         ToClient::Reply(_) => REPLY,
         ToClient::Event { .. } => EVENT,
         ToClient::Pong { .. } => PONG,
+        ToClient::PeerChallenge(_) => PEER_CHALLENGE,
+        ToClient::Challenge(_) => CHALLENGE,
     }
 }
 
@@ -71,7 +80,9 @@ pub(super) fn put_to_server(message: &ToServer, w: &mut Writer<'_>) {
         ToServer::Cancel { id } => w.varint(*id),
         ToServer::Bye => {}
         ToServer::PeerHello(hello) => peer::put_hello(hello, w),
+        ToServer::PeerProof(proof) => w.fixed(*proof),
         ToServer::Peer(envelope) => w.raw(envelope),
+        ToServer::Proof(proof) => w.fixed(*proof),
     }
 }
 
@@ -87,7 +98,9 @@ pub(super) fn to_server(frame: Frame<'_>) -> Result<ToServer, WireError> {
         CANCEL => ToServer::Cancel { id: r.varint()? },
         BYE => ToServer::Bye,
         PEER_HELLO => ToServer::PeerHello(peer::hello(r)?),
+        PEER_PROOF => ToServer::PeerProof(peer::number(r)?),
         PEER => ToServer::Peer(r.rest().into()),
+        PROOF => ToServer::Proof(word(r)?),
         kind => return Err(WireError::UnknownKind(kind)),
     };
     reader.end()?;
@@ -104,6 +117,8 @@ pub(super) fn put_to_client(message: &ToClient, w: &mut Writer<'_>) {
             put_json(json, w);
         }
         ToClient::Pong { table } => w.varint(*table),
+        ToClient::PeerChallenge(challenge) => peer::put_challenge(challenge, w),
+        ToClient::Challenge(nonce) => w.fixed(*nonce),
     }
 }
 
@@ -119,6 +134,8 @@ pub(super) fn to_client(frame: Frame<'_>) -> Result<ToClient, WireError> {
         REPLY => ToClient::Reply(reply_to(r)?),
         EVENT => ToClient::Event { id: r.varint()?, json: json(r)? },
         PONG => ToClient::Pong { table: r.varint()? },
+        PEER_CHALLENGE => ToClient::PeerChallenge(peer::challenge(r)?),
+        CHALLENGE => ToClient::Challenge(word(r)?),
         kind => return Err(WireError::UnknownKind(kind)),
     };
     reader.end()?;
@@ -134,8 +151,12 @@ fn put_hello(hello: &Hello, w: &mut Writer<'_>) {
     w.u8(u8::from(hello.established));
     w.bounded(hello.volume.as_bytes(), VOLUME_BYTES_MAX, "the length of the volume's name");
     w.bounded(hello.who.as_bytes(), WHO_BYTES_MAX, "the length of the client's description");
+    w.u8(u8::from(hello.token.is_some()));
+    if let Some(token) = hello.token {
+        w.fixed(token.0);
+    }
     // With both at their limits a Hello fits what a node reads of a stranger.
-    const { assert!(4 + 4 + 16 + 8 + 1 + 2 + VOLUME_BYTES_MAX + 2 + WHO_BYTES_MAX <= HELLO_BYTES_MAX) };
+    const { assert!(4 + 4 + 16 + 8 + 1 + 2 + VOLUME_BYTES_MAX + 2 + WHO_BYTES_MAX + 9 <= HELLO_BYTES_MAX) };
 }
 
 /// What every first message begins with.
@@ -163,7 +184,15 @@ fn hello(r: &mut Reader<'_>) -> Result<Hello, WireError> {
         return Err(DecodeError("a volume without a name").into());
     }
     let who = basic::text(r, WHO_BYTES_MAX)?.to_owned();
-    Ok(Hello { versions, volume, client, incarnation, who, established })
+    let token = match basic::boolean(r)? {
+        false => None,
+        true => {
+            let mut token = TokenId([0; 8]);
+            token.0.copy_from_slice(r.bytes(8)?);
+            Some(token)
+        }
+    };
+    Ok(Hello { versions, volume, client, incarnation, who, established, token })
 }
 
 // Bit of the byte after a call's body kind.
@@ -261,6 +290,7 @@ fn put_welcome(welcome: &Welcome, w: &mut Writer<'_>) {
     w.u8(welcome.session as u8);
     w.fixed(welcome.lease_ms.to_be_bytes());
     w.varint(welcome.table);
+    w.varint(welcome.root);
     put_json(&welcome.descriptor, w);
 }
 
@@ -278,8 +308,15 @@ fn welcome(r: &mut Reader<'_>) -> Result<Welcome, WireError> {
         4 => SessionState::Expired,
         _ => return Err(DecodeError("unknown state of a session").into()),
     };
-    let (lease_ms, table) = (r.u32()?, r.varint()?);
-    Ok(Welcome { version, node, epoch, descriptor: json(r)?, session, lease_ms, table })
+    let (lease_ms, table, root) = (r.u32()?, r.varint()?, r.varint()?);
+    Ok(Welcome { version, node, epoch, descriptor: json(r)?, session, lease_ms, table, root })
+}
+
+/// A nonce, or what is made of one.
+fn word(r: &mut Reader<'_>) -> Result<[u8; 32], DecodeError> {
+    let mut word = [0; 32];
+    word.copy_from_slice(r.bytes(32)?);
+    Ok(word)
 }
 
 fn put_json(json: &[u8], w: &mut Writer<'_>) {

@@ -9,6 +9,7 @@ use kestrel_types::request::{
     Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Request, SetAttr, SetTime,
     Usage, XattrFlags,
 };
+use kestrel_types::token::TokenId;
 use kestrel_types::wire::*;
 
 pub enum Sample {
@@ -128,33 +129,38 @@ fn call(body: Body) -> Sample {
 
 fn sessions() -> Vec<(&'static str, Sample)> {
     let hello = Hello {
-        versions: Versions { min: 6, max: 6 },
+        versions: Versions { min: 8, max: 8 },
         volume: "data".into(),
         client: ClientId(*b"0123456789abcdef"),
         incarnation: 3,
         who: "gpu7:4242:/mnt/data".into(),
         established: true,
+        token: Some(TokenId(*b"a token!")),
     };
     let welcome = Welcome {
-        version: 6,
+        version: 8,
         node: 2,
         epoch: 17,
         descriptor: b"{\"magic\":\"kestrelfs\"}".as_slice().into(),
         session: SessionState::Restarted,
         lease_ms: 30_000,
         table: 5,
+        root: 1,
     };
     let peer = PeerHello {
-        versions: Versions { min: 6, max: 6 },
+        versions: Versions { min: 8, max: 8 },
         volume: *b"uuid of a volume",
         from: 2,
         to: 1,
         table: 5,
-        secret: PeerSecret(*b"known to members"),
+        nonce: *b"a random number.",
         birth: u64::from_be_bytes(*b"directry"),
         epoch: 17,
         start: u64::from_be_bytes(*b"aprocess"),
+        address: "10.0.0.2:9440".into(),
     };
+    let challenge =
+        PeerChallenge { nonce: *b"another random..", proof: *b"what only members can work out.." };
     let refused = Refused { errno: libc::ENOENT, reason: "no such volume here: data".into() };
     vec![
         ("hello", Sample::ToServer(ToServer::Hello(hello))),
@@ -162,10 +168,14 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         ("cancel", Sample::ToServer(ToServer::Cancel { id: 300 })),
         ("bye", Sample::ToServer(ToServer::Bye)),
         ("peer-hello", Sample::ToServer(ToServer::PeerHello(peer))),
+        ("peer-proof", Sample::ToServer(ToServer::PeerProof(*b"what only members can work out.."))),
         ("peer", Sample::ToServer(ToServer::Peer(b"an envelope".as_slice().into()))),
         ("welcome", Sample::ToClient(ToClient::Welcome(welcome))),
         ("refused", Sample::ToClient(ToClient::Refused(refused))),
         ("event", Sample::ToClient(ToClient::Event { id: 300, json: b"{\"done\":12}".as_slice().into() })),
+        ("peer-challenge", Sample::ToClient(ToClient::PeerChallenge(challenge))),
+        ("challenge", Sample::ToClient(ToClient::Challenge(*b"nonce of thirty-two random bytes"))),
+        ("proof", Sample::ToServer(ToServer::Proof(*b"what only who has it can make: 3"))),
         ("pong", Sample::ToClient(ToClient::Pong { table: 4 })),
     ]
 }

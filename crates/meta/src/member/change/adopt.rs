@@ -15,9 +15,9 @@ use kestrel_types::key::Table;
 use kestrel_types::placement::Placement;
 
 use super::records::{self, Strangers};
-use super::{ChangeMessage, Purge, gains, inherits, loses, shares_move};
+use super::{ChangeMessage, Charge, Purge, gains, hands_over, inherits, loses, shares_move};
 use crate::cluster::{NodeTable, owner};
-use crate::engine::BatchKind;
+use crate::engine::{BatchKind, Mutation};
 use crate::member::work::Stage;
 use crate::member::{Member, Message, Todo};
 use crate::node::figures_of;
@@ -36,8 +36,8 @@ pub(crate) struct Moved {
 }
 
 impl Member {
-    /// The coordinator says that this is the table.
-    pub(super) fn adopt(&mut self, next: Arc<Placement>) {
+    /// The coordinator says that this is the table. With a charge if this member is to follow him.
+    pub(super) fn adopt(&mut self, next: Arc<Placement>, charge: Option<Charge>) {
         let (version, present) = (next.version, self.table.placement.version);
         let adopted = Message::Change(ChangeMessage::Adopted(version));
         if version <= present && !self.changing.joining {
@@ -52,19 +52,28 @@ impl Member {
                 "this node has table {present} of placement, and table {version} is to follow"
             );
         }
+        let takes_over = next.coordinator == self.me && self.coordinator() != self.me;
+        if takes_over != charge.is_some() {
+            return log::error!(
+                "whoever tells table {version} of placement tells something else of who leads changes"
+            );
+        }
         let frozen = self.changing.part.as_ref().filter(|part| part.recorded);
         if frozen.is_some_and(|part| part.next != next) && !left {
             return log::error!("this node is frozen for another table {version} than is to follow");
         }
-        match self.adopt_now(next) {
+        match self.adopt_now(next, charge) {
+            // Whom it concerns hears when all have it.
+            Ok(position) if takes_over => self.when_durable(position, Todo::Decided),
             Ok(position) => self.when_durable(position, Todo::Send(self.coordinator(), adopted)),
             // It is said again.
             Err(why) => log::error!("table {version} of placement: {why}; tried again"),
         }
     }
 
-    fn adopt_now(&mut self, next: Arc<Placement>) -> FsResult<Position> {
+    fn adopt_now(&mut self, next: Arc<Placement>, charge: Option<Charge>) -> FsResult<Position> {
         let (node, before) = (self.node.clone(), self.table.clone());
+        let hands_over = hands_over(self.me, &before.placement, &next);
         let gains = gains(self.me, &before.placement, &next);
         let loses = loses(self.me, &before.placement, &next);
         let inherits = inherits(self.me, &before.placement, &next);
@@ -78,6 +87,12 @@ impl Member {
         rows.extend(gains.then(|| records::only_here_row(only_here)));
         let recorded = self.changing.part.as_ref().is_some_and(|part| part.recorded);
         rows.extend(recorded.then(|| records::gone(records::FROZEN)));
+        if hands_over {
+            rows.extend(self.coordinator.rows_given_up());
+        }
+        if let Some(charge) = &charge {
+            rows.extend(records_of(&next, charge));
+        }
         let position = self.commit_beside(BatchKind::Freeing, rows)?;
         let placement = Placement::clone(&next);
         self.put_table(NodeTable { me: self.me, placement, leaving: None, strangers: left, only_here });
@@ -92,6 +107,15 @@ impl Member {
         self.changing.purge = left.then(Purge::default);
         self.begin_again();
         self.forget_former();
+        if let Some(charge) = charge {
+            log::info!("metadata: node {} leads changes of the table from now on", self.me);
+            self.coordinator.take_over(next.clone(), charge, self.epoch);
+        }
+        if hands_over {
+            log::info!("metadata: node {} leads changes of the table from now on", next.coordinator);
+            let done = self.coordinator.give_up();
+            self.when_durable(position, Todo::Changed(done));
+        }
         if self.table.has_left() {
             log::info!("metadata: node {} has left the cluster", self.me);
         }
@@ -162,4 +186,15 @@ impl Member {
             self.end_fetches();
         }
     }
+}
+
+/// What a member puts on record that is the coordinator by this table, which is decided.
+fn records_of(next: &Placement, charge: &Charge) -> Vec<Mutation> {
+    let mut rows = vec![
+        records::change_row(next),
+        records::era_row(charge.era),
+        records::last_node_row(charge.last_node),
+    ];
+    rows.extend(charge.expected.iter().map(|(node, announced)| records::expect_row(*node, Some(announced))));
+    rows
 }

@@ -245,6 +245,9 @@ impl Member {
         let (node, table, now) = (self.node.clone(), self.table.clone(), self.now);
         // A store takes its time to delete objects, and while a node that leaves is frozen nobody has a directory's figures.
         let deletes = self.is_about_to_leave() && self.reaping.is_some();
+        if !self.cluster().may_answer() {
+            return;
+        }
         let Some(part) = &mut self.changing.part else { return };
         let (attempt, freezing) = (part.attempt, matches!(part.step, Step::Freezing(_)));
         let (Step::Copying(copying) | Step::Freezing(copying)) = &mut part.step else { return };

@@ -4,7 +4,7 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::{Key, Table};
 
-use super::{Attempt, ChangeMessage, Step, loses, records};
+use super::{Attempt, ChangeMessage, Step, hands_over, loses, records};
 use crate::cluster::NodeTable;
 use crate::engine::BatchKind;
 use crate::member::{Member, Message, Todo};
@@ -12,7 +12,7 @@ use crate::member::{Member, Message, Todo};
 impl Member {
     /// The coordinator says that all are ready.
     pub(super) fn freeze(&mut self, attempt: Attempt) {
-        let (coordinator, table) = (self.coordinator(), self.table.clone());
+        let (coordinator, table, last) = (self.coordinator(), self.table.clone(), self.node.last_commit());
         let Some(part) = self.part_in(attempt) else { return };
         match std::mem::replace(&mut part.step, Step::Frozen(0)) {
             Step::Copying(copying) => part.step = Step::Freezing(copying),
@@ -27,9 +27,11 @@ impl Member {
             }
         }
         let next = part.next.clone();
-        if !loses(table.me, &table.placement, &next) {
-            part.step = Step::Frozen(0);
-            return self.tell(coordinator, ChangeMessage::Frozen(attempt));
+        if !loses(table.me, &table.placement, &next) && !hands_over(table.me, &table.placement, &next) {
+            // It may have been frozen in an earlier attempt, at another table: that it is not any more must not be lost after this.
+            part.step = Step::Frozen(last);
+            let frozen = Message::Change(ChangeMessage::Frozen(attempt));
+            return self.when_durable(last, Todo::Send(coordinator, frozen));
         }
         self.set_table(NodeTable { leaving: Some(next), ..NodeTable::clone(&self.table) });
         // After that: no lock of such a file is given from now on.

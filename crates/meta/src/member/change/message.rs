@@ -1,19 +1,40 @@
 //! What members say of changes of the table: to each other, and to people.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kestrel_types::error::FsError;
-use kestrel_types::placement::Placement;
+use kestrel_types::placement::{NodeId, Placement};
 
 use crate::engine::Mutation;
 
 /// A try to change the table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attempt {
-    /// Start of the coordinator.
+    /// Start of the coordinator, counted on from those of earlier coordinators.
     pub epoch: u64,
     /// Counts his attempts since.
     pub number: u64,
+}
+
+/// A node to come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Announced {
+    /// Where it is reached, 1 to 255 bytes.
+    pub address: String,
+    /// It is to serve no clients.
+    pub idle: bool,
+}
+
+/// What a coordinator alone knows, for the one that follows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Charge {
+    /// Epochs of attempts were up to this one.
+    pub era: u64,
+    /// Nodes up to this one may have been forgotten.
+    pub last_node: NodeId,
+    /// Nodes to come.
+    pub expected: BTreeMap<NodeId, Announced>,
 }
 
 /// What members say to each other about changes of the table: the coordinator and each of them, sources and destinations.
@@ -69,6 +90,13 @@ pub enum ChangeMessage {
     Abort(Attempt),
     /// This is decided to be the table.
     Adopt(Arc<Placement>),
+    /// This is decided to be the table, and by it the member is the coordinator: it is to see to it that all adopt it.
+    Entrust {
+        /// The table.
+        next: Arc<Placement>,
+        /// What it has to know.
+        charge: Charge,
+    },
     /// A table of this version, or a later one, is the member's.
     Adopted(u64),
     /// The member waits: how is it with this attempt?

@@ -10,7 +10,7 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::map::ADDRESS_MAX;
 use kestrel_types::placement::{NodeId, PLACEMENT_BYTES_MAX, Placement};
 
-use super::Attempt;
+use super::{Announced, Attempt};
 use crate::cluster::NodeTable;
 use crate::engine::{Engine, Mutation};
 use crate::ids::{counter_row, decode_counter};
@@ -34,7 +34,11 @@ pub const ONLY_HERE: &str = "only here";
 /// No node after this one was forgotten before it came: with those in the table and those expected, the highest number ever reserved.
 pub const LAST_NODE: &str = "last node";
 
-/// How names of records of expected nodes begin; the node's number follows, in decimal digits. The row is its address.
+/// Attempts of earlier coordinators have epochs up to this one.
+pub const ERA: &str = "era";
+
+/// How names of records of expected nodes begin; the node's number follows, in decimal digits. The row is its address, after a zero byte
+/// if it is to be idle.
 const EXPECT: &str = "expect ";
 
 /// Version of the records "strangers" and "frozen".
@@ -66,9 +70,11 @@ pub struct ChangeRecords {
     /// Counters of files that can only be open here are not below.
     pub only_here: u64,
     /// Nodes to come; of members those that are taken out again because they never came.
-    pub expected: BTreeMap<NodeId, String>,
+    pub expected: BTreeMap<NodeId, Announced>,
     /// Nodes up to this one may have been forgotten.
     pub last_node: NodeId,
+    /// Epochs of attempts of earlier coordinators are up to this one.
+    pub era: u64,
 }
 
 /// The node that a record of this name expects, if it is one of those.
@@ -103,8 +109,17 @@ pub(crate) fn last_node_row(node: NodeId) -> Mutation {
     counter_row(LAST_NODE, u64::from(node))
 }
 
-pub(crate) fn expect_row(node: NodeId, address: Option<&str>) -> Mutation {
-    row(&format!("{EXPECT}{node}"), address.map(|address| address.as_bytes().to_vec()))
+pub(crate) fn era_row(era: u64) -> Mutation {
+    counter_row(ERA, era)
+}
+
+pub(crate) fn expect_row(node: NodeId, announced: Option<&Announced>) -> Mutation {
+    let value = announced.map(|Announced { address, idle }| {
+        let mut value = if *idle { vec![0] } else { Vec::new() };
+        value.extend_from_slice(address.as_bytes());
+        value
+    });
+    row(&format!("{EXPECT}{node}"), value)
 }
 
 fn put_attempt(out: &mut Vec<u8>, attempt: Attempt) {
@@ -175,10 +190,19 @@ pub fn decode_table(bytes: &[u8]) -> Result<Placement, DecodeError> {
     Placement::decode(bytes).map_err(|_| DecodeError("no table of placement"))
 }
 
-fn decode_address(bytes: &[u8]) -> Result<String, DecodeError> {
+/// Reads the record of an expected node.
+///
+/// # Errors
+/// If it is none.
+pub fn decode_announced(bytes: &[u8]) -> Result<Announced, DecodeError> {
+    let (idle, address) = match bytes {
+        [0, address @ ..] => (true, address),
+        address => (false, address),
+    };
     let address =
-        std::str::from_utf8(bytes).ok().filter(|address| (1..=ADDRESS_MAX).contains(&address.len()));
-    address.map(str::to_owned).ok_or(DecodeError("no address"))
+        std::str::from_utf8(address).ok().filter(|address| (1..=ADDRESS_MAX).contains(&address.len()));
+    let address = address.ok_or(DecodeError("no address"))?.to_owned();
+    Ok(Announced { address, idle })
 }
 
 impl ChangeRecords {
@@ -228,8 +252,10 @@ impl ChangeRecords {
         } else if name == LAST_NODE.as_bytes() {
             let last = NodeId::try_from(decode_counter(row)?);
             self.last_node = last.map_err(|_| DecodeError("no number of a node"))?;
+        } else if name == ERA.as_bytes() {
+            self.era = decode_counter(row)?;
         } else if let Some(node) = expected_of(name) {
-            self.expected.insert(node, decode_address(row)?);
+            self.expected.insert(node, decode_announced(row)?);
         }
         Ok(())
     }
@@ -255,6 +281,13 @@ mod tests {
         let row = frozen_row(attempt, &table).value.unwrap();
         assert_eq!(decode_frozen(&row), Ok((attempt, table)));
         assert!((0..row.len()).all(|len| decode_frozen(&row[..len]).is_err()));
+        for idle in [false, true] {
+            let announced = Announced { address: "a:1".into(), idle };
+            let row = expect_row(12, Some(&announced));
+            assert_eq!(expected_of(&row.key.suffix), Some(12));
+            assert_eq!(decode_announced(&row.value.unwrap()), Ok(announced));
+        }
+        assert!(decode_announced(b"").is_err() && decode_announced(b"\0").is_err());
         assert_eq!(expected_of(b"expect 12"), Some(12));
         for name in [&b"expect 012"[..], b"expect ", b"expect x", b"peer 1"] {
             assert_eq!(expected_of(name), None);

@@ -6,8 +6,11 @@ use kestrel_types::placement::{NodeId, Placement};
 
 use super::MemberHost;
 use crate::cluster::NodeTable;
-use crate::member::change::{ChangeFigures, Changed, DepartureGuard, Expected, LockGuard, TableListener};
+use crate::member::change::{
+    Announced, ChangeFigures, Changed, DepartureGuard, Expected, LockGuard, TableListener,
+};
 use crate::member::lease::LeaseFigures;
+use crate::member::{Census, Counted};
 
 impl MemberHost {
     /// As [`Member::set_lock_guard`].
@@ -18,6 +21,24 @@ impl MemberHost {
     /// As [`Member::set_departure_guard`].
     pub fn set_departure_guard(&self, guard: Box<DepartureGuard>) {
         self.desk.turn(move |member, _| member.set_departure_guard(guard));
+    }
+
+    /// As [`Member::set_census`].
+    pub fn set_census(&self, census: Box<Census>) {
+        self.desk.turn(move |member, _| member.set_census(census));
+    }
+
+    /// As [`Member::count_entries`]; `done` as below.
+    pub fn count_entries(&self, done: Counted) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.count_entries(done, now));
+    }
+
+    /// As [`Member::leads_changes`].
+    pub fn leads_changes(&self) -> bool {
+        let leads = self.desk.member.lock().leads_changes().is_ok();
+        self.desk.bell.wake();
+        leads
     }
 
     /// As [`Member::has_left`].
@@ -43,13 +64,13 @@ impl MemberHost {
     }
 
     /// As [`Member::expect`]; `done` as above.
-    pub fn expect(&self, address: String, done: Expected) {
+    pub fn expect(&self, node: Announced, done: Expected) {
         let done = self.desk.later(done);
-        self.desk.turn(move |member, now| member.expect(address, done, now));
+        self.desk.turn(move |member, now| member.expect(node, done, now));
     }
 
     /// As [`Member::expected`].
-    pub fn expected(&self) -> Vec<(NodeId, String)> {
+    pub fn expected(&self) -> Vec<(NodeId, Announced)> {
         let expected = self.desk.member.lock().expected();
         self.desk.bell.wake();
         expected

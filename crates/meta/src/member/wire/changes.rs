@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
-use kestrel_types::placement::{Placement, PlacementError};
+use kestrel_types::placement::map::ADDRESS_MAX;
+use kestrel_types::placement::{NodeId, Placement, PlacementError};
 use kestrel_types::request::Outcome;
 use kestrel_types::wire::{decode_reply, encode_reply};
 
 use super::{KEY_MIN, failure, list, put_list, put_row, row};
 use crate::engine::Mutation;
-use crate::member::change::{Attempt, ChangeMessage};
+use crate::member::change::{Announced, Attempt, ChangeMessage, Charge};
 
 // What a message says. Numbers are never given to another one.
 const JOIN: u8 = 1;
@@ -26,6 +27,7 @@ const ABORT: u8 = 11;
 const ADOPT: u8 = 12;
 const ADOPTED: u8 = 13;
 const ASK: u8 = 14;
+const ENTRUST: u8 = 15;
 
 pub(super) fn put(out: &mut Vec<u8>, message: &ChangeMessage) {
     match message {
@@ -64,6 +66,18 @@ pub(super) fn put(out: &mut Vec<u8>, message: &ChangeMessage) {
             put_varint(out, *version);
         }
         ChangeMessage::Ask(attempt) => put_attempt(out, ASK, *attempt),
+        ChangeMessage::Entrust { next, charge } => {
+            out.push(ENTRUST);
+            put_table(out, next);
+            put_varint(out, charge.era);
+            put_varint(out, u64::from(charge.last_node));
+            let expected: Vec<_> = charge.expected.iter().collect();
+            put_list(out, &expected, |out, (node, Announced { address, idle })| {
+                put_varint(out, u64::from(**node));
+                put_string(out, address.as_bytes());
+                out.push(u8::from(*idle));
+            });
+        }
     }
 }
 
@@ -87,8 +101,29 @@ pub(super) fn take(r: &mut Reader<'_>) -> Result<ChangeMessage, DecodeError> {
         ADOPT => ChangeMessage::Adopt(table(r)?),
         ADOPTED => ChangeMessage::Adopted(r.varint()?),
         ASK => ChangeMessage::Ask(attempt(r)?),
+        ENTRUST => ChangeMessage::Entrust { next: table(r)?, charge: charge(r)? },
         _ => return Err(DecodeError("an unknown message about a change of the table")),
     })
+}
+
+fn charge(r: &mut Reader<'_>) -> Result<Charge, DecodeError> {
+    let (era, last_node) = (r.varint()?, r.varint32()?);
+    // A number, the length of an address and its one byte, whether it is idle.
+    let expected: Vec<(NodeId, Announced)> = list(r, 4, |r| {
+        let node = r.varint32()?;
+        let address = std::str::from_utf8(r.string(ADDRESS_MAX)?).ok().filter(|address| !address.is_empty());
+        let address = address.ok_or(DecodeError("no address"))?.to_owned();
+        let idle = match r.u8()? {
+            0 => false,
+            1 => true,
+            _ => return Err(DecodeError("neither 0 nor 1")),
+        };
+        Ok((node, Announced { address, idle }))
+    })?;
+    if !expected.is_sorted_by(|one, next| one.0 < next.0) {
+        return Err(DecodeError("nodes to come out of order"));
+    }
+    Ok(Charge { era, last_node, expected: expected.into_iter().collect() })
 }
 
 fn put_attempt(out: &mut Vec<u8>, kind: u8, attempt: Attempt) {

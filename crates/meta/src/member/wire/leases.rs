@@ -10,10 +10,19 @@ const ASK: u8 = 1;
 const GRANTED: u8 = 2;
 const FENCE: u8 = 3;
 const FENCED: u8 = 4;
+const RELEASE: u8 = 5;
+
+/// In [`ASK`]: no earlier start of the sender can be running.
+const SOLE: u8 = 1;
 
 pub(super) fn put(out: &mut Vec<u8>, message: LeaseMessage) {
     match message {
-        LeaseMessage::Ask(number) => put_numbered(out, ASK, number),
+        LeaseMessage::Ask { number, epoch, sole } => {
+            put_numbered(out, ASK, number);
+            put_varint(out, epoch);
+            out.push(if sole { SOLE } else { 0 });
+        }
+        LeaseMessage::Release { epoch } => put_numbered(out, RELEASE, epoch),
         LeaseMessage::Granted(number) => put_numbered(out, GRANTED, number),
         LeaseMessage::Fence { txn, round, node } => {
             put_txn(out, FENCE, txn);
@@ -32,7 +41,16 @@ pub(super) fn put(out: &mut Vec<u8>, message: LeaseMessage) {
 
 pub(super) fn take(r: &mut Reader<'_>) -> Result<LeaseMessage, DecodeError> {
     Ok(match r.u8()? {
-        ASK => LeaseMessage::Ask(r.varint()?),
+        ASK => {
+            let (number, epoch) = (r.varint()?, r.varint()?);
+            let sole = match r.u8()? {
+                0 => false,
+                SOLE => true,
+                _ => return Err(DecodeError("a question for a lease of an unknown kind")),
+            };
+            LeaseMessage::Ask { number, epoch, sole }
+        }
+        RELEASE => LeaseMessage::Release { epoch: r.varint()? },
         GRANTED => LeaseMessage::Granted(r.varint()?),
         FENCE => LeaseMessage::Fence { txn: txn(r)?, round: r.varint32()?, node: r.varint32()? },
         FENCED => {

@@ -1,8 +1,10 @@
 //! The bytes of questions to all members, and of the answers.
 
-use kestrel_types::codec::{DecodeError, Reader, put_varint};
+use kestrel_placement::report::{NameCount, Report};
+use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
+use kestrel_types::name::{NAME_MAX, Name};
 
-use super::{boolean, list, put_ids, put_list};
+use super::{boolean, list, put_ids, put_list, put_numbered};
 use crate::member::poll::{Answer, Question};
 use crate::member::reap::Weight;
 use crate::member::tree::Place;
@@ -15,6 +17,7 @@ const TREE: u8 = 3;
 const WEIGH: u8 = 4;
 const CONFIRM: u8 = 5;
 const FORGET: u8 = 6;
+const ENTRIES: u8 = 7;
 
 /// Shares of an object are below: those of all nodes can be added up.
 const PART_MAX: u64 = 1 << 52;
@@ -31,6 +34,7 @@ pub(super) fn put_question(out: &mut Vec<u8>, question: &Question) {
         Question::Weigh(round, objects) => put_round(out, WEIGH, *round, objects),
         Question::Confirm(round, objects) => put_round(out, CONFIRM, *round, objects),
         Question::Forget(round, objects) => put_round(out, FORGET, *round, objects),
+        Question::Entries => out.push(ENTRIES),
     }
 }
 
@@ -42,6 +46,7 @@ pub(super) fn question(r: &mut Reader<'_>) -> Result<Question, DecodeError> {
         WEIGH => Question::Weigh(r.varint()?, ids(r)?),
         CONFIRM => Question::Confirm(r.varint()?, ids(r)?),
         FORGET => Question::Forget(r.varint()?, ids(r)?),
+        ENTRIES => Question::Entries,
         _ => return Err(DecodeError("an unknown question")),
     })
 }
@@ -65,6 +70,14 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &Answer) {
         }
         Answer::Confirmed(objects) => put_about(out, CONFIRM, objects),
         Answer::Done => out.push(FORGET),
+        Answer::Entries(Report { node, entries, names }) => {
+            put_numbered(out, ENTRIES, u64::from(*node));
+            put_varint(out, *entries);
+            put_list(out, names, |out, NameCount { name, entries }| {
+                put_string(out, name.as_bytes());
+                put_varint(out, *entries);
+            });
+        }
     }
 }
 
@@ -79,6 +92,10 @@ pub(super) fn answer(r: &mut Reader<'_>) -> Result<Answer, DecodeError> {
         WEIGH => Answer::Weighed(list(r, 1, weight)?),
         CONFIRM => Answer::Confirmed(ids(r)?),
         FORGET => Answer::Done,
+        ENTRIES => {
+            let (node, entries) = (r.varint32()?, r.varint()?);
+            Answer::Entries(Report { node, entries, names: list(r, 3, name_count)? })
+        }
         _ => return Err(DecodeError("an unknown answer")),
     })
 }
@@ -113,6 +130,11 @@ fn put_place(out: &mut Vec<u8>, (index, child): &Place) {
 
 fn place(r: &mut Reader<'_>) -> Result<Place, DecodeError> {
     Ok((r.varint32()?, r.varint()?))
+}
+
+fn name_count(r: &mut Reader<'_>) -> Result<NameCount, DecodeError> {
+    let name = Name::new(r.string(NAME_MAX)?).map_err(|_| DecodeError("no name"))?;
+    Ok(NameCount { name, entries: r.varint()? })
 }
 
 fn put_weight(out: &mut Vec<u8>, weight: &Weight) {

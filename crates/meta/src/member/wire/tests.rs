@@ -7,13 +7,18 @@ use proptest::prelude::*;
 
 use std::sync::Arc;
 
+use kestrel_placement::report::{NameCount, Report};
+use kestrel_types::name::Name;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, Placement};
+use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 
 use super::*;
-use crate::member::change::{Attempt, ChangeMessage};
+use crate::member::change::{Announced, Attempt, ChangeMessage, Charge};
 use crate::member::lease::{HoldId, LeaseMessage};
+use crate::member::message::TokensMessage;
 use crate::member::poll::{Answer, Question};
 use crate::member::reap::Weight;
+use crate::member::whereabouts::Whereabout;
 use crate::node::{Part, TreePart};
 
 /// Small and large ones alike, so that every length of a varint occurs.
@@ -104,6 +109,7 @@ fn about_rows() -> BoxedStrategy<Message> {
 fn any_question() -> BoxedStrategy<Question> {
     prop_oneof![
         Just(Question::Usage),
+        Just(Question::Entries),
         ids().prop_map(Question::Held),
         (ids(), option::of((any::<u32>(), number()))).prop_map(|(dirs, after)| Question::Tree(dirs, after)),
         (number(), ids()).prop_map(|(round, objects)| Question::Weigh(round, objects)),
@@ -121,6 +127,8 @@ fn any_answer() -> BoxedStrategy<Answer> {
         (-1i64 << 51..1 << 51).prop_map(|bytes| Weight::Part(Part::Bytes(bytes))),
     ];
     let places = vec((any::<u32>(), number()), 0..5);
+    let name = vec(1u8..47, 1..=255).prop_filter_map("a name", |name| Name::new(&name).ok());
+    let names = vec((name, number()).prop_map(|(name, entries)| NameCount { name, entries }), 0..5);
     prop_oneof![
         any::<[i64; 3]>().prop_map(Answer::Usage),
         ids().prop_map(Answer::Held),
@@ -132,6 +140,11 @@ fn any_answer() -> BoxedStrategy<Answer> {
         vec(weight, 0..5).prop_map(Answer::Weighed),
         ids().prop_map(Answer::Confirmed),
         Just(Answer::Done),
+        (any::<u32>(), number(), names).prop_map(|(node, entries, names)| Answer::Entries(Report {
+            node,
+            entries,
+            names
+        })),
     ]
     .boxed()
 }
@@ -147,8 +160,8 @@ fn any_message() -> BoxedStrategy<Message> {
         (number(), any_fetched()).prop_map(|(number, found)| Message::Fetched(number, found)),
         about_rows(),
         (any_txn(), any::<u32>()).prop_map(|(txn, round)| Message::Refused(txn, round)),
-        (any_txn(), ids()).prop_map(|(txn, dirs)| Message::Invalidate(txn, dirs)),
-        any_txn().prop_map(Message::Invalidated),
+        vec((any_txn(), ids()), 0..4).prop_map(Message::Invalidate),
+        vec(any_txn(), 0..4).prop_map(Message::Invalidated),
         (any_txn(), vote).prop_map(|(txn, vote)| Message::Voted(txn, vote)),
         (any_txn(), any::<bool>()).prop_map(|(txn, commit)| Message::Decide(txn, commit)),
         any_txn().prop_map(Message::Decided),
@@ -161,7 +174,41 @@ fn any_message() -> BoxedStrategy<Message> {
         }),
         any_change().prop_map(Message::Change),
         any_lease().prop_map(Message::Lease),
+        any_tokens().prop_map(Message::Tokens),
+        vec(any_whereabout(), 0..3).prop_map(Message::Whereabouts),
         (number(), any_answer()).prop_map(|(number, answer)| Message::Polled { number, answer }),
+    ]
+    .boxed()
+}
+
+fn any_whereabout() -> BoxedStrategy<Whereabout> {
+    (any::<u32>(), number(), "[a-z0-9.:]{1,40}")
+        .prop_map(|(node, epoch, address)| Whereabout { node, epoch, address })
+        .boxed()
+}
+
+fn any_tokens() -> BoxedStrategy<TokensMessage> {
+    let id = || any::<[u8; 8]>().prop_map(TokenId);
+    let record = (id(), "[a-z ]{1,20}", any::<(i64, Option<i64>, Option<i64>)>(), any::<(bool, u32, u32)>());
+    let record = record.prop_map(|(id, name, (issued, expires, revoked), (flag, one, two))| TokenRecord {
+        id,
+        name,
+        issued,
+        expires,
+        revoked,
+        verifier: [one as u8; 32],
+        read_only: flag,
+        admin: !flag,
+        subtree: flag.then(|| Subtree { dir: u64::from(two) + 1, path: "/a".into() }),
+        uids: if flag { Ids::All } else { Ids::Ranges([(one.min(two), one.max(two))].into()) },
+        gids: Ids::All,
+        squash: flag.then_some((one, two)),
+        map: [(one, two)].into(),
+    });
+    prop_oneof![
+        any::<[u8; 32]>().prop_map(TokensMessage::Digest),
+        vec(record, 0..3).prop_map(TokensMessage::Records),
+        vec(id(), 0..3).prop_map(TokensMessage::Prune),
     ]
     .boxed()
 }
@@ -169,7 +216,12 @@ fn any_message() -> BoxedStrategy<Message> {
 fn any_lease() -> BoxedStrategy<LeaseMessage> {
     let hold = (number(), number()).prop_map(|(epoch, number)| HoldId { epoch, number });
     prop_oneof![
-        number().prop_map(LeaseMessage::Ask),
+        (number(), number(), any::<bool>()).prop_map(|(number, epoch, sole)| LeaseMessage::Ask {
+            number,
+            epoch,
+            sole
+        }),
+        number().prop_map(|epoch| LeaseMessage::Release { epoch }),
         number().prop_map(LeaseMessage::Granted),
         (any_txn(), any::<u32>(), any::<u32>()).prop_map(|(txn, round, node)| LeaseMessage::Fence {
             txn,
@@ -180,6 +232,14 @@ fn any_lease() -> BoxedStrategy<LeaseMessage> {
             .prop_map(|(txn, round, node, hold)| LeaseMessage::Fenced { txn, round, node, hold }),
     ]
     .boxed()
+}
+
+fn any_charge() -> BoxedStrategy<Charge> {
+    let announced =
+        ("[a-z.]{1,20}:[0-9]{1,5}", any::<bool>()).prop_map(|(address, idle)| Announced { address, idle });
+    (number(), any::<u32>(), prop::collection::btree_map(any::<u32>(), announced, 0..4))
+        .prop_map(|(era, last_node, expected)| Charge { era, last_node, expected })
+        .boxed()
 }
 
 fn any_change() -> BoxedStrategy<ChangeMessage> {
@@ -213,6 +273,7 @@ fn any_change() -> BoxedStrategy<ChangeMessage> {
         placement().prop_map(ChangeMessage::Adopt),
         number().prop_map(ChangeMessage::Adopted),
         attempt().prop_map(ChangeMessage::Ask),
+        (placement(), any_charge()).prop_map(|(next, charge)| ChangeMessage::Entrust { next, charge }),
     ]
     .boxed()
 }
@@ -268,7 +329,7 @@ proptest! {
 fn bytes_are_pinned() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
     let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true) };
-    assert_eq!(encoded(&envelope), [3, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
+    assert_eq!(encoded(&envelope), [5, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
     let mut other = encoded(&envelope);
     other[0] = 1;
     assert!(Envelope::decode(&other).is_err());
@@ -285,8 +346,10 @@ fn what_no_frame_holds_is_not_encoded_and_counts_take_no_memory() {
     let mut out = vec![1, 2, 3];
     assert!(Envelope { from: 1, stamp: 5, message }.encode(&mut out).is_err());
     assert_eq!(out, [1, 2, 3]);
-    // Invalidate with 2^40 directories.
-    let bytes =
-        [VERSION, 1, 0, 0, 0, 0, 0, 0, 0, 5, INVALIDATE, 2, 3, 4, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20, 1];
-    assert!(Envelope::decode(&bytes).is_err());
+    // Invalidate with 2^40 transactions, and for one with 2^40 directories.
+    let head = [VERSION, 1, 0, 0, 0, 0, 0, 0, 0, 5, INVALIDATE];
+    let (one, many) = (&[1, 2, 3, 4][..], &[0x80, 0x80, 0x80, 0x80, 0x80, 0x20][..]);
+    for rest in [[many, &[2, 3, 4, 1, 1]].concat(), [one, many, &[1]].concat()] {
+        assert!(Envelope::decode(&[&head[..], &rest].concat()).is_err());
+    }
 }

@@ -17,6 +17,7 @@ use crate::request::{
     Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, SetAttr,
     SetTime, Usage, XattrFlags,
 };
+use crate::token::TokenId;
 
 pub fn call() -> BoxedStrategy<Call> {
     let body = prop_oneof![
@@ -34,16 +35,17 @@ pub fn to_server() -> BoxedStrategy<ToServer> {
     let client = any::<[u8; 16]>().prop_filter("never zero", |id| *id != [0; 16]).prop_map(ClientId);
     // With the version of this build between them; others are refused.
     let versions = (0..=VERSION, VERSION..).prop_map(|(min, max)| Versions { min, max });
-    let hello = (versions, ".{1,60}", client, any::<u64>(), ".{0,60}", any::<bool>()).prop_map(
-        |(versions, volume, client, incarnation, who, established)| Hello {
-            versions,
-            volume,
-            client,
-            incarnation,
-            who,
-            established,
-        },
-    );
+    let hello =
+        (versions, ".{1,60}", client, any::<u64>(), ".{0,60}", any::<bool>(), any::<Option<[u8; 8]>>())
+            .prop_map(|(versions, volume, client, incarnation, who, established, token)| Hello {
+                versions,
+                volume,
+                client,
+                incarnation,
+                who,
+                established,
+                token: token.map(TokenId),
+            });
     prop_oneof![
         1 => hello.prop_map(ToServer::Hello),
         8 => call().prop_map(ToServer::Call),
@@ -51,17 +53,27 @@ pub fn to_server() -> BoxedStrategy<ToServer> {
         1 => number().prop_map(|id| ToServer::Cancel { id }),
         1 => Just(ToServer::Bye),
         1 => peer_hello().prop_map(ToServer::PeerHello),
+        1 => any::<[u8; 32]>().prop_map(ToServer::PeerProof),
         1 => blob(300).prop_map(ToServer::Peer),
+        1 => any::<[u8; 32]>().prop_map(ToServer::Proof),
     ]
     .boxed()
 }
 
 fn peer_hello() -> BoxedStrategy<PeerHello> {
     let versions = (0..=VERSION, VERSION..).prop_map(|(min, max)| Versions { min, max });
-    (versions, any::<([u8; 16], u32, u32, u64, [u8; 16])>(), any::<(u64, u64, u64)>())
-        .prop_map(|(versions, (volume, from, to, table, secret), (birth, epoch, start))| {
-            let secret = PeerSecret(secret);
-            PeerHello { versions, volume, from, to, table, secret, birth, epoch, start }
+    (versions, any::<([u8; 16], u32, u32, u64, [u8; 16])>(), any::<(u64, u64, u64)>(), "[a-z0-9.:]{1,40}")
+        .prop_map(|(versions, (volume, from, to, table, nonce), (birth, epoch, start), address)| PeerHello {
+            versions,
+            volume,
+            from,
+            to,
+            table,
+            nonce,
+            birth,
+            epoch,
+            start,
+            address,
         })
         .boxed()
 }
@@ -69,8 +81,8 @@ fn peer_hello() -> BoxedStrategy<PeerHello> {
 pub fn to_client() -> BoxedStrategy<ToClient> {
     use SessionState::*;
     let state = prop_oneof![Just(New), Just(Known), Just(Restarted), Just(Expired)];
-    let welcome = (any::<(u32, u64, u32)>(), state, blob(200), number()).prop_map(
-        |((node, epoch, lease_ms), session, descriptor, table)| Welcome {
+    let welcome = (any::<(u32, u64, u32)>(), state, blob(200), number(), number()).prop_map(
+        |((node, epoch, lease_ms), session, descriptor, table, root)| Welcome {
             version: VERSION,
             node,
             epoch,
@@ -78,6 +90,7 @@ pub fn to_client() -> BoxedStrategy<ToClient> {
             session,
             lease_ms,
             table,
+            root,
         },
     );
     let answered = prop_oneof![
@@ -93,6 +106,9 @@ pub fn to_client() -> BoxedStrategy<ToClient> {
             .prop_map(|(id, table, answered)| ToClient::Reply(ReplyTo { id, table, answered })),
         1 => (number(), blob(200)).prop_map(|(id, json)| ToClient::Event { id, json }),
         1 => number().prop_map(|table| ToClient::Pong { table }),
+        1 => any::<([u8; 16], [u8; 32])>()
+            .prop_map(|(nonce, proof)| ToClient::PeerChallenge(PeerChallenge { nonce, proof })),
+        1 => any::<[u8; 32]>().prop_map(ToClient::Challenge),
     ]
     .boxed()
 }

@@ -31,6 +31,7 @@ fn hello() -> Hello {
         incarnation: 3,
         who: "host:12:/mnt".into(),
         established: true,
+        token: None,
     }
 }
 
@@ -55,26 +56,35 @@ fn bytes_are_pinned() {
     assert_eq!(summed[8..12], crc32c::crc32c(&covered).to_be_bytes());
 
     let hello = server_bytes(&ToServer::Hello(hello()), Checksum::Off);
-    let mut expected = framed(1, b"KSTL\0\x06\0\x06\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt");
+    let mut expected = framed(1, b"KSTL\0\x08\0\x08\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt\0");
     assert_eq!(hello, expected);
+    assert_eq!(server_bytes(&ToServer::Proof([5; 32]), Checksum::Off), framed(9, &[5; 32]));
+    assert_eq!(client_bytes(&ToClient::Challenge([6; 32]), Checksum::Off), framed(0x87, &[6; 32]));
 
-    let (volume, secret) = ([8; 16], PeerSecret([9; 16]));
+    let (volume, nonce) = ([8; 16], [9; 16]);
     let peer = PeerHello {
         versions: Versions::OURS,
         volume,
         from: 2,
         to: 1,
         table: 5,
-        secret,
+        nonce,
         birth: 0x0102,
         epoch: 3,
         start: 0x0406,
+        address: "b:94".into(),
     };
-    assert!(!format!("{peer:?}").contains('9'), "a secret is not shown");
+    let transcript = peer.transcript(Prover::Reached, &[5; 16]);
+    assert_eq!(transcript[..23], *b"kestrelfs peer proof 1\x02");
+    assert_eq!((&transcript[23..39], &transcript[39..43]), ([5; 16].as_slice(), b"KSTL".as_slice()));
     let tail = [[0, 0, 0, 0, 0, 0, 1, 2], [0, 0, 0, 0, 0, 0, 0, 3], [0, 0, 0, 0, 0, 0, 4, 6]].concat();
-    let head = [b"KSTL\0\x06\0\x06".as_slice(), &[8; 16], &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5]];
-    expected = framed(6, &[&head.concat()[..], &[9; 16], &tail].concat());
+    let head = [b"KSTL\0\x08\0\x08".as_slice(), &[8; 16], &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5]];
+    expected = framed(6, &[&head.concat()[..], &[9; 16], &tail, b"\x04b:94"].concat());
     assert_eq!(server_bytes(&ToServer::PeerHello(peer), Checksum::Off), expected);
+    assert_eq!(server_bytes(&ToServer::PeerProof([3; 32]), Checksum::Off), framed(8, &[3; 32]));
+    let challenge = PeerChallenge { nonce: [4; 16], proof: [5; 32] };
+    expected = framed(0x86, &[[4; 16].as_slice(), &[5; 32]].concat());
+    assert_eq!(client_bytes(&ToClient::PeerChallenge(challenge), Checksum::Off), expected);
     assert_eq!(server_bytes(&ToServer::Peer(b"envelope"[..].into()), Checksum::Off), framed(7, b"envelope"));
 
     let reply =
@@ -108,10 +118,10 @@ fn an_announced_payload_takes_no_memory_before_it_comes() {
 
 #[test]
 fn unknown_kinds_flags_and_reserved_bytes_are_refused() {
-    for kind in [0, 8, 0x7f, 0x81, 0x83, 0xff] {
+    for kind in [0, 10, 0x7f, 0x81, 0x83, 0xff] {
         assert_eq!(read_server(&framed(kind, &[])), Err(WireError::UnknownKind(kind)));
     }
-    for kind in [0, 1, 2, 5, 0x80, 0x86, 0xff] {
+    for kind in [0, 1, 2, 5, 0x80, 0x88, 0xff] {
         assert_eq!(read_client(&framed(kind, &[])), Err(WireError::UnknownKind(kind)));
     }
     for flags in [2, 4, 0x80, 0xff] {
@@ -156,12 +166,12 @@ fn other_protocols_and_versions_are_told_apart() {
     bytes[HEADER_BYTES] = b'k';
     assert_eq!(read_server(&bytes), Err(WireError::NotHello));
     // What follows the versions may have any form.
-    let future = framed(1, b"KSTL\0\x07\0\x08what comes then");
-    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 7, max: 8 })));
-    let none = framed(1, b"KSTL\0\x08\0\x02what comes then");
-    assert_eq!(read_server(&none), Err(WireError::Version(Versions { min: 8, max: 2 })));
+    let future = framed(1, b"KSTL\0\x09\0\x0awhat comes then");
+    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 9, max: 10 })));
+    let none = framed(1, b"KSTL\0\x09\0\x02what comes then");
+    assert_eq!(read_server(&none), Err(WireError::Version(Versions { min: 9, max: 2 })));
     assert_eq!(Versions { min: 0, max: 9 }.common(Versions::OURS), Some(VERSION));
-    assert_eq!(Versions { min: 7, max: 9 }.common(Versions::OURS), None);
+    assert_eq!(Versions { min: 9, max: 10 }.common(Versions::OURS), None);
     assert_eq!(Versions { min: 1, max: 1 }.common(Versions::OURS), None);
     // HTTP and TLS end as oversized frames.
     for stranger in
