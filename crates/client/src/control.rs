@@ -163,7 +163,8 @@ pub fn ask_with(
     let path = dir.join(SOCKET_NAME);
     let io = |error: std::io::Error| VolumeError::io("reach the serving process through", &path, &error);
     let bad = |why: &str| VolumeError::Io(format!("{}: {why}", path.display()));
-    let stream = with_short_path(&path, |short| UnixStream::connect(short)).map_err(io)?;
+    let stream = with_short_path(&path, |short| UnixStream::connect(short))
+        .map_err(|error| VolumeError::Unanswered(io(error).to_string()))?;
     stream.set_read_timeout(limit).map_err(io)?;
     writeln!(&stream, "{request}").map_err(io)?;
     let mut lines = BufReader::new(&stream);

@@ -1,8 +1,8 @@
 //! `kestrel.json`: what a volume is, readable by people, checksummed against accidents (`docs/format.md`).
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use kestrel_s3::{S3_SCHEME, S3Options};
@@ -16,10 +16,12 @@ mod cluster;
 mod coding;
 mod lock;
 mod pending;
+mod secret;
 
 pub use cluster::{ClusterSection, SECRET_BYTES, random};
 pub use coding::{CodingSettings, DATA_KEYS_MAX, Encryption, WrappedKey};
 use lock::DescriptorLock;
+pub use secret::{VolumeSecret, authority_of};
 
 /// Name of the descriptor within the volume's directory.
 pub const FILE_NAME: &str = "kestrel.json";
@@ -99,8 +101,19 @@ impl Settings {
     }
 }
 
+/// Where the rows of a node are.
+#[derive(Debug, Clone)]
+pub enum RowsAt {
+    /// In its directory.
+    Directory,
+    /// In PostgreSQL.
+    Postgres(Box<kestrel_postgres::Place>),
+    /// In the registry, an etcd.
+    Etcd(Box<kestrel_etcd::Place>),
+}
+
 /// The descriptor of a volume.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Descriptor {
     /// Always `kestrelfs`.
@@ -113,14 +126,35 @@ pub struct Descriptor {
     pub created: i64,
     /// Its settings.
     pub settings: Settings,
+    /// Where its metadata is: URL of a database, perhaps with a password; none: `meta/` within the volume's directory. Not for clients,
+    /// logs or dumps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<String>,
+    /// Where the metadata of nodes is that only coordinate: URL of an etcd, perhaps with a password; none: where that of the others is. Of
+    /// clusters only; not for clients, logs or dumps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub registry: Option<String>,
     /// How its objects are coded; none as long as no object was ever to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coding: Option<CodingSettings>,
     /// Which node of which cluster this is, if several share the volume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterSection>,
+    /// What the certificates of the volume's server are made from, if one node has the volume and it was ever served to other machines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<VolumeSecret>,
     /// CRC-32C, hexadecimal, of this document with this field empty, written as compact JSON.
     pub checksum: String,
+}
+
+impl std::fmt::Debug for Descriptor {
+    /// Without what may hold secrets.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Descriptor")
+            .field("uuid", &self.uuid)
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Descriptor {
@@ -132,9 +166,22 @@ impl Descriptor {
         settings.check()?;
         let uuid = to_hex(&random::<16>()?);
         let magic = "kestrelfs".to_string();
-        let (coding, cluster, checksum) = (None, None, String::new());
         let format_version = FORMAT_VERSION;
-        let mut new = Self { magic, format_version, uuid, created, settings, coding, cluster, checksum };
+        let (metadata, registry, coding, cluster, secret, checksum) =
+            (None, None, None, None, None, String::new());
+        let mut new = Self {
+            magic,
+            format_version,
+            uuid,
+            created,
+            settings,
+            metadata,
+            registry,
+            coding,
+            cluster,
+            secret,
+            checksum,
+        };
         new.checksum = new.expected_checksum()?;
         Ok(new)
     }
@@ -147,6 +194,78 @@ impl Descriptor {
             *byte = u8::from_str_radix(text, 16).unwrap_or(0);
         }
         out
+    }
+
+    /// Where its metadata is, if it is in a database.
+    ///
+    /// # Errors
+    /// If the URL is none; without any password.
+    pub fn metadata(&self) -> Result<Option<kestrel_postgres::Place>, VolumeError> {
+        let place = self.metadata.as_deref().map(kestrel_postgres::Place::parse);
+        place.transpose().map_err(VolumeError::Invalid)
+    }
+
+    /// Where the metadata of nodes is that only coordinate, if it is not where that of the others is.
+    ///
+    /// # Errors
+    /// As for [`Descriptor::metadata`].
+    pub fn registry(&self) -> Result<Option<kestrel_etcd::Place>, VolumeError> {
+        let place = self.registry.as_deref().map(kestrel_etcd::Place::parse);
+        place.transpose().map_err(VolumeError::Invalid)
+    }
+
+    /// Where the rows of a node are that only coordinates (`idle`), or of any other.
+    ///
+    /// # Errors
+    /// As for [`Descriptor::metadata`].
+    pub fn rows_of(&self, idle: bool) -> Result<RowsAt, VolumeError> {
+        Ok(match (self.registry()?, self.metadata()?) {
+            (Some(place), _) if idle => RowsAt::Etcd(Box::new(place)),
+            (_, Some(place)) => RowsAt::Postgres(Box::new(place)),
+            (_, None) => RowsAt::Directory,
+        })
+    }
+
+    /// Where the rows are that this descriptor's directory serves.
+    ///
+    /// # Errors
+    /// As for [`Descriptor::metadata`].
+    pub fn rows(&self) -> Result<RowsAt, VolumeError> {
+        let idle = match &self.cluster {
+            Some(section) => section.placement()?.is_idle(section.node),
+            None => false,
+        };
+        self.rows_of(idle)
+    }
+
+    /// Whether the rows of a node, an idle one or not, lie where other machines reach them too.
+    ///
+    /// # Errors
+    /// As for [`Descriptor::metadata`].
+    pub fn is_shared(&self, idle: bool) -> Result<bool, VolumeError> {
+        Ok(!matches!(self.rows_of(idle)?, RowsAt::Directory))
+    }
+
+    /// The same with its metadata in a database.
+    ///
+    /// # Errors
+    /// If the URL is none.
+    pub(crate) fn with_metadata(mut self, url: Option<String>) -> Result<Self, VolumeError> {
+        self.metadata = url;
+        self.metadata()?;
+        self.checksum = self.expected_checksum()?;
+        Ok(self)
+    }
+
+    /// The same with the metadata of nodes that only coordinate in an etcd.
+    ///
+    /// # Errors
+    /// If the URL is none.
+    pub(crate) fn with_registry(mut self, url: Option<String>) -> Result<Self, VolumeError> {
+        self.registry = url;
+        self.registry()?;
+        self.checksum = self.expected_checksum()?;
+        Ok(self)
     }
 
     fn expected_checksum(&self) -> Result<String, VolumeError> {
@@ -329,11 +448,16 @@ impl Descriptor {
         let write = || -> std::io::Result<()> {
             let mut options = File::options();
             options.write(true).create(true).truncate(true);
-            if self.cluster.is_some() {
-                // It holds the cluster's secret.
+            let is_secret = self.cluster.is_some() || self.secret.is_some() || self.metadata.is_some();
+            if is_secret {
+                // It holds the secret of the cluster or the volume, or perhaps a password.
                 options.mode(0o600);
             }
             let mut file = options.open(&partial)?;
+            if is_secret {
+                // One that was left over may have had another mode.
+                file.set_permissions(Permissions::from_mode(0o600))?;
+            }
             file.write_all(&text)?;
             file.sync_all()?;
             crash::point(written);
@@ -350,8 +474,22 @@ impl Descriptor {
 
     fn check_all(&self, is_offered: bool) -> Result<(), VolumeError> {
         self.settings.check()?;
+        if self.metadata()?.is_some() && self.settings.durability == Durability::Fsync {
+            return Err(VolumeError::Invalid(
+                "a volume whose metadata is in a database has durability commit: what is not there is lost with the process".into(),
+            ));
+        }
+        if self.registry()?.is_some() && self.cluster.is_none() {
+            return Err(VolumeError::Invalid("a registry is for a volume that several nodes share".into()));
+        }
         let encryption = self.coding.as_ref().and_then(|coding| coding.encryption.as_ref());
         encryption.map_or(Ok(()), Encryption::check)?;
+        if let Some(secret) = &self.secret {
+            secret.bytes()?;
+            if is_offered || self.cluster.is_some() {
+                return Err(VolumeError::Invalid("a secret stands where none belongs".into()));
+            }
+        }
         self.check_cluster(is_offered)
     }
 }
@@ -383,14 +521,7 @@ mod tests {
     use super::*;
 
     pub(super) fn settings() -> Settings {
-        Settings {
-            name: "demo".into(),
-            storage: None,
-            block_bytes: 4 << 20,
-            inline_max: 4096,
-            durability: Durability::Fsync,
-            grace_seconds: 60,
-        }
+        crate::volume::NewVolume::plain("demo", Durability::Fsync).settings
     }
 
     #[test]

@@ -36,6 +36,8 @@ pub enum VolumeError {
     Key(String),
     /// The operating system refused.
     Io(String),
+    /// The process that has the volume open takes no questions, not yet or not any more: this one it has not heard.
+    Unanswered(String),
     /// The metadata engine refused.
     Engine(String),
 }
@@ -53,6 +55,7 @@ impl fmt::Display for VolumeError {
             VolumeError::Invalid(why)
             | VolumeError::Key(why)
             | VolumeError::Io(why)
+            | VolumeError::Unanswered(why)
             | VolumeError::Engine(why) => f.write_str(why),
             VolumeError::NotAVolume(dir) => {
                 let dir = dir.display();

@@ -9,11 +9,15 @@
 //!
 //! **Order of bytes and names.** A commit is sent when the bytes it names are durable ([`durable`]).
 //!
+//! **Tokens.** A server that asks for one is shown the one that this process has ([`access`]). A client that its token confines to a
+//! subtree has that subtree's directory for the root ([`rooted`]).
+//!
 //! **Several nodes** may serve a volume; the first that answers tells which. A client has a session with each ([`nodes`]), asks whoever
 //! leads a request ([`routes`]), and claims again from a node what that one counted. An outage of one stops what it leads, and
 //! nothing else. When the table changes, who is asked by the old one and is the wrong one says so, and is not asked again before there
 //! is a newer one ([`astray`]). What is held at a node that leaves is had elsewhere before it goes ([`leaving`]).
 
+mod access;
 mod ask;
 mod astray;
 mod durable;
@@ -23,19 +27,23 @@ mod metadata;
 mod nodes;
 mod opens;
 mod panel;
+mod rooted;
 mod routes;
 mod url;
+mod whereabouts;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_types::clock::{Clock, SystemClock};
 
+pub use self::access::{TOKEN_FILE_ENV, be_node, read_from as read_token_from, token};
 pub use self::ask::{NodeAnswer, ask, ask_each};
+pub use self::astray::table_in_parts;
 pub use self::metadata::{MOVED_OUT, RemoteMetadata, is_answering};
 pub use self::nodes::NodeLink;
 pub use self::panel::Panel;
-pub use self::url::{ADDRESSES_MAX, PORT_DEFAULT, RemoteUrl, SCHEME, address};
+pub use self::url::{ADDRESSES_MAX, Ca, PORT_DEFAULT, RemoteUrl, SCHEME, address};
 
 use self::durable::SyncFirst;
 use self::holdings::Holdings;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kestrel_cache::{CacheOptions, CachedStore, WholeCopies};
-use kestrel_data::store::coded::CodedStore;
+use kestrel_data::store::coded::{CodedStore, Compression};
 use kestrel_data::store::local::{LocalConfig, LocalStore};
 use kestrel_data::store::{BlockStore, key};
 use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Options, S3Store};
@@ -77,8 +77,15 @@ enum Place {
 
 impl Place {
     fn of(dir: &Path, settings: &Settings, options: &StoreOptions) -> Result<Self, VolumeError> {
-        match settings.storage.as_deref() {
-            Some(url) if url.starts_with(S3_SCHEME) => {
+        settings
+            .storage
+            .as_deref()
+            .map_or_else(|| Ok(Self::Dir(dir.join(OBJECTS_DIR))), |url| Self::at(url, options))
+    }
+
+    fn at(url: &str, options: &StoreOptions) -> Result<Self, VolumeError> {
+        match url {
+            url if url.starts_with(S3_SCHEME) => {
                 let limits = S3Limits {
                     max_uploads: options.max_uploads,
                     max_downloads: options.max_downloads,
@@ -89,8 +96,7 @@ impl Place {
                 let parsed = S3Options::parse(url).map_err(refused)?;
                 Ok(Self::S3(parsed.credentials_file(options.credentials.clone()).limits(limits)))
             }
-            Some(url) => Ok(Self::Dir(url.strip_prefix("file://").unwrap_or(url).into())),
-            None => Ok(Self::Dir(dir.join(OBJECTS_DIR))),
+            url => Ok(Self::Dir(url.strip_prefix("file://").unwrap_or(url).into())),
         }
     }
 }
@@ -104,6 +110,22 @@ fn refused(error: OpenError) -> VolumeError {
 
 fn block_store(place: &Path, error: &kestrel_data::Error) -> VolumeError {
     VolumeError::Io(format!("block store {}: {error}", place.display()))
+}
+
+/// Opens a store in a directory, part of whose disk stays free.
+fn open_dir(dir: &Path) -> Result<Arc<dyn BlockStore>, VolumeError> {
+    let reserve_bytes = disk_bytes(dir).map_or(0, data_reserve);
+    let config = LocalConfig { reserve_bytes, ..LocalConfig::default() };
+    let local = LocalStore::open(dir, config).map_err(|error| block_store(dir, &error))?;
+    Ok(Arc::new(local))
+}
+
+/// What parts of dumps are bound to in place of the volume's identity: none of them can be passed off as an object of the volume.
+fn volume_of_dumps(mut volume: [u8; 16]) -> [u8; 16] {
+    for (byte, other) in volume.iter_mut().zip(b"dumps of volume!") {
+        *byte ^= other;
+    }
+    volume
 }
 
 /// Finds mistakes in the settings and options that need no request to find.
@@ -145,17 +167,23 @@ pub(crate) fn create(dir: &Path, descriptor: &Descriptor, options: &StoreOptions
     }
 }
 
-/// Removes a volume's objects from a bucket. Directories are left to whoever removes the volume's, or made them.
+/// Removes a volume's objects, and its dumps, from a bucket. Directories are left to whoever removes the volume's, or made them.
 ///
 /// # Errors
 /// If the store refuses; some objects may be gone then.
 pub(crate) fn erase(dir: &Path, descriptor: &Descriptor, options: &StoreOptions) -> Result<(), VolumeError> {
     match Place::of(dir, &descriptor.settings, options)? {
-        Place::S3(s3) => match S3Store::erase(s3, descriptor.uuid_bytes()) {
-            // Nothing of this volume is there.
-            Ok(_) | Err(OpenError::NoMarker { .. }) => Ok(()),
-            Err(error) => Err(refused(error)),
-        },
+        Place::S3(s3) => {
+            // Its dumps first: as long as there are objects the volume's marker stays, and it can be repeated.
+            for place in [s3.clone().below(key::DUMPS), s3] {
+                match S3Store::erase(place, descriptor.uuid_bytes()) {
+                    // Nothing of this volume is there.
+                    Ok(_) | Err(OpenError::NoMarker { .. }) => {}
+                    Err(error) => return Err(refused(error)),
+                }
+            }
+            Ok(())
+        }
         Place::Dir(_) => Ok(()),
     }
 }
@@ -195,11 +223,8 @@ impl Storage {
                 (Base::S3(s3.clone()), s3)
             }
             Place::Dir(objects) => {
-                let reserve_bytes = disk_bytes(&objects).map_or(0, data_reserve);
-                let config = LocalConfig { reserve_bytes, ..LocalConfig::default() };
-                let local =
-                    LocalStore::open(&objects, config).map_err(|error| block_store(&objects, &error))?;
-                (Base::Dir(objects), Arc::new(local))
+                let local = open_dir(&objects)?;
+                (Base::Dir(objects), local)
             }
         };
         let mut whole = Err("the mount has no cache directory; mount the volume with --cache-dir");
@@ -221,6 +246,61 @@ impl Storage {
             store = Arc::new(CodedStore::new(store, volume, coding));
         }
         Ok(Self { store, whole, base })
+    }
+
+    /// Opens the store of the volume's dumps, which is made if there is none: [`key::DUMPS`] below the place of its objects.
+    ///
+    /// # Errors
+    /// As for [`Storage::open`].
+    pub fn open_dumps(
+        dir: &Path,
+        descriptor: &Descriptor,
+        options: &StoreOptions,
+    ) -> Result<Arc<dyn BlockStore>, VolumeError> {
+        check_reached(dir, descriptor, options)?;
+        match Place::of(dir, &descriptor.settings, options)? {
+            // The marker is the volume's, as that of its objects is.
+            Place::S3(s3) => {
+                let dumps = S3Store::create(s3.below(key::DUMPS), descriptor.uuid_bytes());
+                dumps.map(|dumps| Arc::new(dumps) as Arc<dyn BlockStore>).map_err(refused)
+            }
+            Place::Dir(objects) => {
+                let dumps = objects.join(key::DUMPS);
+                fs::create_dir_all(&dumps).map_err(|error| VolumeError::io("create", &dumps, &error))?;
+                open_dir(&dumps)
+            }
+        }
+    }
+
+    /// Opens the store of the dumps of whatever volume has its objects at `url`, `s3://…` or `file:///…`.
+    ///
+    /// # Errors
+    /// If it cannot be reached, or there is none.
+    pub fn find_dumps(url: &str, options: &StoreOptions) -> Result<Arc<dyn BlockStore>, VolumeError> {
+        match Place::at(url, options)? {
+            Place::S3(s3) => {
+                let dumps = S3Store::open_any(s3.below(key::DUMPS));
+                dumps.map(|dumps| Arc::new(dumps) as Arc<dyn BlockStore>).map_err(refused)
+            }
+            Place::Dir(objects) => open_dir(&objects.join(key::DUMPS)),
+        }
+    }
+
+    /// What parts of dumps of a volume are read and written through: compression, and the volume's encryption, above their store.
+    ///
+    /// # Errors
+    /// If the volume's key is needed and not there.
+    pub fn coded_dumps(
+        plain: Arc<dyn BlockStore>,
+        descriptor: &Descriptor,
+        options: &StoreOptions,
+    ) -> Result<Arc<dyn BlockStore>, VolumeError> {
+        let mut coding = keys::coding(descriptor, options.key_file.as_deref())?.unwrap_or_default();
+        if coding.compression == Compression::None {
+            // They are text.
+            coding.compression = Compression::Zstd(Compression::ZSTD_LEVEL_DEFAULT);
+        }
+        Ok(Arc::new(CodedStore::new(plain, volume_of_dumps(descriptor.uuid_bytes()), coding)))
     }
 
     /// Where an object lies, for people and other programs: a path or a URL.

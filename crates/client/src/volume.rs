@@ -5,12 +5,9 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use kestrel_data::store::BlockStore;
-use kestrel_meta::engine::BeforeSync;
-use kestrel_meta::engine::EngineError;
-use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_meta::engine::Engine;
 use kestrel_meta::member::MemberConfig;
 use kestrel_meta::member::host::{Carrier, MemberHost};
 use kestrel_meta::node::{self, Node, NodeConfig};
@@ -21,30 +18,29 @@ use crate::error::VolumeError;
 use crate::fs::Fs;
 use crate::metadata::{Embedded, Hosted, Metadata};
 use crate::object_ids::ObjectNumbers;
-use crate::recovery::Recovery;
 use crate::storage::{Storage, StoreOptions};
 
 pub(crate) mod assembly;
 mod cluster;
+mod engine;
 mod format;
 mod lock;
+mod seat;
 mod sizes;
 mod token;
 
 use assembly::Assembly;
 pub use cluster::{form, join};
+pub use engine::discard_rows;
 pub use format::{NewVolume, format};
 pub use lock::VolumeLock;
-use sizes::fitting_options;
+pub use seat::{has_left, holder_of, stand_in};
 pub(crate) use sizes::{data_reserve, disk_bytes};
 pub use sizes::{scratch_reserve, scratch_room};
 pub use token::Token;
 
 /// Directory of the metadata engine.
 const META_DIR: &str = "meta";
-
-/// How often a volume in mode `fsync` syncs on its own (`metadata.md` §7.3).
-const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a process may use for a volume.
 #[derive(Debug, Clone)]
@@ -61,6 +57,8 @@ pub struct Resources {
     pub batch_max: Option<usize>,
     /// How the block store is reached.
     pub store: StoreOptions,
+    /// Metadata in a database: take it over from another process that has it open.
+    pub take_over: bool,
 }
 
 impl Default for Resources {
@@ -73,6 +71,7 @@ impl Default for Resources {
             workers: cores.clamp(1, 64),
             batch_max: None,
             store: StoreOptions::default(),
+            take_over: false,
         }
     }
 }
@@ -84,7 +83,7 @@ pub struct Volume {
     /// What it is.
     pub descriptor: Descriptor,
     /// Its metadata.
-    pub engine: Arc<EmbeddedEngine>,
+    pub engine: Arc<dyn Engine>,
     /// Its data.
     pub store: Arc<dyn BlockStore>,
     /// Where its data is.
@@ -115,26 +114,8 @@ impl Volume {
         // Before the metadata: recovery reads file data and takes back what is not whole.
         let storage = Arc::new(Storage::open(&dir, &descriptor, &resources.store)?);
         let store = storage.store.clone();
-        let synced = store.clone();
-        let before_sync: BeforeSync = Arc::new(move || {
-            synced.sync().map_err(|error| EngineError::Io(format!("syncing file data: {error}")))
-        });
-        let options = EmbeddedOptions {
-            memory_bytes: resources.metadata_bytes,
-            sync_interval: (descriptor.settings.durability == Durability::Fsync).then_some(SYNC_INTERVAL),
-            ..fitting_options(&dir)
-        };
-        let mut recovery = Recovery::new(store.clone());
-        let engine = EmbeddedEngine::open(
-            &dir.join(META_DIR),
-            descriptor.uuid_bytes(),
-            options,
-            before_sync,
-            &mut |mutations| recovery.is_intact(mutations),
-        )
-        .map_err(|error| VolumeError::Engine(format!("{}: {error}", dir.display())))?;
-        recovery.finish(&dir)?;
-        Ok(Self { dir, descriptor, engine: Arc::new(engine), store, storage, lock })
+        let engine = engine::open(&dir, &descriptor, resources, &store)?;
+        Ok(Self { dir, descriptor, engine, store, storage, lock })
     }
 
     /// Starts a metadata node and a file system on the volume.
@@ -168,6 +149,7 @@ impl Volume {
             let why = "not a node of a cluster: it has all of the volume";
             return Err(VolumeError::Invalid(format!("{}: {why}", self.dir.display())));
         };
+        let sole = self.take_seat(resources.take_over)?;
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let config = MemberConfig {
             me: section.node,
@@ -175,6 +157,7 @@ impl Volume {
             node: NodeConfig { workers: section.workers as usize, ..self.node_config(resources, true) },
             seed: clock.now().cast_unsigned(),
             joining: section.joining,
+            sole,
         };
         let host = MemberHost::open(self.engine.clone(), clock.clone(), config, carrier)
             .map_err(|error| VolumeError::Engine(format!("{}: {error}", self.dir.display())))?;

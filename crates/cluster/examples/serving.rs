@@ -28,6 +28,7 @@ use kestrel_types::inode::Kind;
 use kestrel_types::name::Place;
 use kestrel_types::placement::{self, ClusterMap, ExceptionTable, NodeId, Placement};
 use kestrel_types::request::{Creds, Op, Request};
+use kestrel_types::security::Security;
 use kestrel_types::wire::{
     Body, Call, Checksum, ClientId, Frames, Hello, ToServer, Versions, count_replies, decode_to_server,
     encode_to_server,
@@ -101,7 +102,7 @@ struct Nobody(OnceLock<Weak<MemberHost>>);
 
 impl Carrier for Nobody {
     fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Unsent>> {
-        if let Message::Lease(LeaseMessage::Ask(number)) = envelope.message
+        if let Message::Lease(LeaseMessage::Ask { number, .. }) = envelope.message
             && let Some(host) = self.0.get().and_then(Weak::upgrade)
         {
             let message = Message::Lease(LeaseMessage::Granted(number));
@@ -126,7 +127,7 @@ fn backend(
         return Ok(Node::open(engine, clock, node)?.into());
     }
     Member::format(&*engine, root, 0, me, placement.clone())?;
-    let config = MemberConfig { me, placement: placement.clone(), node, seed: 1, joining: false };
+    let config = MemberConfig { me, placement: placement.clone(), node, seed: 1, joining: false, sole: true };
     let nobody = Arc::new(Nobody::default());
     let host = MemberHost::open(engine, clock, config, nobody.clone())?;
     nobody.0.get_or_init(|| Arc::downgrade(&host));
@@ -194,7 +195,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let limits = LockLimits::default();
     let server = Server::new(backend.clone(), Arc::new(SystemClock), config, limits, Arc::new(NoAdmin), 0)?;
     let counter = Arc::new(Counter::default());
-    let mut connection = server.connect(counter.clone(), Checksum::Off, "example");
+    let mut connection = server.connect(counter.clone(), Security::Loopback, "example");
     let hello = Hello {
         versions: Versions::OURS,
         volume: "volume".into(),
@@ -202,6 +203,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         incarnation: 1,
         who: "example".into(),
         established: false,
+        token: None,
     };
     connection.receive(&mut vec![ToServer::Hello(hello)], 0);
     // The welcome waits for the disk.

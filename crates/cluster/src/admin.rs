@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use kestrel_net::handler::Outbox;
-use kestrel_types::error::FsResult;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::token::TokenRecord;
 use kestrel_types::wire::{Answered, Checksum, JSON_BYTES_MAX, ReplyTo, ToClient, encode_to_client};
 
+use crate::grant::Grant;
 use crate::session::Session;
 
 /// Answers questions.
@@ -20,6 +22,8 @@ pub struct Asker {
     pub(crate) outbox: Arc<dyn Outbox>,
     pub(crate) checksum: Checksum,
     pub(crate) session: Arc<Session>,
+    pub(crate) peer: Arc<str>,
+    pub(crate) grant: Option<Arc<Grant>>,
     pub(crate) incarnation: u64,
     pub(crate) id: u64,
     pub(crate) table: u64,
@@ -29,6 +33,22 @@ impl Asker {
     /// Who asked, for people.
     pub fn who(&self) -> String {
         self.session.state.lock().who.clone()
+    }
+
+    /// Where from.
+    pub fn from(&self) -> &str {
+        &self.peer
+    }
+
+    /// The token that was shown, if one was.
+    pub fn token(&self) -> Option<&TokenRecord> {
+        self.grant.as_ref().map(|grant| &grant.record)
+    }
+
+    /// What whoever asks is told if the token has ended since: until its session is given up, which is soon.
+    pub fn ended(&self) -> Option<FsError> {
+        let grant = self.grant.as_ref()?;
+        Some(grant.why_ended(grant.ended()?))
     }
 
     /// Tells something before the answer is ready. False if nobody listens any more: then nobody waits for the answer either.

@@ -55,6 +55,12 @@ impl Backend {
         self.node().cluster().is_some_and(|cluster| cluster.table().has_left())
     }
 
+    /// Whether it may say anything at this moment that clients rely on: it does not if another process may serve in its place by now
+    /// ([`MemberHost::may_answer`]).
+    pub fn may_answer(&self) -> bool {
+        may_answer(self.node())
+    }
+
     /// What the table says, for who must not keep the node open.
     pub(crate) fn tables(&self) -> Tables {
         Tables(Arc::downgrade(self.node()))
@@ -94,6 +100,10 @@ fn version(node: &Node) -> u64 {
     node.cluster().map_or(TABLE_ALONE, Cluster::version)
 }
 
+fn may_answer(node: &Node) -> bool {
+    node.cluster().is_none_or(Cluster::may_answer)
+}
+
 /// The table of placement, as it is whenever it is looked at.
 #[derive(Clone)]
 pub(crate) struct Tables(Weak<Node>);
@@ -102,6 +112,11 @@ impl Tables {
     /// Its version.
     pub fn version(&self) -> u64 {
         self.0.upgrade().map_or(TABLE_ALONE, |node| version(&node))
+    }
+
+    /// As [`Backend::may_answer`].
+    pub fn may_answer(&self) -> bool {
+        self.0.upgrade().is_some_and(|node| may_answer(&node))
     }
 
     /// Whether the node keeps the locks of a file: it is its home, and no other one becomes that just now.

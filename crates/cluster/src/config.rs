@@ -1,7 +1,10 @@
 //! Settings of a server, and its limits.
 
+use std::sync::Arc;
+
 use kestrel_types::clock::{Nanos, SECOND};
 
+use crate::audit::Audit;
 use crate::peers::Identity;
 
 /// How long the answers of a client that vanished are kept, so that it can still learn what became of its calls.
@@ -22,6 +25,18 @@ pub const LEASE_MIN: Nanos = SECOND;
 /// Longest lease: what a client leaves behind blocks others for so long.
 pub const LEASE_MAX: Nanos = 600 * SECOND;
 
+/// Who must show a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Access {
+    /// Whoever is not on this machine: who is could do by other means all that a token allows.
+    #[default]
+    Auto,
+    /// Everybody.
+    Tokens,
+    /// Nobody.
+    Open,
+}
+
 /// Settings of a server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
@@ -35,12 +50,17 @@ pub struct ServerConfig {
     pub epoch: u64,
     /// A client not heard of for this long has lost its session; [`LEASE_MIN`] to [`LEASE_MAX`].
     pub lease: Nanos,
-    /// How long after a start clients of before may claim what they held.
+    /// How long after a start clients of before may claim what they held; longer if the lease was longer before, unless it is shorter than
+    /// [`ServerConfig::lease`].
     pub grace: Nanos,
     /// How long the answers of a client that vanished are kept.
     pub keep_expired: Nanos,
     /// What other nodes of the cluster are known by, if it is a member's server.
     pub peers: Option<Identity>,
+    /// Who must show a token.
+    pub access: Access,
+    /// Where it is told who was refused.
+    pub audit: Arc<Audit>,
     /// Most clients at a time.
     pub sessions_max: usize,
     /// Most opens that one client may have at a time, several of one file included.
@@ -58,6 +78,8 @@ impl Default for ServerConfig {
             grace: 30 * SECOND,
             keep_expired: KEEP_EXPIRED,
             peers: None,
+            access: Access::default(),
+            audit: Arc::default(),
             sessions_max: SESSIONS_MAX,
             opens_max: OPENS_MAX,
         }

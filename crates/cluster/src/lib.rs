@@ -13,20 +13,24 @@
 //!   ([`session::window`], `kestrel_meta::txn`).
 //! - **Sessions.** What a client holds (open files, locks, object numbers) is its own, survives broken connections and, if the
 //!   client reclaims it, restarts; it goes when the client says farewell or is not heard of for the lease.
-//! - **A lie gains nothing.** Operations on handles are for those who hold them ([`admit`]).
+//! - **A lie gains nothing.** Operations on handles are for those who hold them ([`admit`]); whoever shows a token does what it
+//!   allows, and nothing else ([`grant`], [`tokens`]). Who was refused is on record ([`audit`]).
 
 pub mod admin;
 pub mod admit;
+pub mod audit;
 pub mod backend;
 pub mod config;
 pub mod connection;
 pub mod figures;
+pub mod grant;
 pub mod listen;
 pub mod locks;
 pub mod objects;
 pub mod peers;
 pub mod server;
 pub mod session;
+pub mod tokens;
 
 /// What there is to say of the directory of a node that has left its cluster.
 pub const LEFT_BEHIND: &str =

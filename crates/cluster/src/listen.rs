@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use kestrel_net::handler::{self, Handler, Outbox};
 use kestrel_types::clock::Nanos;
-use kestrel_types::wire::{Checksum, ToServer, WireError};
+use kestrel_types::security::Security;
+use kestrel_types::wire::{ToServer, WireError};
 
 use crate::connection::Connection;
 use crate::server::Server;
@@ -36,10 +37,13 @@ impl Door {
 }
 
 impl Handler for Door {
-    fn connect(&self, peer: SocketAddr, outbox: Arc<dyn Outbox>) -> Box<dyn handler::Connection> {
-        // Loopback does not damage bytes.
-        let checksum = if peer.ip().is_loopback() { Checksum::Off } else { Checksum::Crc32c };
-        let connection = self.server.connect(outbox, checksum, &peer.to_string());
+    fn connect(
+        &self,
+        peer: SocketAddr,
+        security: Security,
+        outbox: Arc<dyn Outbox>,
+    ) -> Box<dyn handler::Connection> {
+        let connection = self.server.connect(outbox, security, &peer.to_string());
         Box::new(Visitor { connection, door: self.clone() })
     }
 

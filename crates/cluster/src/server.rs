@@ -6,6 +6,8 @@
 //! **Time** is handed in with every call: nanoseconds of one monotonic clock. Only records that outlive the process carry wall
 //! time, which comes from the volume's clock.
 
+mod admission;
+mod confine;
 mod gate;
 mod grace;
 mod greet;
@@ -25,10 +27,12 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::{Creds, Op, Outcome, Request};
+use kestrel_types::security::Security;
 use kestrel_types::wire::{Checksum, ClientId, Refused, SessionState, ToClient, encode_to_client};
 use parking_lot::Mutex;
 
 use crate::admin::Admin;
+use crate::audit::Audit;
 use crate::backend::{Backend, Tables};
 use crate::config::{LEASE_MAX, LEASE_MIN, ServerConfig};
 use crate::connection::Connection;
@@ -36,12 +40,15 @@ use crate::figures::{Counts, Figures, SessionInfo};
 use crate::locks::LockLimits;
 use crate::objects::Objects;
 use crate::session::{Phase, Session};
+use crate::tokens::Tokens;
 
 use gate::Gate;
 use grace::Grace;
 use lockdesk::LockDesk;
 
-pub(crate) use gate::Guest;
+pub(crate) use admission::Verdict;
+pub(crate) use confine::Outside;
+pub(crate) use gate::{Guest, Says};
 pub(crate) use replies::{Batch, Submitted};
 
 /// A request of the server's own.
@@ -53,6 +60,9 @@ const NAMED_MAX: usize = 5;
 /// What clients are told of a volume by a table of placement.
 pub type Describe = dyn Fn(&Placement) -> Box<[u8]> + Send + Sync;
 
+/// By which table it was made, and after how many changes of nodes' addresses.
+type Description = ((u64, u64), Box<[u8]>);
+
 /// What answers need. It does not refer to the node, so answers that never come do not keep it open.
 pub(crate) struct Shared {
     pub config: ServerConfig,
@@ -60,8 +70,8 @@ pub(crate) struct Shared {
     pub tables: Tables,
     /// Makes what clients are told of the volume, of which several nodes have a table.
     describe: OnceLock<Box<Describe>>,
-    /// What it made of the table of this version.
-    description: Mutex<(u64, Box<[u8]>)>,
+    /// What it made last.
+    description: Mutex<Description>,
     pub directory: Mutex<BTreeMap<ClientId, Arc<Session>>>,
     /// Number of the last holder of locks and objects. None is given twice.
     pub last_holder: AtomicU64,
@@ -77,10 +87,13 @@ pub(crate) struct Shared {
 pub struct Server {
     pub(crate) backend: Backend,
     gate: Option<Gate>,
+    tokens: Arc<Tokens>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) admin: Arc<dyn Admin>,
-    clock: Arc<dyn Clock>,
+    pub(crate) clock: Arc<dyn Clock>,
     ticked: Mutex<Nanos>,
+    /// Since when it may not answer, as a tick found.
+    mute: Mutex<Option<Nanos>>,
 }
 
 impl Server {
@@ -106,6 +119,10 @@ impl Server {
         let backend = backend.into();
         let records = backend.node().sessions()?;
         let gate = Gate::of(&backend, config.peers.as_ref());
+        let tokens = Arc::new(Tokens::read(backend.node().engine().clone())?);
+        if let Some(identity) = &config.peers {
+            tokens.let_nodes_in(&identity.secret.0);
+        }
         let shared = Shared {
             describe: OnceLock::new(),
             description: Mutex::default(),
@@ -128,7 +145,8 @@ impl Server {
             let sessions = shared.clone();
             host.set_departure_guard(Box::new(move || sessions.who_is_here()));
         }
-        let server = Arc::new(Self { backend, gate, shared, admin, clock, ticked: Mutex::new(now) });
+        let (ticked, mute) = (Mutex::new(now), Mutex::default());
+        let server = Arc::new(Self { backend, gate, tokens, shared, admin, clock, ticked, mute });
         server.restore(records, now)?;
         Ok(server)
     }
@@ -136,7 +154,23 @@ impl Server {
     /// Takes up the sessions there were before the restart.
     fn restore(&self, records: Vec<kestrel_meta::txn::SessionRecord>, now: Nanos) -> FsResult<()> {
         let wall = self.clock.now();
-        let mut grace = Grace::until(now.saturating_add(self.shared.config.grace));
+        let config = &self.shared.config;
+        let node = self.backend.node();
+        // Of a node that another process may have been until now: see there.
+        let shared = node.cluster().is_some_and(|cluster| cluster.is_shared());
+        let before = node.lease_on_record()?;
+        let longest = before.unwrap_or(0).clamp(config.lease, LEASE_MAX);
+        // Whoever asks for less than its lease has that, where nobody else may have been the node.
+        let covers = shared || config.grace >= config.lease;
+        let mut grace = Grace::of(if covers { config.grace.max(longest) } else { config.grace });
+        if before != Some(longest) {
+            // Clients hear of this lease next.
+            node.record_lease(longest)?;
+            node.engine().sync().map_err(|why| FsError::because(libc::EIO, why.to_string()))?;
+        }
+        if self.backend.may_answer() {
+            grace.begin(now);
+        }
         let mut directory = self.shared.directory.lock();
         for record in records {
             let client = record.client;
@@ -163,6 +197,7 @@ impl Server {
         drop(directory);
         if grace.is_over(now) {
             self.backend.node().end_grace()?;
+            self.settle_lease();
         } else {
             self.shared.desk.lock().begin_grace();
             *self.shared.grace.lock() = Some(grace);
@@ -171,8 +206,8 @@ impl Server {
     }
 
     /// A connection that has said nothing yet. `peer` is for people.
-    pub fn connect(self: &Arc<Self>, outbox: Arc<dyn Outbox>, checksum: Checksum, peer: &str) -> Connection {
-        Connection::new(self.clone(), outbox, checksum, peer.into())
+    pub fn connect(self: &Arc<Self>, outbox: Arc<dyn Outbox>, security: Security, peer: &str) -> Connection {
+        Connection::new(self.clone(), outbox, security, peer.into())
     }
 
     /// Whether a living client may still come to refer to an object: then it must not be deleted though nothing refers to it.
@@ -180,7 +215,7 @@ impl Server {
         self.shared.in_use(object)
     }
 
-    /// Has clients told what `describe` makes of the present table of placement, in the place of [`ServerConfig::descriptor`]. Once; of use
+    /// Has clients told what `describe` makes of the present table of placement, with nodes where they are, in the place of [`ServerConfig::descriptor`]. Once; of use
     /// to a member's server only. It must not wait.
     pub fn describe_by(&self, describe: Box<Describe>) {
         let _ = self.shared.describe.set(describe);
@@ -188,16 +223,31 @@ impl Server {
 
     /// What clients are told of the volume.
     fn description(&self) -> Box<[u8]> {
-        let (Some(describe), Some(cluster)) = (self.shared.describe.get(), self.backend.node().cluster())
-        else {
+        let (Some(describe), Backend::Member(host)) = (self.shared.describe.get(), &self.backend) else {
             return self.shared.config.descriptor.clone();
         };
         let mut description = self.shared.description.lock();
-        if description.0 != cluster.version() {
-            let table = cluster.table();
-            *description = (table.placement.version, describe(&table.placement));
+        let (table, changes) = (host.table(), host.whereabouts_kept().changes());
+        let version = (table.placement.version, changes);
+        if description.0 != version {
+            *description = (version, describe(&table.placement.at(&host.whereabouts())));
         }
         description.1.clone()
+    }
+
+    /// The volume's tokens.
+    pub fn tokens(&self) -> &Arc<Tokens> {
+        &self.tokens
+    }
+
+    /// Where it is told who was refused, and who administered what.
+    pub fn audit(&self) -> &Audit {
+        &self.shared.config.audit
+    }
+
+    /// The wall time.
+    pub fn wall(&self) -> Nanos {
+        self.clock.now()
     }
 
     /// Lets nodes in that the table does not name: they are to join.

@@ -19,6 +19,7 @@
 //! frame belongs to it; what is found to do then is marked there (a numbered call as running, a lock as taken) before the
 //! lock is let go, so that nothing an older connection brought can take effect after a newer one was welcomed.
 
+pub mod given;
 pub mod opens;
 pub mod window;
 
@@ -29,12 +30,16 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use kestrel_net::handler::Outbox;
 use kestrel_types::clock::Nanos;
 use kestrel_types::ids::InodeId;
+use kestrel_types::security::Security;
 use kestrel_types::wire::{Checksum, ClientId, LockSpan, Reclaim, Reclaimed, SessionState};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
+use given::Given;
 use opens::Opens;
 use window::Window;
+
+use crate::grant::Grant;
 
 /// See the module's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +60,8 @@ pub struct Line {
     pub outbox: Arc<dyn Outbox>,
     /// Whether they carry checksums.
     pub checksum: Checksum,
+    /// What it runs over, and whom the client has proved to be.
+    pub security: Security,
     /// Where from, for people.
     pub peer: Arc<str>,
 }
@@ -86,6 +93,10 @@ pub struct Claims {
     /// Locks claimed so far, over all attempts, and whether they were had: the client may not have heard of it, and what was
     /// lost once stays lost even if it is free by now.
     pub locks: FxHashMap<LockSpan, bool>,
+    /// Whether what the next message names is within the subtree is being looked at: the number of that look.
+    pub vetting: Option<u64>,
+    /// What of the next message is not, once that is known.
+    pub outside: Option<Vec<InodeId>>,
 }
 
 /// What is guarded by the session's lock.
@@ -119,6 +130,14 @@ pub struct State {
     pub denied: Option<SessionState>,
     /// When it was given up.
     pub expired_at: Nanos,
+    /// What it may do; everything, if there is none.
+    pub grant: Option<Arc<Grant>>,
+    /// What it was given, if it is confined.
+    pub given: Given,
+    /// How often it was looked at whether what a message claims is within the subtree.
+    pub looks: u64,
+    /// It is known whose it is: another token than that of its grant does not take it over.
+    pub bound: bool,
 }
 
 /// A client's session.
@@ -151,6 +170,10 @@ impl Session {
             recorded: false,
             denied: None,
             expired_at: 0,
+            grant: None,
+            given: Given::default(),
+            looks: 0,
+            bound: false,
         };
         Self { client, since, heard: AtomicI64::new(now), state: Mutex::new(state) }
     }
@@ -189,6 +212,7 @@ impl State {
     pub fn restart_reclaim(&mut self) {
         self.claims.parked.clear();
         self.claims.opens.clear();
+        (self.claims.vetting, self.claims.outside) = (None, None);
         if let Some(part) = &mut self.claims.part {
             part.superseded = true;
             part.last = false;

@@ -7,12 +7,13 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use cluster::{Cluster, at, eventually, identity, mknod};
+use cluster::{Cluster, at, eventually, identity, introduce, mknod, say_all};
+use kestrel_meta::member::whereabouts::Whereabout;
 use kestrel_meta::member::{Envelope, Message};
 use kestrel_types::request::Op;
 use kestrel_types::wire::{
     Checksum, Frames, PeerHello, PeerSecret, REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, Refused, ToClient,
-    ToServer, Versions, decode_to_client, encode_peer, encode_to_server,
+    ToServer, Versions, decode_to_client, encode_peer,
 };
 
 /// As a node that was started once says it.
@@ -24,21 +25,24 @@ fn hello(from: u32, to: u32) -> PeerHello {
         from,
         to,
         table: 5,
-        secret: identity.secret,
+        nonce: [5; 16],
         birth: identity.birth,
         epoch: 1,
         start: identity.start,
+        address: identity.address,
     }
 }
 
 fn say(address: SocketAddr, messages: &[ToServer]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    let mut bytes = Vec::new();
-    for message in messages {
-        encode_to_server(message, Checksum::Crc32c, &mut bytes).unwrap();
-    }
-    stream.write_all(&bytes).unwrap();
+    say_all(&mut stream, messages);
     stream
+}
+
+/// A node's connection, and what it says when it has proved that it knows the secret.
+fn come(address: SocketAddr, hello: &PeerHello, rest: &[ToServer]) -> Result<TcpStream, Refused> {
+    let mut stream = TcpStream::connect(address).unwrap();
+    introduce(&mut stream, hello, identity(2, 1).secret, rest).map(|()| stream)
 }
 
 /// What a connection is refused with; `None`: it was closed without a word.
@@ -58,7 +62,7 @@ fn refusal(mut stream: TcpStream) -> Option<Refused> {
 }
 
 fn refused(address: SocketAddr, hello: PeerHello) -> Refused {
-    refusal(say(address, &[ToServer::PeerHello(hello)])).expect("a reason")
+    come(address, &hello, &[]).map_or_else(|refused| refused, |stream| refusal(stream).expect("a reason"))
 }
 
 #[test]
@@ -67,7 +71,6 @@ fn only_the_other_nodes_of_the_cluster_are_let_in() {
     let address = cluster.sites[0].address;
     let good = || hello(2, 1);
     for (hello, errno, says) in [
-        (PeerHello { secret: PeerSecret([8; 16]), ..good() }, libc::EACCES, "another cluster"),
         (PeerHello { volume: [8; 16], ..good() }, libc::ENOENT, "another volume"),
         (PeerHello { from: 1, ..good() }, libc::EEXIST, "two processes are node 1"),
         (PeerHello { to: 3, ..good() }, libc::EINVAL, "this is node 1, not node 3"),
@@ -80,6 +83,44 @@ fn only_the_other_nodes_of_the_cluster_are_let_in() {
     }
     let client = cluster.client();
     client.done(mknod("a file"));
+}
+
+#[test]
+fn who_does_not_know_the_secret_or_repeats_what_another_said_is_told_nothing_of_the_cluster() {
+    let cluster = Cluster::start();
+    let address = cluster.sites[0].address;
+    // Numbers of another cluster: it is the secret that counts.
+    for hello in [hello(2, 1), PeerHello { from: 9, to: 3, volume: [8; 16], ..hello(2, 1) }] {
+        let mut stream = TcpStream::connect(address).unwrap();
+        introduce(&mut stream, &hello, PeerSecret([8; 16]), &[]).unwrap();
+        let why = refusal(stream).unwrap();
+        assert_eq!((why.errno, why.reason.contains("another cluster")), (libc::EACCES, true), "{why:?}");
+    }
+    // What a node has said on another connection, to the byte.
+    let proof = ToServer::PeerProof([6; 32]);
+    let heard = [ToServer::PeerHello(hello(2, 1)), proof.clone(), ToServer::Ping { oldest_open_object: 0 }];
+    let mut stream = say(address, &heard);
+    let mut frames = Frames::default();
+    let read = stream.read(frames.space()).unwrap();
+    frames.filled(read);
+    let first = decode_to_client(frames.next_frame().unwrap().unwrap()).unwrap();
+    assert!(matches!(first, ToClient::PeerChallenge(_)));
+    let again = match frames.next_frame().unwrap().map(|frame| decode_to_client(frame).unwrap()) {
+        Some(ToClient::Refused(refused)) => refused,
+        None => refusal(stream).unwrap(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(again.errno, libc::EACCES);
+    // Before the proof nothing else is heard, and a proof by itself is nothing.
+    for messages in
+        [vec![ToServer::PeerHello(hello(2, 1)), ToServer::Peer(b"me".as_slice().into())], vec![proof]]
+    {
+        let mut stream = say(address, &messages);
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(text.contains("does not speak the KestrelFS protocol"), "{text}");
+    }
 }
 
 /// Both other nodes have been let in by node 1.
@@ -130,7 +171,7 @@ fn a_node_whose_copy_was_started_after_it_learns_that_it_must_not_go_on() {
     all_are_known(&cluster, 2);
     assert_eq!(cluster.sites[1].running().peers.expelled(), None);
     let address = cluster.sites[0].address;
-    let _copy = say(address, &[ToServer::PeerHello(PeerHello { epoch: 2, start: 77, ..hello(2, 1) })]);
+    let _copy = come(address, &PeerHello { epoch: 2, start: 77, ..hello(2, 1) }, &[]).unwrap();
     let peers = &cluster.sites[1].running().peers;
     eventually("it is told", || peers.expelled().is_some());
     let why = peers.expelled().unwrap();
@@ -144,23 +185,23 @@ fn a_newer_connection_of_a_node_replaces_the_older_one_and_what_is_no_envelope_e
     let address = cluster.sites[0].address;
     eventually("nodes are connected", || cluster.sites[1].running().peers.figures()[&1].up);
     let connects = cluster.sites[1].running().peers.figures()[&1].connects;
-    let mut stream = say(address, &[ToServer::PeerHello(hello(2, 1))]);
+    let mut stream = come(address, &hello(2, 1), &[]).unwrap();
     // The true node 2 finds its connection closed, and comes back: then this one is closed.
     assert_eq!(refusal(stream.try_clone().unwrap()), None);
     let _gone = stream.write_all(&[0; 16]);
     assert!(cluster.sites[1].running().peers.figures()[&1].connects > connects);
     for envelope in [&b"garbage"[..], &[], &[1, 2, 0, 0, 0, 0, 0, 0, 0, 1, 99]] {
-        let messages = [ToServer::PeerHello(hello(2, 1)), ToServer::Peer(envelope.into())];
-        let why = refusal(say(address, &messages)).expect("a reason");
+        let messages = [ToServer::Peer(envelope.into())];
+        let why = refusal(come(address, &hello(2, 1), &messages).unwrap()).expect("a reason");
         assert_eq!(why.errno, libc::EPROTO, "{why:?}");
     }
     // A node that speaks for another one.
     let (txn, mut bytes) = (kestrel_meta::locks::TxnId { node: 3, epoch: 1, number: 1 }, Vec::new());
     Envelope { from: 3, stamp: 1, message: Message::Ask(txn) }.encode(&mut bytes).unwrap();
-    let why = refusal(say(address, &[ToServer::PeerHello(hello(2, 1)), ToServer::Peer(bytes.into())]));
+    let why = refusal(come(address, &hello(2, 1), &[ToServer::Peer(bytes.into())]).unwrap());
     assert!(why.unwrap().reason.contains("for itself"));
     // Nodes have no sessions, and clients no envelopes.
-    let why = refusal(say(address, &[ToServer::PeerHello(hello(2, 1)), ToServer::Bye])).unwrap();
+    let why = refusal(come(address, &hello(2, 1), &[ToServer::Bye]).unwrap()).unwrap();
     assert!(why.reason.contains("no session"), "{why:?}");
     let mut frame = Vec::new();
     encode_peer(b"too early", Checksum::Off, &mut frame).unwrap();
@@ -172,4 +213,21 @@ fn a_newer_connection_of_a_node_replaces_the_older_one_and_what_is_no_envelope_e
     client.done(Op::MkDir(at("dir"), 0o755));
     client.done(mknod("dir/file"));
     assert_eq!(client.names("dir"), ["file"]);
+}
+
+#[test]
+fn where_others_are_is_heard_of_nodes_of_the_cluster_only_and_not_of_this_one() {
+    let cluster = Cluster::start();
+    let (address, host) = (cluster.sites[0].address, cluster.sites[0].running().host.clone());
+    eventually("nodes are connected", || cluster.sites[1].running().peers.figures()[&1].up);
+    let at = |node| Whereabout { node, epoch: 9, address: "127.0.0.1:1".into() };
+    let (message, mut bytes) = (Message::Whereabouts(vec![at(1), at(77), at(3)]), Vec::new());
+    Envelope { from: 2, stamp: 1, message }.encode(&mut bytes).unwrap();
+    eventually("it is heard", || {
+        // The true node 2 may have come back before.
+        let _stream = come(address, &hello(2, 1), &[ToServer::Peer(bytes.clone().into())]);
+        host.whereabouts_kept().of(3) == Some(at(3))
+    });
+    assert_eq!(host.whereabouts_kept().of(77), None);
+    assert_ne!(host.whereabouts_kept().of(1), Some(at(1)));
 }

@@ -3,17 +3,16 @@
 
 mod cluster;
 
-use std::io::{Read, Write};
+use std::io::Read;
 use std::net::TcpStream;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use cluster::{Cluster, eventually, identity, mknod};
+use cluster::{Cluster, eventually, identity, introduce, mknod, say_all};
 use kestrel_types::error::FsResult;
 use kestrel_types::placement::{ClusterMap, Placement};
 use kestrel_types::wire::{
-    Checksum, ClientId, Frames, Hello, PeerHello, REFUSED_LEFT, Refused, ToClient, ToServer, Versions,
-    decode_to_client, encode_to_server,
+    ClientId, Frames, Hello, PeerHello, REFUSED_LEFT, Refused, ToClient, ToServer, Versions, decode_to_client,
 };
 
 fn change(cluster: &Cluster, next: &Placement) -> FsResult<()> {
@@ -26,10 +25,13 @@ fn change(cluster: &Cluster, next: &Placement) -> FsResult<()> {
 /// What the first message of a connection is refused with.
 fn refused(address: std::net::SocketAddr, first: ToServer) -> Refused {
     let mut stream = TcpStream::connect(address).unwrap();
+    say_all(&mut stream, &[first]);
+    refusal(stream)
+}
+
+/// What a connection is refused with.
+fn refusal(mut stream: TcpStream) -> Refused {
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    let mut bytes = Vec::new();
-    encode_to_server(&first, Checksum::Crc32c, &mut bytes).unwrap();
-    stream.write_all(&bytes).unwrap();
     let mut frames = Frames::default();
     loop {
         if let Some(frame) = frames.next_frame().unwrap() {
@@ -71,6 +73,7 @@ fn sessions_keep_a_node_and_then_it_is_let_in_nowhere() {
         incarnation: 1,
         who: "late".into(),
         established: false,
+        token: None,
     };
     let why = refused(cluster.sites[2].address, ToServer::Hello(hello));
     assert_eq!((why.errno, why.reason.contains("node 3 has left")), (libc::ESHUTDOWN, true), "{why:?}");
@@ -81,12 +84,15 @@ fn sessions_keep_a_node_and_then_it_is_let_in_nowhere() {
         from: 3,
         to: 1,
         table: 5,
-        secret: identity.secret,
+        nonce: [5; 16],
         birth: identity.birth,
         epoch: 2,
         start: identity.start,
+        address: identity.address,
     };
-    let why = refused(cluster.sites[0].address, ToServer::PeerHello(hello));
+    let mut stream = TcpStream::connect(cluster.sites[0].address).unwrap();
+    introduce(&mut stream, &hello, identity.secret, &[]).unwrap();
+    let why = refusal(stream);
     assert_eq!((why.errno, why.reason.contains("node 3 has left")), (REFUSED_LEFT, true), "{why:?}");
     // The others let go of it when it has gone.
     cluster.sites[2].kill();

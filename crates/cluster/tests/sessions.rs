@@ -193,6 +193,35 @@ fn after_a_restart_what_clients_hold_is_theirs_again() {
 }
 
 #[test]
+fn who_believes_in_a_longer_lease_of_before_keeps_its_locks_for_that_long() {
+    let mut fixture = Fixture::new();
+    let mut holder = Client::connected(1, &fixture);
+    let (inode, _) = opened(&holder.ask(&fixture, create("a")));
+    set(&mut holder, &fixture, lock(inode.ino, 1));
+    // A start that ends before it has let anybody in changes nothing.
+    fixture = fixture.restart(&mut [&mut holder], SECOND).restart(&mut [], SECOND);
+    let mut other = Client::connected(2, &fixture);
+    let wanted = set(&mut other, &fixture, lock(inode.ino, 9));
+    // It comes, and is gone before it hears the Welcome: it goes on by what it was told before.
+    holder.connect(&fixture);
+    holder.lose_connection();
+    let ping = |fixture: &mut Fixture, client: &mut Client| {
+        fixture.pass(SECOND / 2);
+        client.send(fixture, vec![ToServer::Ping { oldest_open_object: u64::MAX }]);
+    };
+    (0..5).for_each(|_| ping(&mut fixture, &mut other));
+    assert!(locks_heard(&other).is_empty());
+    (0..2).for_each(|_| ping(&mut fixture, &mut other));
+    assert_eq!(locks_heard(&other), [(wanted, Ok(LockAnswer::Done))]);
+    // Nobody has the longer one any more.
+    assert_eq!(fixture.node.lease_on_record(), Ok(Some(SECOND)));
+    fixture.sync();
+    fixture = fixture.restart(&mut [&mut other], SECOND);
+    fixture.pass(SECOND + SECOND / 2);
+    assert_eq!(fixture.server.figures(fixture.now).grace_left, 0);
+}
+
+#[test]
 fn the_grace_period_ends_when_everybody_is_back_and_has_retried() {
     let fixture = Fixture::new();
     let mut client = Client::connected(1, &fixture);

@@ -18,9 +18,11 @@ use std::time::{Duration, Instant};
 use kestrel_net::handler::{Connection, Handler, Outbox};
 use kestrel_net::remote::{Holder, Remote, RemoteConfig};
 use kestrel_net::server::{self, ServerConfig};
+use kestrel_net::tls::ClientTls;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::request::{Answer, Creds, Op, Request};
+use kestrel_types::security::Security;
 use kestrel_types::wire::{
     self, Answered, Body, Call, Checksum, Reclaim, ReclaimReply, ReplyTo, SessionState, ToClient, ToServer,
     Welcome, WireError,
@@ -148,7 +150,12 @@ struct EchoConnection {
 }
 
 impl Handler for Echo {
-    fn connect(&self, _peer: SocketAddr, outbox: Arc<dyn Outbox>) -> Box<dyn Connection> {
+    fn connect(
+        &self,
+        _peer: SocketAddr,
+        _security: Security,
+        outbox: Arc<dyn Outbox>,
+    ) -> Box<dyn Connection> {
         Box::new(EchoConnection { outbox, replies: Vec::new() })
     }
 }
@@ -165,6 +172,7 @@ impl Connection for EchoConnection {
                     session: SessionState::New,
                     lease_ms: 30_000,
                     table: 1,
+                    root: 1,
                 }),
                 ToServer::Call(call) => {
                     let reply = ReplyTo { id: call.id, table: 1, answered: Answered::Op(Ok(answer())) };
@@ -213,10 +221,12 @@ impl Holder for Nothing {
 fn connected() -> Result<(server::Serving, Arc<Remote>), Failure> {
     let serving = server::serve(TcpListener::bind("127.0.0.1:0")?, Arc::new(Echo), ServerConfig::default())?;
     let config = RemoteConfig {
+        tls: ClientTls::default(),
         addresses: vec![serving.address().to_string()],
         volume: "echo".into(),
         who: "echo".into(),
         deadline: Duration::from_secs(10),
+        token: None,
     };
     let (remote, _) = Remote::connect(config, Arc::new(Nothing))?;
     Ok((serving, remote))

@@ -15,6 +15,8 @@ pub mod link;
 pub mod peer;
 pub mod remote;
 pub mod server;
+pub mod tls;
+pub mod token;
 
 #[cfg(test)]
 mod testing;

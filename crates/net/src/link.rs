@@ -32,13 +32,15 @@ pub(crate) mod tests;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::request::{Creds, Op, Outcome, Request};
+use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    Answered, Body, Call, Checksum, ClientId, Reclaim, ReclaimReply, Refused, SessionState, ToServer,
+    Answered, Body, Call, ClientId, Hello, Reclaim, ReclaimReply, Refused, SessionState, ToServer,
     WHO_BYTES_MAX, Welcome,
 };
 
@@ -47,6 +49,8 @@ use calls::{Calls, Owner, Pending, Sent};
 pub use kestrel_types::wire::WINDOW;
 use numbers::Numbers;
 pub use time::Pulse;
+
+use crate::token::Token;
 
 /// Most calls without answer, sent or not; further ones fail with `EAGAIN`. A power of two.
 pub const CALLS_MAX: usize = 65_536;
@@ -79,6 +83,8 @@ pub struct LinkConfig {
     pub who: String,
     /// What messages call the node: its address.
     pub server: String,
+    /// What the client shows who asks for it.
+    pub token: Option<Arc<Token>>,
 }
 
 /// How long a call waits.
@@ -180,8 +186,8 @@ pub struct LinkFigures {
 enum Stage {
     /// No connection.
     Down,
-    /// Hello is sent.
-    Greeting { since: Nanos },
+    /// Hello is sent, and then what it has promised to prove.
+    Greeting { since: Nanos, hello: Option<Box<Hello>> },
     /// It was answered; the driver has not accepted the node.
     Welcomed { since: Nanos, greeted: Nanos, session: SessionState, table: u64 },
     /// The node has lost the session and takes nothing but what we hold.
@@ -203,7 +209,8 @@ struct Parts {
 #[derive(Debug)]
 pub struct Link<D> {
     config: LinkConfig,
-    checksum: Checksum,
+    /// What the present connection, or the last one, runs over.
+    security: Security,
     stage: Stage,
     /// Connections so far.
     incarnation: u64,
@@ -249,13 +256,13 @@ pub struct Link<D> {
 impl<D> Link<D> {
     /// A session that has no connection yet.
     pub fn new(config: LinkConfig, now: Nanos) -> Self {
-        let LinkConfig { mut who, volume, client, server } = config;
+        let LinkConfig { mut who, volume, client, server, token } = config;
         while who.len() > WHO_BYTES_MAX {
             who.pop();
         }
         Self {
-            config: LinkConfig { who, volume, client, server },
-            checksum: Checksum::Crc32c,
+            config: LinkConfig { who, volume, client, server, token },
+            security: Security::Plain,
             stage: Stage::Down,
             incarnation: 0,
             established: false,

@@ -9,24 +9,27 @@
 //!
 //! **The thread** dials, says who is there, and watches: another thread reads, because the node on the other side says why it refuses,
 //! or closes. A node that takes nothing more is given up after [`PeerConfig::dead_after`] (`TCP_USER_TIMEOUT`; there is a Ping
-//! every second, so silence does not hide that). It dials again for ever, with pauses of up to [`PAUSE_MAX`].
+//! every second, so silence does not hide that). It dials again for ever, with pauses of up to [`PAUSE_MAX`]; at once when the node
+//! was heard of ([`PeerLink::hurry`]).
 
 mod keeper;
+pub mod proof;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::io;
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kestrel_types::clock::{Nanos, SECOND};
-use kestrel_types::wire::{self, Checksum, FRAME_BYTES_MAX, HEADER_BYTES, PeerHello, TooLarge};
+use kestrel_types::wire::{self, Checksum, FRAME_BYTES_MAX, HEADER_BYTES, PeerHello, PeerSecret, TooLarge};
 use parking_lot::{Condvar, Mutex};
 
-use crate::remote::socket;
+use crate::remote::socket::Socket;
+use crate::tls::ClientTls;
 
 /// Longest pause between two attempts to connect.
 pub const PAUSE_MAX: Nanos = SECOND;
@@ -37,23 +40,41 @@ const ROUNDS_MAX: usize = 16;
 /// What is kept of an emptied buffer, bytes.
 const BYTES_KEPT: usize = 256 * 1024;
 
+/// Makes the first envelope of a connection, if there is something to say.
+#[derive(Clone)]
+pub struct Greeting(pub Arc<dyn Fn() -> Option<Vec<u8>> + Send + Sync>);
+
+impl fmt::Debug for Greeting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Greeting(..)")
+    }
+}
+
 /// Settings of a connection to another node.
 #[derive(Debug, Clone)]
 pub struct PeerConfig {
     /// Where it listens, `host:port`.
     pub address: String,
-    /// Who dials whom.
+    /// Who dials whom. The nonce is drawn for each connection.
     pub hello: PeerHello,
+    /// What both sides know.
+    pub secret: PeerSecret,
+    /// Which connections are encrypted, and by what.
+    pub tls: ClientTls,
     /// Most bytes that wait to be written; what comes then is dropped. At least one frame.
     pub queue_bytes_max: usize,
     /// A node that takes nothing of what was sent for this long is given up.
     pub dead_after: Duration,
+    /// What is said first over each connection.
+    pub greeting: Option<Greeting>,
 }
 
 impl PeerConfig {
     /// Usual settings.
-    pub fn new(address: String, hello: PeerHello) -> Self {
-        Self { address, hello, queue_bytes_max: 64 << 20, dead_after: Duration::from_secs(5) }
+    pub fn new(address: String, hello: PeerHello, secret: PeerSecret, tls: &ClientTls) -> Self {
+        let tls = tls.to_node(hello.to);
+        let (queue_bytes_max, dead_after) = (64 << 20, Duration::from_secs(5));
+        Self { address, hello, secret, tls, queue_bytes_max, dead_after, greeting: None }
     }
 }
 
@@ -97,7 +118,7 @@ struct Queue {
 /// What a writer holds.
 #[derive(Default)]
 struct Desk {
-    stream: Option<Arc<TcpStream>>,
+    socket: Option<Arc<Socket>>,
     /// Bytes being written, from `written` on.
     bytes: Vec<u8>,
     written: usize,
@@ -111,6 +132,8 @@ struct Notice {
     left: bool,
     /// The present connection is of no use any more, and why.
     broken: Option<String>,
+    /// There is no reason to wait before the next attempt.
+    hurry: bool,
 }
 
 struct Shared {
@@ -162,20 +185,20 @@ impl PeerLink {
     /// # Errors
     /// If it is too large for a frame.
     pub fn send(&self, envelope: &[u8]) -> Result<(), TooLarge> {
-        if envelope.len() > FRAME_BYTES_MAX {
-            return Err(TooLarge("the length of a message to another node"));
+        self.shared.send(envelope)
+    }
+
+    /// Where it dials.
+    pub fn address(&self) -> &str {
+        &self.shared.config.address
+    }
+
+    /// The node is there: if there is no connection to it, the next attempt to make one is not waited for.
+    pub fn hurry(&self) {
+        if self.shared.queue.lock().checksum.is_none() {
+            self.shared.notice.lock().hurry = true;
+            self.shared.changed.notify_all();
         }
-        let Shared { queue, counters, config, offered, .. } = &*self.shared;
-        let mut queue = queue.lock();
-        let room = queue.bytes.len() + HEADER_BYTES + envelope.len() <= config.queue_bytes_max;
-        let Some(checksum) = queue.checksum.filter(|_| room) else {
-            count(&counters.dropped, 1);
-            return Ok(());
-        };
-        wire::encode_peer(envelope, checksum, &mut queue.bytes)?;
-        offered.store(true, Ordering::SeqCst);
-        count(&counters.envelopes, 1);
-        Ok(())
     }
 
     /// Has what was queued written, as far as there is room. Never blocks.
@@ -220,14 +243,31 @@ impl Drop for PeerLink {
 }
 
 impl Shared {
+    fn send(&self, envelope: &[u8]) -> Result<(), TooLarge> {
+        if envelope.len() > FRAME_BYTES_MAX {
+            return Err(TooLarge("the length of a message to another node"));
+        }
+        let Self { queue, counters, config, offered, .. } = self;
+        let mut queue = queue.lock();
+        let room = queue.bytes.len() + HEADER_BYTES + envelope.len() <= config.queue_bytes_max;
+        let Some(checksum) = queue.checksum.filter(|_| room) else {
+            count(&counters.dropped, 1);
+            return Ok(());
+        };
+        wire::encode_peer(envelope, checksum, &mut queue.bytes)?;
+        offered.store(true, Ordering::SeqCst);
+        count(&counters.envelopes, 1);
+        Ok(())
+    }
+
     /// A connection: it begins with these bytes.
-    fn install(&self, stream: Arc<TcpStream>, checksum: Checksum, hello: Vec<u8>) {
+    fn install(&self, socket: Arc<Socket>, checksum: Checksum, begin: Vec<u8>) {
         count(&self.counters.connects, 1);
         {
             let mut notice = self.notice.lock();
             *notice = Notice { closed: notice.closed, ..Notice::default() };
         }
-        *self.desk.lock() = Desk { stream: Some(stream), bytes: hello, written: 0 };
+        *self.desk.lock() = Desk { socket: Some(socket), bytes: begin, written: 0 };
         self.queue.lock().checksum = Some(checksum);
     }
 
@@ -238,8 +278,8 @@ impl Shared {
             *queue = Queue { bytes: Vec::new(), checksum: None };
         }
         let desk = std::mem::take(&mut *self.desk.lock());
-        if let Some(stream) = desk.stream {
-            socket::cut(&stream);
+        if let Some(socket) = desk.socket {
+            socket.cut();
         }
     }
 
@@ -249,10 +289,11 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// The node has refused this one with this error. What it says for good is logged once, as an error.
-    fn refused(&self, errno: i32, reason: &str) {
+    /// The node has refused this one with this error; answers that in words. What it says for good is logged once, as an error.
+    fn refused(&self, errno: i32, reason: &str) -> String {
+        let said = format!("it refuses: {reason}");
         if !wire::is_refused_for_good(errno) {
-            return;
+            return said;
         }
         let PeerConfig { address, hello, .. } = &self.config;
         let why = format!("node {} at {address} refuses this node: {reason}", hello.to);
@@ -261,6 +302,7 @@ impl Shared {
             log::error!("net: {why}");
             *expelled = Some(why);
         }
+        said
     }
 
     fn leave_over(&self) {
@@ -283,7 +325,7 @@ impl Shared {
 
     /// Writes what is queued. False if something is in the way.
     fn write(&self, desk: &mut Desk) -> bool {
-        let Some(stream) = desk.stream.clone() else {
+        let Some(socket) = desk.socket.clone() else {
             self.offered.store(false, Ordering::SeqCst);
             return true;
         };
@@ -299,7 +341,7 @@ impl Shared {
                     return true;
                 }
             }
-            match socket::write_some(&stream, &desk.bytes[desk.written..]) {
+            match socket.write_some(&desk.bytes[desk.written..]) {
                 Ok(written) => {
                     desk.written += written;
                     count(&self.counters.bytes_out, written);

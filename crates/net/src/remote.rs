@@ -1,8 +1,8 @@
 //! A client's connection to a metadata node, shared by all its threads: a [`Link`] on real sockets.
 //!
 //! **Sending.** The thread that asks also writes: it puts the call into the link's output and, if no other thread is writing,
-//! writes what is there until nothing is left (combining). What is asked from within completions leaves with one write when
-//! all completions of a read have run.
+//! writes what is there until nothing is left (combining). What is asked from within completions leaves with one write for every
+//! few of them, so that the node works on it while the rest of what a read brought is completed here.
 //!
 //! **Receiving.** One thread reads, decodes, and runs the completions of everything that one read brought; another one looks at
 //! deadlines and sends pings. Completions run on either, one at a time on each; they may ask for more, but must not wait.
@@ -19,6 +19,7 @@ pub(crate) mod dial;
 mod duty;
 mod reader;
 mod route;
+pub(crate) mod secure;
 mod sink;
 pub(crate) mod socket;
 mod stats;
@@ -28,6 +29,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -38,9 +40,11 @@ use kestrel_types::request::{Op, Reply, Request};
 use kestrel_types::wire::{
     Body, ClientId, LockRequest, Reclaim, ReclaimReply, SessionState, VOLUME_BYTES_MAX, Welcome,
 };
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::link::{CallId, Completion, DEADLINE_MAX, Link, LinkConfig, Patience};
+use crate::tls::ClientTls;
+use crate::token::Token;
 use duty::Duty;
 use route::Route;
 use sink::Sink;
@@ -50,6 +54,13 @@ pub use admin::AdminError;
 pub use duty::ask_for_others;
 pub use sink::{Done, DoneOrBack, LockDone};
 pub use stats::RemoteStats;
+
+/// After so many completions what they have asked is written. With all of a read at once, a client whose completions ask and its node
+/// take turns, and one of them always waits; with a few at a time writing costs more than is won.
+const WRITE_EVERY: usize = 32;
+
+/// Time between two questions where a node is that does not answer.
+pub const ASK: Duration = Duration::from_millis(250);
 
 /// Where to connect to, and how long to wait.
 #[derive(Debug, Clone)]
@@ -62,6 +73,10 @@ pub struct RemoteConfig {
     pub who: String,
     /// How long a call waits for its answer, whatever happens; at most [`DEADLINE_MAX`].
     pub deadline: Duration,
+    /// Which connections are encrypted, and whom to take for the node.
+    pub tls: ClientTls,
+    /// What is shown to a node that asks for it.
+    pub token: Option<Arc<Token>>,
 }
 
 /// What holds the state that the session stands for: open files, locks, objects. Called on the reading thread, but for
@@ -121,12 +136,25 @@ fn count(counter: &AtomicU64, by: usize) {
 /// What came of the first attempts to connect.
 enum Start {
     Waiting {
-        why: String,
+        /// What came of the last attempts: by address, and under none where nobody could be connected to.
+        tried: BTreeMap<Option<String>, String>,
     },
     /// Nobody waits for it.
     NotAwaited,
     Serving(Box<Welcome>),
     Hopeless(String),
+}
+
+/// Why nobody serves us, as far as the attempts tell: what each address said that answered.
+fn in_vain(tried: &BTreeMap<Option<String>, String>, deadline: Duration) -> String {
+    let said: Vec<_> =
+        tried.iter().filter_map(|(at, why)| Some(format!("{}: {why}", at.as_ref()?))).collect();
+    let seconds = deadline.as_secs();
+    if !said.is_empty() {
+        return format!("{}; for {seconds} s", said.join("; "));
+    }
+    let why = tried.get(&None).map_or("no answer", String::as_str);
+    format!("{why}, for {seconds} s; check the address and that `kestrel serve` runs there")
 }
 
 /// From the first connection to the last.
@@ -171,7 +199,19 @@ impl Remote {
         config: RemoteConfig,
         holder: Arc<dyn Holder>,
     ) -> Result<(Arc<Self>, Welcome), ConnectError> {
-        let remote = Self::start(config, holder, Start::Waiting { why: "no answer".into() })?;
+        Self::connect_asking(config, holder, &mut |_| ())
+    }
+
+    /// The same; while it waits it calls `meanwhile` every [`ASK`], which may tell it where the node is by now ([`Remote::redirect`]).
+    ///
+    /// # Errors
+    /// As [`Remote::connect`].
+    pub fn connect_asking(
+        config: RemoteConfig,
+        holder: Arc<dyn Holder>,
+        meanwhile: &mut dyn FnMut(&Self),
+    ) -> Result<(Arc<Self>, Welcome), ConnectError> {
+        let remote = Self::start(config, holder, Start::Waiting { tried: BTreeMap::new() })?;
         let shared = &remote.shared;
         let deadline = shared.origin + shared.config.deadline;
         let mut start = shared.start.lock();
@@ -185,13 +225,18 @@ impl Remote {
                 Start::Hopeless(why) => Some(why.clone()),
                 Start::Waiting { .. } | Start::NotAwaited => None,
             };
-            let timed_out = why.is_none() && shared.started.wait_until(&mut start, deadline).timed_out();
+            if why.is_none() {
+                let until = deadline.min(Instant::now() + ASK);
+                let is_over = shared.started.wait_until(&mut start, until).timed_out();
+                if is_over && until < deadline {
+                    MutexGuard::unlocked(&mut start, || meanwhile(&remote));
+                    continue;
+                }
+            }
+            let timed_out = why.is_none() && Instant::now() >= deadline;
             let why = match (&*start, why) {
                 (_, Some(why)) => why,
-                (Start::Waiting { why }, None) if timed_out => format!(
-                    "{why}, for {} s; check the address and that `kestrel serve` runs there",
-                    shared.config.deadline.as_secs()
-                ),
+                (Start::Waiting { tried }, None) if timed_out => in_vain(tried, shared.config.deadline),
                 _ => continue,
             };
             drop(start);
@@ -224,6 +269,7 @@ impl Remote {
             client,
             who: config.who.clone(),
             server: config.addresses.join(","),
+            token: config.token.clone(),
         };
         let shared = Arc::new(Shared {
             route: Mutex::new(Route::new(config.addresses.clone())),
@@ -322,6 +368,24 @@ impl Remote {
     /// From the next connection on the node is looked for at the present address and, if there is nothing, at this one.
     pub fn settle(&self, other: &str) {
         self.shared.route.lock().settle(other);
+    }
+
+    /// The node is at this address by now, and nowhere else: it is connected to there at once. A connection to another address is given up.
+    pub fn redirect(&self, address: &str) {
+        let is_other = self.shared.route.lock().redirect(address);
+        // Who is about to wait has looked with this held.
+        drop(self.shared.life.lock());
+        self.shared.changed.notify_all();
+        if is_other {
+            self.shared.writer.cut();
+        }
+    }
+
+    /// How long nothing was heard of the node, unless it seems well: it is not connected, or does not say that it is there.
+    pub fn missing(&self) -> Option<Duration> {
+        let now = self.shared.now();
+        let since = self.shared.link.lock().missing_since(now)?;
+        Some(Duration::from_nanos((now - since).max(0).cast_unsigned()))
     }
 
     /// Whether calls are served at present.
@@ -436,14 +500,22 @@ impl Shared {
         answer
     }
 
-    /// Runs completions.
+    /// Runs completions. What the last of them ask is left to be written.
     fn complete(&self, ended: &mut Vec<Completion<Sink>>) {
-        for Completion { id, done, result, astray } in ended.drain(..) {
+        for (number, Completion { id, done, result, astray }) in ended.drain(..).enumerate() {
+            if number > 0 && number.is_multiple_of(WRITE_EVERY) {
+                self.write_some();
+            }
             match done {
                 Sink::Admin => self.admin.end(id, result),
                 sink => sink.give(result, astray),
             }
         }
+    }
+
+    /// Whether the node was said to be somewhere else since it had been so often.
+    fn is_elsewhere(&self, moves: u64) -> bool {
+        self.route.lock().moves() != moves
     }
 
     fn is_closing(&self) -> bool {

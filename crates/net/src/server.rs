@@ -8,13 +8,15 @@
 //! own buffers.
 //!
 //! **Bad peers** are cut off: those that say no Hello, or are silent (a frame that trickles in counts when it is complete), or
-//! take nothing of what is sent to them, each for a bounded time; and those whose bytes are no messages, with a reason.
+//! take nothing of what is sent to them, each for a bounded time; and those whose bytes are no messages, with a reason. A handshake of TLS is
+//! part of the time for a Hello, and who is in one counts as a stranger.
 //!
 //! **Stopping** lets calls that were received be answered, for a bounded time, and takes no new ones.
 
 mod accept;
 mod channel;
 mod connection;
+mod settle;
 mod watch;
 
 #[cfg(test)]
@@ -32,6 +34,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Notify;
 
 use crate::handler::Handler;
+use crate::tls::ServerTls;
 use channel::Channel;
 
 /// Settings of the listening side.
@@ -53,6 +56,8 @@ pub struct ServerConfig {
     pub calls_max: usize,
     /// Unsent bytes of one connection at which it is not read any more.
     pub unsent_bytes_max: usize,
+    /// How to encrypt, and which connections have to be; none: all are in clear.
+    pub tls: Option<Arc<ServerTls>>,
 }
 
 /// Unsent bytes of one connection at which it is closed: a batch of the largest replies stays below.
@@ -72,6 +77,7 @@ impl Default for ServerConfig {
             stalled: Duration::from_secs(30),
             calls_max: 32_768,
             unsent_bytes_max: 4 << 20,
+            tls: None,
         }
     }
 }
@@ -89,6 +95,12 @@ pub struct ServerFigures {
     pub malformed: u64,
     /// Connections cut off: no Hello, silent, stalled.
     pub cut_off: u64,
+    /// Connections that were encrypted.
+    pub encrypted: u64,
+    /// Handshakes of TLS that failed, those that took too long included.
+    pub not_encrypted: u64,
+    /// Connections refused because they were in clear, or because they were not.
+    pub unwanted: u64,
     /// Messages received.
     pub messages: u64,
     /// Batches they came in.
@@ -107,6 +119,9 @@ struct Counters {
     turned_away: AtomicU64,
     malformed: AtomicU64,
     cut_off: AtomicU64,
+    encrypted: AtomicU64,
+    not_encrypted: AtomicU64,
+    unwanted: AtomicU64,
     messages: AtomicU64,
     batches: AtomicU64,
     bytes_in: AtomicU64,
@@ -192,6 +207,9 @@ impl Serving {
             turned_away: of(&counters.turned_away),
             malformed: of(&counters.malformed),
             cut_off: of(&counters.cut_off),
+            encrypted: of(&counters.encrypted),
+            not_encrypted: of(&counters.not_encrypted),
+            unwanted: of(&counters.unwanted),
             messages: of(&counters.messages),
             batches: of(&counters.batches),
             bytes_in: of(&counters.bytes_in),

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kestrel_types::error::FsError;
+use kestrel_types::ids::ROOT;
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
+use kestrel_types::security::Security;
 use kestrel_types::wire::{
     self, Answered, Checksum, ClientId, Hello, Refused, ReplyTo, SessionState, ToClient, ToServer, VERSION,
     Versions, Welcome, WireError,
@@ -46,6 +48,7 @@ pub fn welcome(session: SessionState, lease_ms: u32) -> ToClient {
         session,
         lease_ms,
         table: 1,
+        root: ROOT,
     })
 }
 
@@ -57,6 +60,7 @@ pub fn hello() -> ToServer {
         incarnation: 1,
         who: "test".into(),
         established: false,
+        token: None,
     })
 }
 
@@ -88,7 +92,12 @@ struct Scripted<F> {
 }
 
 impl<F: Fn(ToServer, &Arc<dyn Outbox>) + Send + Sync + 'static> Handler for Script<F> {
-    fn connect(&self, _peer: SocketAddr, outbox: Arc<dyn Outbox>) -> Box<dyn Connection> {
+    fn connect(
+        &self,
+        _peer: SocketAddr,
+        _security: Security,
+        outbox: Arc<dyn Outbox>,
+    ) -> Box<dyn Connection> {
         Box::new(Scripted { act: self.act.clone(), outbox, closed: self.closed.clone() })
     }
 }
@@ -117,7 +126,12 @@ pub fn obliging(message: ToServer, outbox: &Arc<dyn Outbox>) {
         }
         ToServer::Call(call) => outbox.send(&encoded(&reply(call.id, Ok(Answer::Done)))),
         ToServer::Ping { .. } => outbox.send(&encoded(&ToClient::Pong { table: 0 })),
-        ToServer::Cancel { .. } | ToServer::Bye | ToServer::PeerHello(_) | ToServer::Peer(_) => {}
+        ToServer::Cancel { .. }
+        | ToServer::Bye
+        | ToServer::PeerHello(_)
+        | ToServer::PeerProof(_)
+        | ToServer::Peer(_)
+        | ToServer::Proof(_) => {}
     }
 }
 

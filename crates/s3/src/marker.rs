@@ -68,7 +68,7 @@ impl S3Store {
     /// Whatever is in the way, above all another volume.
     pub fn create(options: S3Options, volume: [u8; 16]) -> Result<Self, OpenError> {
         let mut store = connect(options)?;
-        if let Some(there) = store.client.block(read(&store, volume))? {
+        if let Some(there) = store.client.block(read(&store, Some(volume)))? {
             return Ok(opened(store, there.conditional_put));
         }
         store.conditional_put = finds_out_conditional_put(&store)?;
@@ -91,7 +91,7 @@ impl S3Store {
             Err(failure) if failure.fault.cause == Cause::Present => {}
             Err(failure) => return Err(error::of(&store.client, failure)),
         }
-        let marker = verify(&store, volume)?;
+        let marker = verify(&store, Some(volume))?;
         Ok(opened(store, marker.conditional_put))
     }
 
@@ -101,7 +101,17 @@ impl S3Store {
     /// If the store cannot be reached or read, or belongs to another volume or to none.
     pub fn open(options: S3Options, volume: [u8; 16]) -> Result<Self, OpenError> {
         let store = connect(options)?;
-        let marker = verify(&store, volume)?;
+        let marker = verify(&store, Some(volume))?;
+        Ok(opened(store, marker.conditional_put))
+    }
+
+    /// The same of whatever volume it is.
+    ///
+    /// # Errors
+    /// If the store cannot be reached or read, or belongs to no volume.
+    pub fn open_any(options: S3Options) -> Result<Self, OpenError> {
+        let store = connect(options)?;
+        let marker = verify(&store, None)?;
         Ok(opened(store, marker.conditional_put))
     }
 
@@ -164,13 +174,13 @@ fn erase_objects(store: &S3Store) -> Result<u64, Error> {
     Ok(erased)
 }
 
-/// Reads the marker and checks that it is this volume's.
-fn verify(store: &S3Store, volume: [u8; 16]) -> Result<Marker, OpenError> {
+/// Reads the marker and checks that it is this volume's, or any one's.
+fn verify(store: &S3Store, volume: Option<[u8; 16]>) -> Result<Marker, OpenError> {
     let marker = store.client.block(read(store, volume))?;
     marker.ok_or_else(|| OpenError::NoMarker { place: store.client.options.url.clone() })
 }
 
-fn check(marker: &Marker, volume: [u8; 16], options: &S3Options) -> Result<(), OpenError> {
+fn check(marker: &Marker, volume: Option<[u8; 16]>, options: &S3Options) -> Result<(), OpenError> {
     let place = || options.url.clone();
     if marker.magic != MAGIC {
         return Err(damaged(options, "it is not one of KestrelFS"));
@@ -178,15 +188,14 @@ fn check(marker: &Marker, volume: [u8; 16], options: &S3Options) -> Result<(), O
     if marker.layout_version != LAYOUT_VERSION {
         return Err(OpenError::Newer { place: place(), version: marker.layout_version });
     }
-    let wanted = hex(volume);
-    if marker.volume != wanted {
+    if let Some(wanted) = volume.map(hex).filter(|wanted| *wanted != marker.volume) {
         return Err(OpenError::OtherVolume { place: place(), found: marker.volume.clone(), wanted });
     }
     Ok(())
 }
 
-/// The marker of this volume, if there is any marker.
-async fn read(store: &S3Store, volume: [u8; 16]) -> Result<Option<Marker>, OpenError> {
+/// The marker, if there is one; of this volume, if one is wanted.
+async fn read(store: &S3Store, volume: Option<[u8; 16]>) -> Result<Option<Marker>, OpenError> {
     let client = &store.client;
     let path = client.path(NAME);
     // Why the last answer was not believed.
@@ -229,8 +238,8 @@ async fn read(store: &S3Store, volume: [u8; 16]) -> Result<Option<Marker>, OpenE
     Ok(Some(marker))
 }
 
-/// The marker that these bytes are, if they are this volume's.
-fn parse(bytes: &[u8], volume: [u8; 16], options: &S3Options) -> Result<Marker, OpenError> {
+/// The marker that these bytes are, if they are that of the volume that is wanted.
+fn parse(bytes: &[u8], volume: Option<[u8; 16]>, options: &S3Options) -> Result<Marker, OpenError> {
     let marker = serde_json::from_slice(bytes).map_err(|error| damaged(options, &error.to_string()))?;
     check(&marker, volume, options)?;
     Ok(marker)

@@ -182,7 +182,7 @@ impl S3Options {
     }
 
     /// A store below this one's prefix.
-    pub(crate) fn below(mut self, name: &str) -> Self {
+    pub fn below(mut self, name: &str) -> Self {
         self.prefix =
             if self.prefix.is_empty() { name.to_string() } else { format!("{}/{name}", self.prefix) };
         self

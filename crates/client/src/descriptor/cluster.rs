@@ -9,10 +9,10 @@ use kestrel_meta::node::WORKERS_MAX;
 use kestrel_types::placement::{COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, Placement};
 use serde::{Deserialize, Serialize};
 
-use super::{Descriptor, Durability, FORMAT_VERSION, FORMAT_VERSION_CLUSTER};
+use super::{Descriptor, Durability, FORMAT_VERSION, FORMAT_VERSION_CLUSTER, authority_of};
 use crate::error::VolumeError;
 use crate::hex::{from_hex, to_hex};
-use crate::remote::{ADDRESSES_MAX, SCHEME};
+use crate::remote::{ADDRESSES_MAX, Ca, RemoteUrl};
 
 /// Bytes of the word by which the nodes of a cluster know each other.
 pub const SECRET_BYTES: usize = 16;
@@ -138,7 +138,7 @@ impl ClusterSection {
         Placement::decode(&bytes).map_err(|why| VolumeError::Invalid(why.to_string()))
     }
 
-    /// URL of the volume.
+    /// URL of the volume, with what tells its nodes from others if they are on other machines.
     ///
     /// # Errors
     /// As [`ClusterSection::placement`].
@@ -146,8 +146,13 @@ impl ClusterSection {
         let placement = self.placement()?;
         // A URL has a bound, and one node that is there is enough to find the others.
         let members = placement.map.members().iter().take(ADDRESSES_MAX);
-        let addresses: Vec<&str> = members.map(|member| member.address.as_str()).collect();
-        Ok(format!("{SCHEME}{}/{name}", addresses.join(",")))
+        let addresses: Vec<String> = members.map(|member| member.address.clone()).collect();
+        let url = RemoteUrl::new(addresses, name);
+        if url.is_loopback() {
+            return Ok(url.to_string());
+        }
+        let fingerprint = authority_of(&self.secret()?)?.fingerprint();
+        Ok(RemoteUrl { ca: Some(Ca::Fingerprint(fingerprint)), ..url }.to_string())
     }
 
     /// The placement table as an offer to clients carries it.
@@ -222,12 +227,20 @@ impl Descriptor {
         Err(VolumeError::OneOfSeveral { dir: dir.into(), node: section.node, url })
     }
 
-    /// The same of a volume that one node has: what a dump says of the volume, whoever it is loaded into.
+    /// The same of a volume that one node has, without a secret and wherever its metadata is: what a dump says of the volume, whoever it is
+    /// loaded into.
     ///
     /// # Errors
     /// If it cannot be written down.
     pub fn of_one(&self) -> Result<Self, VolumeError> {
-        let mut one = Self { cluster: None, format_version: FORMAT_VERSION, ..self.clone() };
+        let mut one = Self {
+            cluster: None,
+            secret: None,
+            metadata: None,
+            registry: None,
+            format_version: FORMAT_VERSION,
+            ..self.clone()
+        };
         one.checksum = one.expected_checksum()?;
         Ok(one)
     }
@@ -238,7 +251,7 @@ impl Descriptor {
     /// # Errors
     /// If it cannot be written down.
     pub fn for_clients(&self) -> Result<Self, VolumeError> {
-        let mut shown = Self { cluster: None, ..self.clone() };
+        let mut shown = Self { cluster: None, secret: None, metadata: None, registry: None, ..self.clone() };
         shown.checksum = shown.expected_checksum()?;
         Ok(shown)
     }
@@ -269,7 +282,7 @@ impl Descriptor {
 #[cfg(test)]
 mod tests {
     use super::super::tests::settings;
-    use super::super::{FILE_NAME, Settings};
+    use super::super::{FILE_NAME, RowsAt, Settings};
     use super::*;
     use kestrel_types::placement::{ClusterMap, ExceptionTable, Member};
 
@@ -313,6 +326,36 @@ mod tests {
             Descriptor::from_json(offered, Path::new("kestrel.json")).is_err(),
             "no node has such a file"
         );
+    }
+
+    #[test]
+    fn a_registry_has_the_rows_of_who_only_coordinates() {
+        let url = Some("etcd://me:s3cret@h1,h2/photos".to_string());
+        let idle = Member { id: 4, address: "node-4:9440".into() };
+        let table = placement().with_member(idle, true).unwrap();
+        let settings = Settings { durability: Durability::Commit, ..settings() };
+        let of_node = |node| {
+            let new = Descriptor::new(settings.clone(), 5).unwrap().with_registry(url.clone()).unwrap();
+            new.in_cluster(ClusterSection { node, ..ClusterSection::new(1, &table).unwrap() }).unwrap()
+        };
+        assert!(matches!(of_node(1).rows().unwrap(), RowsAt::Directory));
+        let RowsAt::Etcd(place) = of_node(4).rows().unwrap() else { panic!("not in the registry") };
+        assert_eq!(place.shown(), "etcd://me@h1,h2/photos");
+        // Neither clients nor dumps are told.
+        assert_eq!(of_node(4).for_clients().unwrap().registry, None);
+        assert_eq!(of_node(4).of_one().unwrap().registry, None);
+        let dir = tempfile::tempdir().unwrap();
+        let written = of_node(4);
+        written.write(dir.path()).unwrap();
+        assert_eq!(Descriptor::read(dir.path()).unwrap(), written);
+        // A volume of one node has none.
+        Descriptor::new(settings.clone(), 5)
+            .unwrap()
+            .with_registry(url.clone())
+            .unwrap()
+            .write(dir.path())
+            .unwrap();
+        assert!(Descriptor::read(dir.path()).unwrap_err().to_string().contains("registry"));
     }
 
     #[test]

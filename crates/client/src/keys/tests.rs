@@ -5,7 +5,8 @@ use kestrel_data::store::{BlockStore, MemoryStore};
 use tempfile::TempDir;
 
 use super::*;
-use crate::descriptor::{Durability, FILE_NAME, Settings};
+use crate::descriptor::{Durability, FILE_NAME};
+use crate::volume::NewVolume;
 
 /// A directory with a descriptor and key files.
 struct Place {
@@ -18,14 +19,7 @@ impl Place {
         for name in ["old", "new", "other"] {
             VolumeKey::create(&place.key(name)).unwrap();
         }
-        let settings = Settings {
-            name: "demo".into(),
-            storage: None,
-            block_bytes: 4 << 20,
-            inline_max: 4096,
-            durability: Durability::Fsync,
-            grace_seconds: 60,
-        };
+        let NewVolume { settings, .. } = NewVolume::plain("demo", Durability::Fsync);
         let mut descriptor = Descriptor::new(settings, 5).unwrap();
         let key = place.key("old");
         let key = is_encrypted.then_some(&*key);

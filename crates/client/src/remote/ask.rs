@@ -8,7 +8,7 @@ use kestrel_net::remote::Remote;
 use kestrel_types::placement::NodeId;
 use serde_json::Value;
 
-use super::holdings::Holdings;
+use super::holdings::{Holdings, Seat};
 use super::nodes::First;
 use super::{DEADLINE_DEFAULT, Introduction, RemoteUrl};
 use crate::error::VolumeError;
@@ -63,7 +63,7 @@ pub fn ask_each(
             .into_iter()
             .map(|(member, remote)| {
                 let (tell, node) = (tell.clone(), member.id);
-                let ask = move |remote: Arc<Remote>| {
+                let ask = move |(remote, _): (Arc<Remote>, Arc<Seat>)| {
                     let answer = remote.admin(question, limit, &mut |event| drop(tell.send((node, event))));
                     remote.close();
                     answer

@@ -21,7 +21,7 @@ use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::Request;
 use kestrel_types::wire::{LockReply, LockRequest};
 use parking_lot::{Condvar, Mutex};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::metadata::{Asked, Shared, answering};
 use super::nodes::NodeLink;
@@ -312,7 +312,7 @@ impl Shared {
                 }
                 Ok(_) => {}
                 Err(why) => {
-                    log::debug!("node {} at {}: its table: {why}", link.node, link.address);
+                    log::debug!("node {} at {}: its table: {why}", link.node, link.address());
                 }
             }
             if best.as_ref().is_some_and(|best| best.version >= version) {
@@ -335,13 +335,23 @@ impl Shared {
 
 /// The table of a node: in parts, since an answer has a bound.
 pub(super) fn table_of(remote: &Remote) -> Result<Placement, String> {
+    table_in_parts(|question| {
+        remote.admin(question, Some(TELL_TIME), &mut |_| ()).map_err(|why| why.to_string())
+    })
+}
+
+/// Asks for a table part by part.
+///
+/// # Errors
+/// What the node said, or that the table was another one, or its nodes elsewhere, before all of it was there.
+pub fn table_in_parts(mut ask: impl FnMut(&Value) -> Result<Value, String>) -> Result<Placement, String> {
     let mut bytes: Vec<u8> = Vec::new();
-    let mut version = None;
+    let mut first = None;
     for _ in 0..PARTS_MAX {
-        let question = json!({ "verb": "table", "from": bytes.len() });
-        let answer = remote.admin(&question, Some(TELL_TIME), &mut |_| ()).map_err(|why| why.to_string())?;
+        let answer = ask(&json!({ "verb": "table", "from": bytes.len() }))?;
         let part = answer["part"].as_str().and_then(from_hex).ok_or("an answer without a table")?;
-        if *version.get_or_insert(answer["version"].clone()) != answer["version"] || part.is_empty() {
+        let of = ["version", "moves"].map(|name| answer[name].clone());
+        if *first.get_or_insert_with(|| of.clone()) != of || part.is_empty() {
             return Err("it has changed meanwhile".into());
         }
         bytes.extend_from_slice(&part);
@@ -350,4 +360,32 @@ pub(super) fn table_of(remote: &Remote) -> Result<Placement, String> {
         }
     }
     Err("it is too long".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use kestrel_types::placement::{ClusterMap, ExceptionTable, Member};
+
+    use super::*;
+    use crate::hex::to_hex;
+
+    #[test]
+    fn parts_of_a_table_are_of_one_moment() {
+        let members = (1..=3).map(|id| Member { id, address: format!("127.0.0.1:{}", 9440 + id) }).collect();
+        let table = Placement::new(ClusterMap::even(members).unwrap(), ExceptionTable::default());
+        let bytes = table.encode();
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        let fetch = |of: [Value; 2], then: [Value; 2]| {
+            table_in_parts(|question| {
+                let (part, [version, moves]) =
+                    if question["from"] == 0 { (first, of.clone()) } else { (second, then.clone()) };
+                Ok(json!({ "version": version, "moves": moves, "bytes": bytes.len(), "part": to_hex(part) }))
+            })
+        };
+        let at = |version: u64, moves: u64| [json!(version), json!(moves)];
+        assert_eq!(fetch(at(1, 4), at(1, 4)), Ok(table));
+        for then in [at(2, 4), at(1, 5)] {
+            assert!(fetch(at(1, 4), then).unwrap_err().contains("meanwhile"));
+        }
+    }
 }

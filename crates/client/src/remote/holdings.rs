@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use kestrel_net::remote::Holder;
-use kestrel_types::ids::{InodeId, ObjectId};
+use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::name::InodeRef;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use kestrel_types::wire::{
@@ -18,6 +18,7 @@ use kestrel_types::wire::{
 use parking_lot::{Mutex, RwLock};
 
 use super::opens::Opens;
+use super::rooted;
 use crate::fs::Fs;
 use crate::object_ids::ObjectNumbers;
 use crate::storage::Offer;
@@ -28,6 +29,8 @@ pub struct Holdings {
     server: String,
     /// Identity of the volume, known since the first welcome.
     volume: OnceLock<String>,
+    /// The directory that is the root here, known likewise.
+    root: OnceLock<InodeId>,
     /// Who owns what at present, if there are several nodes.
     placement: RwLock<Option<Arc<Placement>>>,
     /// Open files.
@@ -40,6 +43,8 @@ pub struct Holdings {
     objects_lost: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Hears of tables.
     newer_table: OnceLock<Box<NewerTable>>,
+    /// Hears of connections that are lost.
+    node_lost: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// A node has a table of this version.
@@ -51,12 +56,14 @@ impl Holdings {
         Self {
             server,
             volume: OnceLock::new(),
+            root: OnceLock::new(),
             placement: RwLock::default(),
             opens: Opens::default(),
             numbers: ObjectNumbers::remembered(),
             fs: OnceLock::new(),
             objects_lost: OnceLock::new(),
             newer_table: OnceLock::new(),
+            node_lost: OnceLock::new(),
         }
     }
 
@@ -80,6 +87,11 @@ impl Holdings {
         let _ = self.newer_table.set(tell);
     }
 
+    /// Has `tell` called when a node does not answer any more. Once. `tell` must not wait.
+    pub fn when_a_node_is_lost(&self, tell: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.node_lost.set(tell);
+    }
+
     /// Has `tell` called when objects are lost that nothing refers to yet. Once. `tell` must not wait.
     pub fn when_objects_are_lost(&self, tell: Box<dyn Fn() + Send + Sync>) {
         let _ = self.objects_lost.set(tell);
@@ -90,9 +102,16 @@ impl Holdings {
         self.fs.get()?.upgrade()
     }
 
-    /// A file, and where it was seen.
+    /// The directory that is the root here: another one than the volume's if this client is confined to a subtree.
+    pub fn root(&self) -> InodeId {
+        self.root.get().copied().unwrap_or(ROOT)
+    }
+
+    /// A file, and where it was seen, as nodes know it.
     pub fn last_seen(&self, ino: InodeId) -> InodeRef {
-        self.fs().map_or(InodeRef::by_id(ino), |fs| fs.last_seen(ino))
+        let mut inode = self.fs().map_or(InodeRef::by_id(ino), |fs| fs.last_seen(ino));
+        rooted::reference_below(self.root(), &mut inode);
+        inode
     }
 
     /// Whoever deletes objects may not know any more that this client has some to which nothing refers yet, under numbers of this node.
@@ -111,8 +130,8 @@ pub struct Seat {
     holdings: Arc<Holdings>,
     /// The node: 0 in a volume of one node; of the first connection known since it was welcomed.
     node: OnceLock<NodeId>,
-    /// Where the table says that it is, unless it is the first one.
-    address: Option<String>,
+    /// Where it is as far as is known, unless it is the first one, where the URL says.
+    address: Mutex<Option<String>>,
     /// Locks of each part of the reclaim under way.
     claimed: Mutex<Vec<Vec<InodeId>>>,
     /// The node is overdue, and what that means has been done.
@@ -125,7 +144,7 @@ impl Seat {
         Self {
             holdings,
             node: OnceLock::new(),
-            address: None,
+            address: Mutex::default(),
             claimed: Mutex::default(),
             overdue: AtomicBool::new(false),
         }
@@ -133,7 +152,7 @@ impl Seat {
 
     /// Of another node.
     pub fn of(holdings: Arc<Holdings>, member: &Member) -> Self {
-        let (node, address) = (OnceLock::from(member.id), Some(member.address.clone()));
+        let (node, address) = (OnceLock::from(member.id), Mutex::new(Some(member.address.clone())));
         Self { holdings, node, address, claimed: Mutex::default(), overdue: AtomicBool::new(false) }
     }
 
@@ -147,10 +166,20 @@ impl Seat {
         self.holdings.placement().is_none_or(|placement| placement.home_of(ino).id == self.node())
     }
 
+    /// Where it is, if it is not only known by the URL.
+    pub fn address(&self) -> Option<String> {
+        self.address.lock().clone()
+    }
+
+    /// It is there now.
+    pub fn is_at(&self, address: &str) {
+        *self.address.lock() = Some(address.to_string());
+    }
+
     /// What the log and errors call it.
-    fn name(&self) -> String {
+    pub fn name(&self) -> String {
         let server = &self.holdings.server;
-        match (self.holdings.placement(), &self.address) {
+        match (self.holdings.placement(), self.address()) {
             (None, None) => server.clone(),
             (_, Some(address)) => format!("{server}: node {} at {address}", self.node()),
             (Some(_), None) => format!("{server}: node {}", self.node()),
@@ -182,12 +211,16 @@ impl Holder for Seat {
         // A volume of one node does not number it.
         let answers = if offer.placement.is_some() { welcome.node } else { 0 };
         self.check_volume(&offer)?;
+        let root = *self.holdings.root.get_or_init(|| welcome.root);
+        if root != welcome.root {
+            return Err(format!("{}: the token leads to another subtree now; mount again", self.name()));
+        }
         let node = *self.node.get_or_init(|| answers);
         if node == answers {
             self.overdue.store(false, Ordering::Release);
             return Ok(());
         }
-        let at = self.address.as_deref().map_or(String::new(), |address| format!("at {address} "));
+        let at = self.address().map_or(String::new(), |address| format!("at {address} "));
         Err(format!(
             "{at}answers node {answers}, not node {node} as the table of nodes says; start node {node} there, and node \
              {answers} at its own address"
@@ -285,6 +318,9 @@ impl Holder for Seat {
 
     fn outage(&self, why: &str) {
         log::warn!("{}: the metadata server does not answer: {why}; calls wait for it", self.name());
+        if let Some(tell) = self.holdings.node_lost.get() {
+            tell();
+        }
         if self.holdings.placement().is_some() {
             self.holdings.numbers.ask_again();
         }

@@ -110,7 +110,7 @@ impl Shared {
             log::info!(
                 "node {} at {}: it leaves, and nothing is held there any more",
                 link.node,
-                link.address
+                link.address()
             );
             link.leave();
         }
@@ -143,7 +143,7 @@ impl Shared {
         log::warn!(
             "node {} at {} has left the cluster while this client was away: {} files that were open there are gone (ESTALE)",
             link.node,
-            link.address,
+            link.address(),
             opens.len()
         );
         link.leave();

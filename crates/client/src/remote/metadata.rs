@@ -13,7 +13,7 @@ use kestrel_meta::ops;
 use kestrel_meta::stats::{self, LaneCounters, NodeStats};
 use kestrel_net::remote::{Remote, RemoteStats};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::{InodeId, ObjectId};
+use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::placement::Placement;
 use kestrel_types::request::{Answer, Op, Outcome, Reply, Request};
 use kestrel_types::wire::{LOCK_MISDIRECTED, LockReply, LockRequest};
@@ -26,7 +26,9 @@ use super::holdings::Holdings;
 use super::leaving::Moves;
 use super::nodes::{Known, NodeLink, Nodes};
 use super::opens::{Effect, Leave, Row};
+use super::rooted;
 use super::routes::SecondTry;
+use super::whereabouts::{Losses, Seeker};
 use crate::error::VolumeError;
 use crate::metadata::{LockCall, LockServer, Metadata};
 
@@ -60,6 +62,7 @@ pub(super) fn answering(call: impl FnOnce()) {
 pub struct RemoteMetadata {
     shared: Arc<Shared>,
     guide: Guide,
+    seeker: Seeker,
     /// Where bytes need a sync before a commit may name them.
     sync_first: OnceLock<SyncFirst>,
 }
@@ -69,6 +72,7 @@ pub(super) struct Shared {
     pub nodes: Nodes,
     pub astray: Strays,
     pub moves: Moves,
+    pub losses: Arc<Losses>,
     pub holdings: Arc<Holdings>,
     counters: [LaneCounters; 1],
 }
@@ -111,13 +115,13 @@ impl Role {
 }
 
 impl RemoteMetadata {
-    /// Over connections whose sessions stand for `holdings`. Starts a thread if there are several nodes.
+    /// Over connections whose sessions stand for `holdings`. Starts two threads if there are several nodes.
     ///
     /// # Errors
     /// If the system refuses the thread; the connections are closed then.
     pub(super) fn new(nodes: Nodes, holdings: Arc<Holdings>) -> Result<Self, VolumeError> {
-        let (astray, moves, counters) = Default::default();
-        let shared = Arc::new(Shared { nodes, astray, moves, holdings, counters });
+        let (astray, moves, losses, counters) = Default::default();
+        let shared = Arc::new(Shared { nodes, astray, moves, losses, holdings, counters });
         let weak = Arc::downgrade(&shared);
         shared.holdings.when_objects_are_lost(Box::new(move || {
             if let Some(shared) = weak.upgrade() {
@@ -125,6 +129,12 @@ impl RemoteMetadata {
             }
         }));
         let guide = Guide::start(&shared).inspect_err(|_| shared.nodes.close())?;
+        let seeker = Seeker::start(&shared).inspect_err(|_| {
+            guide.end(&shared);
+            shared.nodes.close();
+        })?;
+        let losses = shared.losses.clone();
+        shared.holdings.when_a_node_is_lost(Box::new(move || losses.noticed()));
         let weak = Arc::downgrade(&shared);
         shared.holdings.when_a_table_is_newer(Box::new(move |node, version| {
             if let Some(shared) = weak.upgrade() {
@@ -135,7 +145,7 @@ impl RemoteMetadata {
             // What was mentioned before anybody listened.
             shared.astray.heard_of(link.node, link.remote.table());
         }
-        Ok(Self { shared, guide, sync_first: OnceLock::new() })
+        Ok(Self { shared, guide, seeker, sync_first: OnceLock::new() })
     }
 
     /// Whether an object was stored in a session that is lost, or may be: it may be deleted unless something refers to it.
@@ -181,8 +191,8 @@ impl RemoteMetadata {
                 None => link.remote.admin(question, Some(limit), &mut |_| ()).map_err(|why| why.to_string()),
                 Some(outage) => Err(format!("it has not answered for {} s", outage.as_secs())),
             };
-            let failed = |why| VolumeError::Io(format!("node {} at {}: {why}", link.node, link.address));
-            NodeAnswer { node: link.node, address: link.address.clone(), answer: answer.map_err(failed) }
+            let failed = |why| VolumeError::Io(format!("node {} at {}: {why}", link.node, link.address()));
+            NodeAnswer { node: link.node, address: link.address(), answer: answer.map_err(failed) }
         };
         let nodes = self.members();
         std::thread::scope(|scope| {
@@ -190,7 +200,7 @@ impl RemoteMetadata {
             let answers = asking.into_iter().map(|(link, thread)| {
                 thread.join().unwrap_or_else(|_| NodeAnswer {
                     node: link.node,
-                    address: link.address.clone(),
+                    address: link.address(),
                     answer: Err(VolumeError::Io("the thread that asks has failed".into())),
                 })
             });
@@ -338,7 +348,16 @@ fn is_stale(reply: &Reply) -> bool {
 }
 
 impl Metadata for RemoteMetadata {
-    fn submit(&self, request: Request, done: Done) {
+    fn submit(&self, mut request: Request, mut done: Done) {
+        let root = self.shared.holdings.root();
+        if root != ROOT {
+            rooted::op_below(root, &mut request.op);
+            let above = done;
+            done = Box::new(move |mut reply| {
+                rooted::reply_above(root, &mut reply);
+                above(reply);
+            });
+        }
         let asked = Asked::new(&request.op, done);
         match self.sync_first.get().filter(|_| names_new_bytes(&request.op)) {
             Some(sync) => {
@@ -367,6 +386,7 @@ impl Metadata for RemoteMetadata {
 
     fn close(&self) -> FsResult<()> {
         self.guide.end(&self.shared);
+        self.seeker.end(&self.shared);
         self.shared.nodes.close();
         Ok(())
     }

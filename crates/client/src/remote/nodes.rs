@@ -14,11 +14,14 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kestrel_net::remote::{ConnectError, Remote, RemoteConfig, RemoteStats};
+use kestrel_net::tls::ClientTls;
+use kestrel_net::token::Token;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use parking_lot::{Mutex, RwLock};
 
 use super::holdings::{Holdings, Seat};
-use super::{Introduction, RemoteUrl};
+use super::whereabouts::{self, Whereabout};
+use super::{Introduction, RemoteUrl, access};
 use crate::error::VolumeError;
 use crate::storage::Offer;
 
@@ -26,17 +29,40 @@ use crate::storage::Offer;
 pub struct NodeLink {
     /// Its number; 0 in a volume of one node.
     pub node: NodeId,
-    /// Where it is reached, for people.
-    pub address: String,
+    /// Which of its starts was heard of last, 0 for the one of the table, and where that is reached.
+    at: Mutex<(u64, String)>,
     /// The connection.
     pub remote: Arc<Remote>,
+    seat: Arc<Seat>,
     /// The session has been ended: the node leaves, or has left.
     left: AtomicBool,
 }
 
 impl NodeLink {
-    fn new(member: &Member, remote: Arc<Remote>) -> Self {
-        Self { node: member.id, address: member.address.clone(), remote, left: AtomicBool::new(false) }
+    fn new(member: &Member, (remote, seat): (Arc<Remote>, Arc<Seat>)) -> Self {
+        let at = Mutex::new((0, seat.address().unwrap_or_else(|| member.address.clone())));
+        Self { node: member.id, at, remote, seat, left: AtomicBool::new(false) }
+    }
+
+    /// Where it is reached, for people.
+    pub fn address(&self) -> String {
+        self.at.lock().1.clone()
+    }
+
+    /// Somebody has said that this start of the node is there. If that is news, the connection is made there from now on, at once.
+    pub(super) fn is_at(&self, epoch: u64, address: &str) {
+        {
+            let mut at = self.at.lock();
+            if at.0 >= epoch {
+                return;
+            }
+            if at.1 != address {
+                log::info!("{}: it is at {address} now, as other nodes say", self.seat.name());
+            }
+            *at = (epoch, address.to_string());
+        }
+        self.seat.is_at(address);
+        self.remote.redirect(address);
     }
 
     /// Whether the session there has been ended, for good.
@@ -55,6 +81,7 @@ impl NodeLink {
 pub(super) struct First {
     url: RemoteUrl,
     how: Introduction,
+    shows: Shows,
     holdings: Arc<Holdings>,
     seat: Arc<Seat>,
     remote: Arc<Remote>,
@@ -65,7 +92,7 @@ pub(super) struct First {
 }
 
 /// A node of the table, and the connection to it or why there is none.
-pub(super) type Connected = (Member, Result<Arc<Remote>, VolumeError>);
+pub(super) type Connected = (Member, Result<(Arc<Remote>, Arc<Seat>), VolumeError>);
 
 /// All nodes of a volume.
 pub(super) struct Nodes {
@@ -74,6 +101,7 @@ pub(super) struct Nodes {
     past: Mutex<Vec<Weak<Known>>>,
     url: RemoteUrl,
     how: Introduction,
+    shows: Shows,
     holdings: Arc<Holdings>,
 }
 
@@ -100,7 +128,9 @@ impl First {
     ) -> Result<Self, VolumeError> {
         let server = url.to_string();
         let seat = Arc::new(Seat::first(holdings.clone()));
-        let config = config(url, how, url.addresses.clone());
+        let token = access::token()?;
+        let shows = Shows { tls: url.client_tls(token.as_deref())?, token };
+        let config = config(url, how, &shows, url.addresses.clone());
         let (remote, welcome) = Remote::connect(config, seat.clone())
             .map_err(|why| VolumeError::Io(format!("{server}: {why}")))?;
         let offer = Offer::from_json(&welcome.descriptor, &server);
@@ -109,6 +139,7 @@ impl First {
         Ok(Self {
             url: url.clone(),
             how: how.clone(),
+            shows,
             holdings: holdings.clone(),
             seat,
             remote,
@@ -129,7 +160,7 @@ impl First {
     ) -> (Option<Placement>, Vec<Connected>, usize) {
         let Some(placement) = self.placement.clone() else {
             let member = Member { id: 0, address: self.remote.address() };
-            return (None, vec![(member, Ok(self.remote.clone()))], 0);
+            return (None, vec![(member, Ok((self.remote.clone(), self.seat.clone())))], 0);
         };
         self.holdings.is_placed_by(Arc::new(placement.clone()));
         let members: Vec<Member> =
@@ -150,7 +181,7 @@ impl First {
             connecting
                 .into_iter()
                 .map(|thread| match thread {
-                    None => Ok(self.remote.clone()),
+                    None => Ok((self.remote.clone(), self.seat.clone())),
                     Some(thread) => thread.join().unwrap_or_else(|_| {
                         Err(VolumeError::Io(format!("{}: the thread that connects has failed", self.url)))
                     }),
@@ -160,15 +191,27 @@ impl First {
         (Some(placement.clone()), members.into_iter().zip(connected).collect(), first.unwrap_or(0))
     }
 
-    fn connect_to(&self, member: &Member) -> Result<Arc<Remote>, VolumeError> {
+    fn connect_to(&self, member: &Member) -> Result<(Arc<Remote>, Arc<Seat>), VolumeError> {
         let Member { id, address } = member;
         let failed = |why: String| VolumeError::Io(format!("{}: node {id} at {address}: {why}", self.url));
         if is_anywhere(address) {
             return Err(failed(format!("one can listen there, but not connect to it; {FORM_ANEW}")));
         }
-        let seat = Seat::of(self.holdings.clone(), member);
-        Remote::connect(config(&self.url, &self.how, vec![address.clone()]), Arc::new(seat))
-            .map(|(remote, _)| remote)
+        let seat = Arc::new(Seat::of(self.holdings.clone(), member));
+        let config = config(&self.url, &self.how, &self.shows, vec![address.clone()]);
+        // It may have gone elsewhere since, or be about to.
+        let mut newest = 0;
+        let mut ask = |remote: &Remote| {
+            let told = whereabouts::ask(&self.remote, &[*id]).unwrap_or_default();
+            let told = told.into_iter().find(|told| told.node == *id && told.epoch > newest);
+            if let Some(Whereabout { epoch, address, .. }) = told {
+                newest = epoch;
+                seat.is_at(&address);
+                remote.redirect(&address);
+            }
+        };
+        Remote::connect_asking(config, seat.clone(), &mut ask)
+            .map(|(remote, _)| (remote, seat.clone()))
             .map_err(|why| failed(format!("{why}; all nodes of the volume are needed; {FORM_ANEW}")))
     }
 
@@ -192,20 +235,21 @@ impl Nodes {
     /// # Errors
     /// If one of them does not answer or is not what the table says; all that is wrong is told.
     pub fn connect(first: First) -> Result<Self, VolumeError> {
-        let (placement, connected, at) = first.others();
+        // Who is idle has nothing to say to clients, and must not be there.
+        let (placement, connected, at) = first.those(&|placement, node| !placement.is_idle(node));
         let (mut links, mut wrong) = (Vec::with_capacity(connected.len()), Vec::new());
-        for (member, remote) in connected {
-            match remote {
-                Ok(remote) => {
-                    links.push(Arc::new(NodeLink::new(&member, remote)));
+        for (member, connection) in connected {
+            match connection {
+                Ok(connection) => {
+                    links.push(Arc::new(NodeLink::new(&member, connection)));
                 }
                 Err(why) => wrong.push(why.to_string()),
             }
         }
         if wrong.is_empty() {
             let known = Arc::new(Known::new(placement.map(Arc::new), links, at));
-            let First { url, how, holdings, .. } = first;
-            return Ok(Self { known: RwLock::new(known), past: Mutex::default(), url, how, holdings });
+            let First { url, how, shows, holdings, .. } = first;
+            return Ok(Self { known: RwLock::new(known), past: Mutex::default(), url, how, shows, holdings });
         }
         links.iter().for_each(|link| link.remote.close());
         Err(VolumeError::Io(wrong.join("\n")))
@@ -235,7 +279,7 @@ impl Nodes {
         }
         let placement = Arc::new(placement);
         let mut links = Vec::with_capacity(placement.map.members().len());
-        for member in placement.map.members() {
+        for member in placement.serving() {
             let there = known.links.iter().find(|link| link.node == member.id);
             // One that was left stays after all if it is not leaving any more.
             let there = there.filter(|link| !link.has_left() || placement.is_leaving(link.node));
@@ -267,9 +311,10 @@ impl Nodes {
     fn begin(&self, member: &Member) -> Result<NodeLink, ConnectError> {
         let Member { id, address } = member;
         log::info!("{}: node {id} at {address} is new; connecting to it", self.url);
-        let seat = Seat::of(self.holdings.clone(), member);
-        let remote = Remote::begin(config(&self.url, &self.how, vec![address.clone()]), Arc::new(seat))?;
-        Ok(NodeLink::new(member, remote))
+        let seat = Arc::new(Seat::of(self.holdings.clone(), member));
+        let remote =
+            Remote::begin(config(&self.url, &self.how, &self.shows, vec![address.clone()]), seat.clone())?;
+        Ok(NodeLink::new(member, (remote, seat)))
     }
 
     /// Ends all sessions, at once.
@@ -324,12 +369,20 @@ impl Known {
     }
 }
 
-fn config(url: &RemoteUrl, how: &Introduction, addresses: Vec<String>) -> RemoteConfig {
-    RemoteConfig { addresses, volume: url.name.clone(), who: how.who.clone(), deadline: how.deadline }
+/// How this client and the nodes know each other.
+#[derive(Clone)]
+struct Shows {
+    tls: ClientTls,
+    token: Option<Arc<Token>>,
+}
+
+fn config(url: &RemoteUrl, how: &Introduction, shows: &Shows, addresses: Vec<String>) -> RemoteConfig {
+    let (volume, who, Shows { tls, token }) = (url.name.clone(), how.who.clone(), shows.clone());
+    RemoteConfig { addresses, volume, who, deadline: how.deadline, tls, token }
 }
 
 /// Whether an address says "all addresses of this machine", which is of use to who listens only.
-fn is_anywhere(address: &str) -> bool {
+pub(super) fn is_anywhere(address: &str) -> bool {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     matches!(host, "" | "*" | "0.0.0.0" | "[::]" | "::")
 }

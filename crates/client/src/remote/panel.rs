@@ -46,13 +46,16 @@ impl Panel {
         let offer = first.offer.clone();
         let (placement, connected, _) = first.those(&wanted);
         let Some(placement) = placement else {
-            connected.into_iter().filter_map(|(_, remote)| remote.ok()).for_each(|remote| remote.close());
+            connected
+                .into_iter()
+                .filter_map(|(_, reached)| reached.ok())
+                .for_each(|(remote, _)| remote.close());
             return Ok(None);
         };
         let (mut links, mut failed) = (Vec::new(), None);
-        for (member, remote) in connected {
-            match remote {
-                Ok(remote) => links.push((member, remote)),
+        for (member, reached) in connected {
+            match reached {
+                Ok((remote, _)) => links.push((member, remote)),
                 Err(why) => failed = failed.or(Some(why)),
             }
         }

@@ -1,6 +1,14 @@
-//! `kestrel://host[:port][,host2[:port]…]/NAME`: a volume that servers serve.
+//! `kestrel://host[:port][,host2[:port]…]/NAME[?ca=…&tls=…&cert=…]`: a volume that servers serve.
+//!
+//! What follows the question mark says how connections to other machines are encrypted, and by what the servers are known. None of it is secret.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use kestrel_net::tls::{ClientTls, Fingerprint, Mode, OwnFiles, TlsError, Trust};
+use kestrel_net::token::Token;
+use kestrel_types::security::is_loopback;
 
 use crate::error::VolumeError;
 
@@ -20,6 +28,41 @@ pub struct RemoteUrl {
     pub addresses: Vec<String>,
     /// Name under which they serve it.
     pub name: String,
+    /// `tls=auto|on|off`: which connections are encrypted.
+    pub tls: Mode,
+    /// `ca=`: by what the servers are known.
+    pub ca: Option<Ca>,
+    /// `cert=`: a file with the certificate, and its key, that this client shows.
+    pub certificate: Option<PathBuf>,
+}
+
+/// By what servers are known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ca {
+    /// `sha256:…`: the fingerprint of the volume's own authority.
+    Fingerprint(Fingerprint),
+    /// The absolute path of a file with certificates of authorities.
+    File(PathBuf),
+}
+
+impl FromStr for Ca {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match Path::new(text) {
+            path if path.is_absolute() => Ok(Self::File(path.into())),
+            _ => text.parse().map(Self::Fingerprint).map_err(|why: TlsError| why.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Ca {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fingerprint(fingerprint) => fmt::Display::fmt(fingerprint, f),
+            Self::File(path) => fmt::Display::fmt(&path.display(), f),
+        }
+    }
 }
 
 impl RemoteUrl {
@@ -28,16 +71,81 @@ impl RemoteUrl {
         url.starts_with(SCHEME)
     }
 
+    /// Servers of a volume on this machine, or known by what is added.
+    pub fn new(addresses: Vec<String>, name: &str) -> Self {
+        Self { addresses, name: name.to_string(), tls: Mode::default(), ca: None, certificate: None }
+    }
+
+    /// Whether all servers are on this machine, by their addresses.
+    pub fn is_loopback(&self) -> bool {
+        let is_here = |address: &String| {
+            let host = address.rsplit_once(':').map_or(&**address, |(host, _)| host);
+            let host = host.trim_start_matches('[').trim_end_matches(']');
+            host == "localhost" || host.parse().is_ok_and(is_loopback)
+        };
+        self.addresses.iter().all(is_here)
+    }
+
+    /// The URL without what concerns encryption: for people.
+    pub fn place(&self) -> String {
+        format!("{SCHEME}{}/{}", self.addresses.join(","), self.name)
+    }
+
+    /// How connections are made. A token says by what servers are known unless the URL does.
+    ///
+    /// # Errors
+    /// If a file that it names cannot be used, or the token says what this program does not know.
+    pub fn client_tls(&self, token: Option<&Token>) -> Result<ClientTls, VolumeError> {
+        let bad = |why: TlsError| VolumeError::Invalid(why.to_string());
+        let told = token.and_then(|token| token.authority.as_deref());
+        let trust = match &self.ca {
+            None => told.map(|told| told.parse().map(Trust::Authority).map_err(bad)).transpose()?,
+            Some(Ca::Fingerprint(fingerprint)) => Some(Trust::Authority(*fingerprint)),
+            Some(Ca::File(path)) => Some(Trust::read(path).map_err(bad)?),
+        };
+        let own = self.certificate.as_ref().map(|path| OwnFiles::open(path, path));
+        ClientTls::new(self.tls, trust.as_ref(), own.transpose().map_err(bad)?).map_err(bad)
+    }
+
+    /// Takes in what follows the question mark.
+    fn options(&mut self, text: &str) -> Result<(), String> {
+        let mut seen = Vec::new();
+        for option in text.split('&') {
+            let (key, value) = option.split_once('=').unwrap_or((option, ""));
+            if seen.contains(&key) {
+                return Err(format!("{key} is given twice"));
+            }
+            seen.push(key);
+            match key {
+                "tls" => self.tls = value.parse().map_err(|why| format!("tls: {why}"))?,
+                "ca" => {
+                    self.ca = Some(
+                        value.parse().map_err(|why| format!("ca: {why}, or the absolute path of a file"))?,
+                    )
+                }
+                "cert" if Path::new(value).is_absolute() => self.certificate = Some(value.into()),
+                "cert" => {
+                    return Err("cert: the absolute path of a file with a certificate and its key".into());
+                }
+                _ => return Err(format!("{key:?}: there are ca, tls and cert")),
+            }
+        }
+        Ok(())
+    }
+
     /// Reads a URL.
     ///
     /// # Errors
     /// Says what is wrong with it.
     pub fn parse(url: &str) -> Result<Self, VolumeError> {
         let bad = |why: &str| {
-            VolumeError::Invalid(format!("{url}: {why}; write {SCHEME}HOST[:PORT][,HOST2[:PORT]…]/NAME"))
+            VolumeError::Invalid(format!(
+                "{url}: {why}; write {SCHEME}HOST[:PORT][,HOST2[:PORT]…]/NAME[?ca=sha256:…]"
+            ))
         };
         let rest = url.strip_prefix(SCHEME).ok_or_else(|| bad("not the URL of a served volume"))?;
         let (hosts, name) = rest.split_once('/').ok_or_else(|| bad("the volume's name is missing"))?;
+        let (name, options) = name.split_once('?').map_or((name, None), |(name, rest)| (name, Some(rest)));
         if name.is_empty() || name.len() > 255 || name.contains('/') || name.chars().any(char::is_control) {
             return Err(bad(
                 "the volume's name must have 1 to 255 bytes and neither '/' nor control characters",
@@ -48,13 +156,22 @@ impl RemoteUrl {
         if addresses.len() > ADDRESSES_MAX {
             return Err(bad("more than 64 servers"));
         }
-        Ok(Self { addresses, name: name.to_string() })
+        let mut read = Self::new(addresses, name);
+        options.map_or(Ok(()), |options| read.options(options)).map_err(|why| bad(&why))?;
+        Ok(read)
     }
 }
 
 impl fmt::Display for RemoteUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{SCHEME}{}/{}", self.addresses.join(","), self.name)
+        f.write_str(&self.place())?;
+        let tls = (self.tls != Mode::default()).then(|| format!("tls={}", self.tls));
+        let ca = self.ca.as_ref().map(|ca| format!("ca={ca}"));
+        let certificate = self.certificate.as_ref().map(|path| format!("cert={}", path.display()));
+        for (at, option) in [ca, tls, certificate].into_iter().flatten().enumerate() {
+            write!(f, "{}{option}", if at == 0 { '?' } else { '&' })?;
+        }
+        Ok(())
     }
 }
 
@@ -104,6 +221,28 @@ mod tests {
     }
 
     #[test]
+    fn what_concerns_encryption_is_a_part_of_the_url() {
+        let digits = "0123456789abcdef".repeat(4);
+        for text in [
+            format!("kestrel://a:9440/v?ca=sha256:{digits}"),
+            format!("kestrel://a:9440/v?ca=sha256:{digits}&tls=on&cert=/etc/own.pem"),
+            "kestrel://a:9440/v?ca=/etc/ca.pem".into(),
+            "kestrel://a:9440/v?tls=off".into(),
+        ] {
+            let url = RemoteUrl::parse(&text).unwrap();
+            assert_eq!(url.to_string(), text);
+            assert_eq!(url.place(), "kestrel://a:9440/v");
+        }
+        assert_eq!(
+            RemoteUrl::parse("kestrel://a/v?tls=auto").unwrap(),
+            RemoteUrl::parse("kestrel://a/v").unwrap()
+        );
+        let is_loopback = |url| RemoteUrl::parse(url).unwrap().is_loopback();
+        assert!(is_loopback("kestrel://localhost,127.0.0.2:9,[::1]/v"));
+        assert!(!is_loopback("kestrel://127.0.0.1,10.0.0.1/v") && !is_loopback("kestrel://gpu7/v"));
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (url, why) in [
             ("kestrel://host", "name is missing"),
@@ -119,6 +258,13 @@ mod tests {
             ("kestrel://[::1]9/v", "other than its port"),
             ("kestrel://a b/v", "host is missing or is none"),
             ("s3://a/v", "not the URL of a served volume"),
+            ("kestrel://a/v?", "there are ca, tls and cert"),
+            ("kestrel://a/v?tls=maybe", "auto, on or off"),
+            ("kestrel://a/v?tls=on&tls=off", "given twice"),
+            ("kestrel://a/v?ca=ca.pem", "absolute path"),
+            ("kestrel://a/v?ca=sha256:00", "64 hexadecimal digits"),
+            ("kestrel://a/v?cert=own.pem", "absolute path"),
+            ("kestrel://a/?tls=on", "1 to 255"),
         ] {
             let error = RemoteUrl::parse(url).unwrap_err().to_string();
             assert!(error.contains(why) && error.contains(url), "{error}");

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
+use kestrel_types::placement::map::MapError;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, NodeId, Placement};
 
-use super::NewVolume;
 use super::format::{clear, format_as, make, occupy};
 use super::token::Token;
-use crate::descriptor::{ClusterSection, Descriptor, volume_dir};
+use super::{NewVolume, engine};
+use crate::descriptor::{ClusterSection, Descriptor, RowsAt, volume_dir};
 use crate::error::VolumeError;
 use crate::storage::{self, OBJECTS_DIR, StoreOptions};
 
@@ -15,7 +16,7 @@ use crate::storage::{self, OBJECTS_DIR, StoreOptions};
 const FIRST_NODE: NodeId = 1;
 
 /// Creates a volume that nodes at these addresses (`host:port`) share, and makes the directory the first one's. They are numbered
-/// from 1 in their order and own equally many slots.
+/// from 1 in their order and own equally many slots. With an address for it one more node, which gets the last number, only coordinates; where its metadata goes `new.registry` says.
 ///
 /// # Errors
 /// As for [`super::format`], and if the addresses make no cluster.
@@ -23,17 +24,31 @@ pub fn form(
     url: &str,
     mut new: NewVolume,
     addresses: &[String],
+    coordinator: Option<&str>,
     options: &StoreOptions,
 ) -> Result<Descriptor, VolumeError> {
     let members = (FIRST_NODE..).zip(addresses).map(|(id, address)| Member { id, address: address.clone() });
-    let map = ClusterMap::even(members.collect()).map_err(|why| VolumeError::Invalid(why.to_string()))?;
-    let placement = Placement::new(map, ExceptionTable::default());
+    let invalid = |why: MapError| VolumeError::Invalid(why.to_string());
+    let map = ClusterMap::even(members.collect()).map_err(invalid)?;
+    let mut placement = Placement::new(map, ExceptionTable::default());
+    if let (Some(address), Some(last)) = (coordinator, placement.map.members().last().map(|last| last.id)) {
+        let member = Member { id: last + 1, address: address.into() };
+        placement = placement.with_member(member, true).map_err(invalid)?;
+        placement.coordinator = last + 1;
+    }
+    if new.registry.is_some() && coordinator.is_none() {
+        return Err(VolumeError::Invalid(
+            "a registry keeps what a node has that only coordinates; name the address of one".into(),
+        ));
+    }
+    let leads = placement.coordinator;
     let section = ClusterSection::new(FIRST_NODE, &placement)?;
     if new.settings.storage.is_none() {
         new.settings.storage = Some(shared_objects(&volume_dir(url)?)?);
     }
     format_as(url, new, options, &|dir, descriptor| {
         let objects_word = storage::mark_objects(dir, &descriptor, options)?;
+        engine::create_registry(&descriptor, leads)?;
         descriptor.in_cluster(ClusterSection { objects_word, ..section.clone() }.born()?)
     })
 }
@@ -62,7 +77,8 @@ pub fn join(
     options: &StoreOptions,
 ) -> Result<Descriptor, VolumeError> {
     let descriptor = token.of_new_node(node)?;
-    if node == FIRST_NODE {
+    // Where metadata is elsewhere it may have lost its directory, as any other.
+    if node == FIRST_NODE && matches!(descriptor.rows()?, RowsAt::Directory) {
         return Err(VolumeError::Invalid(format!(
             "node {FIRST_NODE} is the one that formed the cluster; the others join it"
         )));
@@ -79,7 +95,7 @@ pub fn join(
     // Also from here must the objects be reached: before anything is made.
     storage::check_reached(&dir, &descriptor, options)?;
     let (lock, _) = occupy(&dir, false)?;
-    let made = make(&dir, &descriptor);
+    let made = make(&dir, &descriptor, true);
     if made.is_err() {
         clear(&dir);
     }
@@ -90,22 +106,12 @@ pub fn join(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::descriptor::{Durability, Settings};
+    use crate::descriptor::Durability;
     use crate::volume::{Resources, Volume};
-    use kestrel_data::store::coded::Compression;
-    use kestrel_meta::engine::Engine;
     use kestrel_meta::ids::{decode_counter, system_key};
 
     fn new_volume() -> NewVolume {
-        let settings = Settings {
-            name: "shared".into(),
-            storage: None,
-            block_bytes: 4 << 20,
-            inline_max: 4096,
-            durability: Durability::Commit,
-            grace_seconds: 60,
-        };
-        NewVolume { settings, compression: Compression::None, encrypt_with: None, force: false }
+        NewVolume::plain("shared", Durability::Commit)
     }
 
     fn addresses(count: u16) -> Vec<String> {
@@ -121,7 +127,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let (one, two) = (url(&place.path().join("one")), url(&place.path().join("two")));
         let options = StoreOptions::default();
-        let first = form(&one, new_volume(), &addresses(3), &options).unwrap();
+        let first = form(&one, new_volume(), &addresses(3), None, &options).unwrap();
         let token = Token::of(&first).unwrap();
         let token = Token::parse(&token.to_string()).unwrap();
         let second = join(&two, &token, 2, &options).unwrap();
@@ -151,10 +157,11 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let (one, three) = (url(&place.path().join("one")), url(&place.path().join("three")));
         let options = StoreOptions::default();
-        let token = Token::of(&form(&one, new_volume(), &addresses(2), &options).unwrap()).unwrap();
+        let token = Token::of(&form(&one, new_volume(), &addresses(2), None, &options).unwrap()).unwrap();
         let table = token.placement().unwrap();
-        assert!(token.joining(&table, 3, "10.0.0.3:9440", [1 << 39, 1]).is_err());
-        let joining = token.joining(&table, 3, "10.0.0.3:9440", [5_000, 70_000]).unwrap();
+        let third = Member { id: 3, address: "10.0.0.3:9440".into() };
+        assert!(token.joining(&table, third.clone(), false, [1 << 39, 1]).is_err());
+        let joining = token.joining(&table, third, false, [5_000, 70_000]).unwrap();
         let joining = Token::parse(&joining.to_string()).unwrap();
         let made = join(&three, &joining, 3, &options).unwrap();
         assert_eq!(Descriptor::read(Path::new(&three)).unwrap(), made);
@@ -174,7 +181,8 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let (one, two) = (place.path().join("one"), place.path().join("two"));
         let options = StoreOptions::default();
-        let token = Token::of(&form(&url(&one), new_volume(), &addresses(2), &options).unwrap()).unwrap();
+        let token =
+            Token::of(&form(&url(&one), new_volume(), &addresses(2), None, &options).unwrap()).unwrap();
         for (node, why) in [(1, "formed the cluster"), (3, "node 3"), (0, "node 0")] {
             let error = join(&url(&two), &token, node, &options).unwrap_err().to_string();
             assert!(error.contains(why) && !two.exists(), "{error}");
@@ -183,7 +191,7 @@ mod tests {
         let error = join(&url(&two), &token, 2, &options).unwrap_err().to_string();
         assert!(error.contains("not reached from here") && !two.exists(), "{error}");
         for bad in [&[][..], &["x".to_string(), String::new()]] {
-            assert!(form(&url(&two), new_volume(), bad, &options).is_err());
+            assert!(form(&url(&two), new_volume(), bad, None, &options).is_err());
         }
     }
 }

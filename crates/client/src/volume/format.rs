@@ -3,18 +3,15 @@
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use kestrel_meta::engine::embedded::EmbeddedEngine;
-use kestrel_meta::engine::{BeforeSync, Engine};
-use kestrel_meta::member::Member;
+use kestrel_data::store::coded::Compression;
+use kestrel_meta::member::{Member, seat};
 use kestrel_meta::node::{Node, RootAttr};
 use kestrel_types::clock::{Clock, SystemClock};
 
 use super::lock::LOCK_FILE;
-use super::sizes::fitting_options;
-use super::{META_DIR, VolumeLock};
-use crate::descriptor::{Descriptor, FILE_NAME, Settings, volume_dir};
+use super::{META_DIR, VolumeLock, engine};
+use crate::descriptor::{Descriptor, Durability, FILE_NAME, Settings, volume_dir};
 use crate::error::VolumeError;
 use crate::keys;
 use crate::storage::{self, OBJECTS_DIR, StoreOptions};
@@ -25,11 +22,37 @@ pub struct NewVolume {
     /// Its settings.
     pub settings: Settings,
     /// How objects are compressed.
-    pub compression: kestrel_data::store::coded::Compression,
+    pub compression: Compression,
+    /// Where metadata goes: URL of a database; none: into the volume's directory.
+    pub metadata: Option<String>,
+    /// Where the metadata of nodes goes that only coordinate: URL of an etcd; none: as that of the others. Of clusters only.
+    pub registry: Option<String>,
     /// File with the key that encrypts them; none: they are not encrypted.
     pub encrypt_with: Option<PathBuf>,
     /// Take the place of a volume that is there.
     pub force: bool,
+}
+
+impl NewVolume {
+    /// One whose files lie in its directory as they are, with the sizes and times that volumes have unless told otherwise.
+    pub fn plain(name: &str, durability: Durability) -> Self {
+        let settings = Settings {
+            name: name.into(),
+            storage: None,
+            block_bytes: 4 << 20,
+            inline_max: 4096,
+            durability,
+            grace_seconds: 60,
+        };
+        Self {
+            settings,
+            compression: Compression::None,
+            encrypt_with: None,
+            metadata: None,
+            registry: None,
+            force: false,
+        }
+    }
 }
 
 /// Creates a volume in a directory that is missing or empty; with `force`, replaces a volume that is there.
@@ -50,7 +73,13 @@ pub(super) fn format_as(
 ) -> Result<Descriptor, VolumeError> {
     let dir = volume_dir(url)?;
     let clock = SystemClock;
-    let mut descriptor = Descriptor::new(new.settings, clock.now())?;
+    let mut settings = new.settings;
+    if new.metadata.is_some() {
+        // What is not in the database would be lost with the process.
+        settings.durability = Durability::Commit;
+    }
+    let mut descriptor =
+        Descriptor::new(settings, clock.now())?.with_metadata(new.metadata)?.with_registry(new.registry)?;
     let key_file = new.encrypt_with.as_deref();
     descriptor.coding = keys::new_coding(&descriptor.uuid_bytes(), new.compression, key_file, clock.now())?;
     let (lock, occupied) = occupy(&dir, new.force)?;
@@ -60,10 +89,11 @@ pub(super) fn format_as(
     }
     let made = storage::create(&dir, &descriptor, options)
         .and_then(|()| complete(&dir, descriptor.clone()))
-        .and_then(|complete| make(&dir, &complete).map(|()| complete));
+        .and_then(|complete| make(&dir, &complete, false).map(|()| complete));
     if made.is_err() {
         // Nobody will ever open it; if its marker stays, a later format names it and says what to do.
         let _ = storage::erase(&dir, &descriptor, options);
+        let _ = engine::discard_rows(&descriptor);
         if !occupied {
             clear(&dir);
         }
@@ -83,7 +113,7 @@ pub(super) fn occupy(dir: &Path, force: bool) -> Result<(VolumeLock, bool), Volu
     if occupied && let Ok(Descriptor { cluster: Some(section), .. }) = Descriptor::read(dir) {
         return Err(VolumeError::Invalid(format!(
             "{}: node {} of a cluster; what it holds is part of a volume. To give the volume up, remove the directories of all \
-             its nodes and its objects",
+             its nodes, its objects, and its schema if its metadata is in a database",
             dir.display(),
             section.node
         )));
@@ -98,9 +128,13 @@ pub(super) fn clear(dir: &Path) {
     let _ = fs::remove_file(dir.join(LOCK_FILE));
 }
 
-/// Removes what a volume consists of and nothing else; the descriptor first: a half-removed volume is none.
+/// Removes what a volume consists of and nothing else. Its rows in a database first, which knows whether somebody has the volume open
+/// elsewhere; then the descriptor: a half-removed volume is none.
 fn remove_old(dir: &Path, options: &StoreOptions) -> Result<(), VolumeError> {
     let old = Descriptor::read(dir).ok();
+    if let Some(old) = &old {
+        engine::discard_rows(old)?;
+    }
     remove(&dir.join(FILE_NAME), |path| fs::remove_file(path))?;
     if let Some(old) = old {
         storage::erase(dir, &old, options)?;
@@ -116,24 +150,30 @@ fn remove(path: &Path, how: impl Fn(&Path) -> std::io::Result<()>) -> Result<(),
     }
 }
 
-/// Makes the metadata, and the descriptor last of all: with it there is a volume, complete.
-pub(super) fn make(dir: &Path, descriptor: &Descriptor) -> Result<(), VolumeError> {
-    let meta = dir.join(META_DIR);
-    fs::create_dir_all(&meta).map_err(|error| VolumeError::io("create", &meta, &error))?;
-    let nothing: BeforeSync = Arc::new(|| Ok(()));
-    let engine =
-        EmbeddedEngine::open(&meta, descriptor.uuid_bytes(), fitting_options(dir), nothing, &mut |_| true)
-            .map_err(|error| VolumeError::Engine(error.to_string()))?;
+/// Makes the metadata, and the descriptor last of all: with it there is a volume, complete. A node that joins may have rows already, if they
+/// are in a database and its directory is lost, or was not finished: they are the node's.
+pub(super) fn make(dir: &Path, descriptor: &Descriptor, joins: bool) -> Result<(), VolumeError> {
+    let engine = engine::create(dir, descriptor, joins)?;
     // SAFETY: geteuid and getegid take nothing and cannot fail.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     let root = RootAttr { mode: 0o755, uid, gid };
     let formatted = match &descriptor.cluster {
         // One root for all nodes: each writes those of its rows that are its own.
         Some(section) => {
-            Member::format(&engine, root, descriptor.created, section.node, section.placement()?)
-                .and_then(|()| section.counters.map_or(Ok(()), |from| Member::count_from(&engine, from)))
+            match Member::format(&*engine, root, descriptor.created, section.node, section.placement()?) {
+                Err(why) if joins && engine.is_shared() && why.errno == libc::EEXIST => Ok(()),
+                formatted => formatted,
+            }
+            .and_then(|()| section.counters.map_or(Ok(()), |from| Member::count_from(&*engine, from)))
+            .and_then(|()| match section.birth() {
+                // What the node is known by stays, whichever directory serves it.
+                Ok(birth) if engine.is_shared() && seat::birth(&*engine)?.is_none() => {
+                    seat::bear(&*engine, birth)
+                }
+                _ => Ok(()),
+            })
         }
-        None => Node::format(&engine, root, SystemClock.now()),
+        None => Node::format(&*engine, root, SystemClock.now()),
     };
     formatted.map_err(|error| VolumeError::Engine(format!("{}: {error}", dir.display())))?;
     engine.sync().map_err(|error| VolumeError::Engine(error.to_string()))?;

@@ -4,11 +4,15 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use crate::error::VolumeError;
 
 /// File that the process using a volume holds a lock on; it names the process.
 pub(super) const LOCK_FILE: &str = "lock";
+
+/// Whoever looks who holds the lock ([`VolumeLock::holder`]) has it for a moment.
+const PROBED: Duration = Duration::from_millis(100);
 
 /// Keeps other processes out of a volume while it lives.
 #[derive(Debug)]
@@ -30,7 +34,14 @@ impl VolumeLock {
             .open(&path)
             .map_err(|error| io("open", &error))?;
         // SAFETY: flock takes a descriptor that `file` keeps open, and no pointer.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+        let attempt = || unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
+        let begun = Instant::now();
+        let mut taken = attempt();
+        while !taken && begun.elapsed() < PROBED {
+            std::thread::sleep(PROBED / 20);
+            taken = attempt();
+        }
+        if !taken {
             let error = std::io::Error::last_os_error();
             if error.kind() != ErrorKind::WouldBlock {
                 return Err(io("lock", &error));

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::path::Path;
 
-use kestrel_types::placement::{ClusterMap, Member, NodeId, Placement};
+use kestrel_types::placement::{Member, NodeId, Placement};
 
 use crate::descriptor::{ClusterSection, Descriptor};
 use crate::error::VolumeError;
@@ -50,16 +50,18 @@ impl Token {
     pub fn joining(
         &self,
         placement: &Placement,
-        node: NodeId,
-        address: &str,
+        member: Member,
+        idle: bool,
         counters: [u64; 2],
     ) -> Result<Self, VolumeError> {
-        let mut members = placement.map.members().to_vec();
-        members.retain(|member| member.id != node);
-        members.push(Member { id: node, address: address.to_string() });
-        let map = ClusterMap::new(members, |slot| placement.map.owner(slot).id)
-            .map_err(|why| VolumeError::Invalid(why.to_string()))?;
-        let placement = Placement { map, ..placement.clone() };
+        let node = member.id;
+        let placement = match placement.map.member(node) {
+            // It has come to the table since.
+            Some(_) => placement.clone(),
+            None => {
+                placement.with_member(member, idle).map_err(|why| VolumeError::Invalid(why.to_string()))?
+            }
+        };
         let section = self.section.clone().joining(node, &placement, counters);
         let descriptor = self.descriptor.clone().in_cluster(section.clone())?;
         Ok(Self { descriptor, section })

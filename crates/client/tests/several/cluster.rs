@@ -23,6 +23,7 @@ use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, NodeId, Placement};
 use kestrel_types::request::{Op, Outcome, Subject};
+use kestrel_types::security::Security;
 use kestrel_types::wire::{
     Answered, Body, Checksum, LOCK_MISDIRECTED, Reclaim, ReplyTo, ToClient, ToServer, WireError,
     encode_to_client,
@@ -113,7 +114,14 @@ impl Cluster {
             grace_seconds: 60,
         };
         let place = dir.path().join("vol");
-        let new = NewVolume { settings, compression: Default::default(), encrypt_with: None, force: false };
+        let new = NewVolume {
+            settings,
+            compression: Default::default(),
+            encrypt_with: None,
+            registry: None,
+            metadata: None,
+            force: false,
+        };
         let descriptor: Descriptor = format(place.to_str().unwrap(), new, &StoreOptions::default()).unwrap();
         let storage = Storage::open(&place, &descriptor, &StoreOptions::default()).unwrap();
         let offer = Offer::new(&descriptor, &storage).unwrap();
@@ -284,8 +292,8 @@ struct Visitor {
 }
 
 impl Handler for Recording {
-    fn connect(&self, peer: SocketAddr, outbox: Arc<dyn Outbox>) -> Box<dyn Connection> {
-        let inner = self.door.connect(peer, outbox.clone());
+    fn connect(&self, peer: SocketAddr, security: Security, outbox: Arc<dyn Outbox>) -> Box<dyn Connection> {
+        let inner = self.door.connect(peer, security, outbox.clone());
         let (notes, table) = (self.notes.clone(), self.table.clone());
         Box::new(Visitor { inner, outbox, notes, node: self.node, table })
     }
@@ -342,7 +350,9 @@ impl Visitor {
                 Body::Admin(_) => {}
             },
             ToServer::Cancel { .. } | ToServer::Bye => {}
-            ToServer::PeerHello(_) | ToServer::Peer(_) => panic!("a client speaks as a node"),
+            ToServer::PeerHello(_) | ToServer::PeerProof(_) | ToServer::Peer(_) | ToServer::Proof(_) => {
+                panic!("a client speaks as a node")
+            }
         }
         false
     }

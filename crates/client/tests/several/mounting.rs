@@ -27,7 +27,7 @@ fn a_volume_without_a_table_has_one_connection() {
     let client = Client::mount(&cluster.url(0));
     assert!(client.metadata().placement().is_none());
     let nodes = client.metadata().nodes();
-    assert_eq!((nodes.len(), nodes[0].node, &nodes[0].address), (1, 0, &cluster.served[0].address()));
+    assert_eq!((nodes.len(), nodes[0].node, &nodes[0].address()), (1, 0, &cluster.served[0].address()));
     let file = client.create("file");
     client.write(&file, &[7; 100_000]);
     assert_eq!(client.read(&file), [7; 100_000]);
@@ -43,7 +43,7 @@ fn any_node_tells_of_the_others_and_is_not_connected_to_again() {
         let url = format!("kestrel://{},{}/vol", nobody(), cluster.served[first].address());
         let client = Client::mount(&url);
         let nodes = client.metadata().nodes();
-        let nodes = nodes.iter().map(|node| (node.node, node.address.clone()));
+        let nodes = nodes.iter().map(|node| (node.node, node.address()));
         let table = cluster.table.map.members().iter().map(|member| (member.id, member.address.clone()));
         assert_eq!(nodes.collect::<Vec<_>>(), table.collect::<Vec<_>>());
         assert_eq!(client.metadata().placement().as_deref(), Some(&cluster.table));

@@ -6,18 +6,29 @@
 //! that the cluster has; they would bring what the others do not have, or take numbers that are taken. A start is counted before
 //! anybody hears of it, so no two starts of one directory have the same number: two that do are copies.
 //!
+//! **Where it is** it says, too: that is on record with its start ([`kestrel_meta::member::whereabouts`]), and this node dials it there.
+//!
+//! **That it is of this cluster** it proves by what only nodes of the cluster can work out ([`kestrel_net::peer::proof`]), and over TLS by a
+//! certificate with its number besides. Until then it is told nothing but that this node is one.
+//!
 //! A node has one connection at a time; a newer one replaces it, as a node that was started again replaces what it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kestrel_meta::member::Envelope;
 use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::member::known::Known;
+use kestrel_meta::member::whereabouts::Whereabout;
+use kestrel_meta::member::{Envelope, Message};
 use kestrel_net::handler::Outbox;
+use kestrel_net::peer::proof::{holds, nonce, prove};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::placement::NodeId;
-use kestrel_types::wire::{PeerHello, REFUSED_BIRTH, REFUSED_LEFT, REFUSED_OLD, REFUSED_TWICE, ToServer};
+use kestrel_types::security::{PeerName, Security};
+use kestrel_types::wire::{
+    PROOF_BYTES, PeerChallenge, PeerHello, Prover, REFUSED_BIRTH, REFUSED_LEFT, REFUSED_OLD, REFUSED_TWICE,
+    ToServer,
+};
 use parking_lot::Mutex;
 
 use super::Server;
@@ -45,6 +56,19 @@ pub(crate) struct Gate {
     /// Nodes that are to join, or are in a table that is to come.
     expected: Mutex<BTreeSet<NodeId>>,
     seats: Mutex<Seats>,
+}
+
+const NO_CLUSTER: FsError =
+    FsError::new(libc::EINVAL, "this node has its volume to itself: it is in no cluster");
+
+/// What somebody says who says to be a node.
+pub(crate) struct Says<'a> {
+    pub hello: &'a PeerHello,
+    /// What it was asked to prove itself by.
+    pub nonce: &'a [u8; 16],
+    pub proof: &'a [u8; PROOF_BYTES],
+    /// What its connection runs over.
+    pub security: &'a Security,
 }
 
 /// A connection that was let in.
@@ -84,14 +108,33 @@ impl Gate {
         table.is_some_and(|table| table.placement.heir_of(node).is_some())
     }
 
+    /// Whether it is a node of this cluster, and the one it says it is.
+    fn believe(&self, Says { hello, nonce, proof, security }: &Says<'_>) -> FsResult<()> {
+        if !holds(&self.identity.secret, Prover::Dialed, hello, nonce, proof) {
+            let why = "the secrets of the clusters differ: this node belongs to another cluster than the one that connects, or one of \
+                       their descriptors was written anew";
+            return Err(FsError::new(libc::EACCES, why));
+        }
+        let shown = match security {
+            Security::Tls { peer } => peer.as_ref(),
+            // What is allowed in clear is decided where connections are accepted.
+            Security::Loopback | Security::Plain => return Ok(()),
+        };
+        if shown != Some(&PeerName::Node(hello.from)) {
+            let shown = match shown {
+                Some(PeerName::Node(node)) => format!("is that of node {node}"),
+                Some(PeerName::Client(_)) => "is a client's".into(),
+                None => "is none of this volume's".into(),
+            };
+            let why = format!("the certificate of who says to be node {} {shown}", hello.from);
+            return Err(FsError::because(libc::EACCES, why));
+        }
+        Ok(())
+    }
+
     fn check(&self, hello: &PeerHello) -> FsResult<()> {
         let refused = |errno, why: String| Err(FsError::because(errno, why));
         let me = self.host.me();
-        if hello.secret != self.identity.secret {
-            let why = "the secrets of the clusters differ: this node belongs to another cluster than the one that \
-                       connects, or one of their descriptors was written anew";
-            return refused(libc::EACCES, why.into());
-        }
         if hello.volume != self.identity.volume {
             return refused(
                 libc::ENOENT,
@@ -132,21 +175,39 @@ impl Gate {
         address: &str,
     ) -> FsResult<()> {
         let engine = &**self.host.node().engine();
-        let came = Known { birth: hello.birth, epoch: hello.epoch, start: hello.start };
+        let came = Known {
+            birth: hello.birth,
+            epoch: hello.epoch,
+            start: hello.start,
+            address: Some(hello.address.clone()),
+        };
         let on_record = match known.get(&hello.from) {
-            Some(seen) => Some(*seen),
+            Some(seen) => Some(seen.clone()),
             None => Known::read(engine, hello.from)?,
         };
-        if let Some(seen) = on_record {
+        if let Some(seen) = &on_record {
             // Where it calls from has a port that says nothing, and another one each time.
             let address = address.rsplit_once(':').map_or(address, |(host, _)| host);
-            if let Err(why) = judge(&seen, &came, hello.from, self.host.me(), address) {
-                log::error!("cluster: {}", why.reason);
-                return Err(why);
+            if let Err(why) = judge(seen, &came, hello.from, self.host.me(), address) {
+                let is_shared = self.host.node().cluster().is_some_and(|cluster| cluster.is_shared());
+                if !(is_shared && why.errno == REFUSED_OLD) {
+                    log::error!("cluster: {}", why.reason);
+                    return Err(why);
+                }
+                let why = format!(
+                    "node {} has been started since the process at {address} was (start {}, node {} has seen start {}): another one \
+                     serves in its place, and that one ends when it notices",
+                    hello.from,
+                    came.epoch,
+                    self.host.me(),
+                    seen.epoch
+                );
+                log::warn!("cluster: {why}");
+                return Err(FsError::because(REFUSED_OLD, why));
             }
-            known.insert(hello.from, seen);
+            known.insert(hello.from, seen.clone());
         }
-        if on_record != Some(came) {
+        if on_record.as_ref() != Some(&came) {
             came.write(engine, hello.from)?;
             known.insert(hello.from, came);
         }
@@ -185,22 +246,30 @@ fn judge(seen: &Known, came: &Known, from: NodeId, me: NodeId, address: &str) ->
 }
 
 impl Server {
+    /// Proves to who says to be a node that this is one of the cluster, and asks for the same.
+    ///
+    /// # Errors
+    /// What it is refused with.
+    pub(crate) fn challenge_peer(&self, hello: &PeerHello) -> FsResult<PeerChallenge> {
+        let gate = self.gate.as_ref().ok_or(NO_CLUSTER)?;
+        let nonce = nonce().ok_or(FsError::new(libc::EAGAIN, "the system has no randomness"))?;
+        let proof = prove(&gate.identity.secret, Prover::Reached, hello, &nonce);
+        Ok(PeerChallenge { nonce, proof })
+    }
+
     /// Takes in another node's connection, in the place of the one it had. `address` is for people.
     ///
     /// # Errors
     /// What it is refused with.
     pub(crate) fn greet_peer(
         &self,
-        hello: &PeerHello,
+        says: &Says<'_>,
         outbox: &Arc<dyn Outbox>,
         address: &str,
     ) -> FsResult<Guest> {
-        let Some(gate) = &self.gate else {
-            return Err(FsError::new(
-                libc::EINVAL,
-                "this node has its volume to itself: it is in no cluster",
-            ));
-        };
+        let gate = self.gate.as_ref().ok_or(NO_CLUSTER)?;
+        gate.believe(says)?;
+        let hello = says.hello;
         gate.check(hello)?;
         let (guest, replaced) = {
             let mut known = gate.known.lock();
@@ -212,6 +281,8 @@ impl Server {
             (Guest { from: hello.from, number }, replaced)
         };
         self.shared.counts.peers_welcomed.add(1);
+        let at = Whereabout { node: hello.from, epoch: hello.epoch, address: hello.address.clone() };
+        gate.host.whereabouts_kept().met(&at);
         if let Some(Seat { outbox, .. }) = replaced {
             outbox.close("a newer connection of the same node has taken over");
         }
@@ -233,6 +304,16 @@ impl Server {
         for message in messages {
             match message {
                 ToServer::Peer(bytes) => match Envelope::decode(&bytes) {
+                    Ok(Envelope { from, message: Message::Tokens(message), .. }) if from == guest.from => {
+                        self.tokens.heard(from, message, self.clock.now());
+                    }
+                    Ok(Envelope { from, message: Message::Whereabouts(mut nodes), .. })
+                        if from == guest.from =>
+                    {
+                        // Where it is itself this node knows best; of others there are as many as the cluster has.
+                        nodes.retain(|at| at.node != gate.host.me() && gate.belongs(at.node));
+                        gate.host.whereabouts_kept().heard(&nodes);
+                    }
                     Ok(envelope) if envelope.from == guest.from => envelopes.push(envelope),
                     Ok(_) => {
                         wrong = Err(FsError::new(libc::EPROTO, "a node speaks for itself only"));

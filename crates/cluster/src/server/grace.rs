@@ -5,7 +5,15 @@
 //!
 //! *Back for good* means: it has reclaimed everything **and** its retries have been executed. A file that a client created just
 //! before the crash is not among what it reclaims if it has not heard of it; the retry of that Create finds the recorded
-//! answer, and the file must not have been deleted in between.
+//! answer, and the file must not have been deleted in between. So who has reclaimed everything when the period is over, and may have
+//! retries under way, has a lease more: by then it has said something that comes after them, or its session has ended.
+//!
+//! **Another process may have been the node until now** ([`crate::backend::Backend::may_answer`]), and have clients that do not know. It tells
+//! them nothing any more when this one has its first lease, so what a client of it was answered last it had sent before that; it counts its locks as lost a lease
+//! after it sent that. Therefore the period begins with this node's first lease, and is not shorter than a client's: nobody gets a lock that somebody else believes in.
+//!
+//! **A client's lease is that of the start it was welcomed by**, which may have been longer than this one's. It is on record (row `lease`) before anybody is
+//! welcomed, and the longest of two starts stays there until the period between them has ended.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,13 +26,26 @@ use crate::session::{Phase, Session};
 
 /// See the module's header.
 pub(crate) struct Grace {
-    until: Nanos,
+    length: Nanos,
+    /// Known when it has begun.
+    until: Option<Nanos>,
     awaited: BTreeSet<ClientId>,
 }
 
 impl Grace {
-    pub fn until(until: Nanos) -> Self {
-        Self { until, awaited: BTreeSet::new() }
+    /// One of this length that has not begun.
+    pub fn of(length: Nanos) -> Self {
+        Self { length, until: None, awaited: BTreeSet::new() }
+    }
+
+    /// Clients can claim what they held from now on, if they could not before.
+    pub fn begin(&mut self, now: Nanos) {
+        self.until.get_or_insert(now.saturating_add(self.length));
+    }
+
+    /// For so long they could not.
+    pub fn put_off(&mut self, by: Nanos) {
+        self.until = self.until.map(|until| until.saturating_add(by));
     }
 
     /// This client had a session.
@@ -33,11 +54,16 @@ impl Grace {
     }
 
     pub fn is_over(&self, now: Nanos) -> bool {
-        self.awaited.is_empty() || now >= self.until
+        self.awaited.is_empty() || self.until.is_some_and(|until| now >= until)
+    }
+
+    /// Whether who has reclaimed may still ask for an answer that it has not heard.
+    fn is_patient(&self, now: Nanos, lease: Nanos) -> bool {
+        self.until.is_some_and(|until| now < until.saturating_add(lease))
     }
 
     pub fn left(&self, now: Nanos) -> Nanos {
-        (self.until - now).max(0)
+        self.until.map_or(self.length, |until| (until - now).max(0))
     }
 }
 
@@ -63,7 +89,7 @@ impl Server {
             None => return,
         };
         let settled: Vec<_> = awaited.iter().filter(|client| self.shared.is_settled(**client)).collect();
-        let late = {
+        let (late, patient) = {
             let mut slot = self.shared.grace.lock();
             let Some(grace) = slot.as_mut() else { return };
             for client in settled {
@@ -72,7 +98,7 @@ impl Server {
             if !grace.is_over(now) {
                 return;
             }
-            grace.awaited.clone()
+            (grace.awaited.clone(), grace.is_patient(now, self.shared.config.lease))
         };
         let late: Vec<Arc<Session>> = {
             let directory = self.shared.directory.lock();
@@ -81,11 +107,18 @@ impl Server {
         for session in self.all_sessions() {
             session.state.lock().may_claim_locks = false;
         }
+        let mut retries_may_come = false;
         for session in late {
-            // Who is in the middle of it, or has reclaimed and is quiet, keeps what it has; the rest is given up.
-            if session.state.lock().phase == Phase::Reclaiming {
-                self.expire(&session, now);
+            // Who has reclaimed keeps what it has; the rest is given up.
+            let phase = session.state.lock().phase;
+            match phase {
+                Phase::Reclaiming => self.expire(&session, now),
+                Phase::Live => retries_may_come = true,
+                Phase::Expired | Phase::Ended => {}
             }
+        }
+        if retries_may_come && patient {
+            return;
         }
         if let Err(why) = self.backend.node().end_grace() {
             log::error!("the grace period does not end: {why}");
@@ -93,5 +126,19 @@ impl Server {
         }
         *self.shared.grace.lock() = None;
         self.shared.desk.lock().end_grace();
+        self.settle_lease();
+    }
+
+    /// Nobody believes in a lease of an earlier start any more: this one's is on record from now on. If it cannot be, the next start waits
+    /// longer than it must.
+    pub(super) fn settle_lease(&self) {
+        let (node, lease) = (self.backend.node(), self.shared.config.lease);
+        let settled = node.lease_on_record().and_then(|before| match before == Some(lease) {
+            true => Ok(()),
+            false => node.record_lease(lease),
+        });
+        if let Err(why) = settled {
+            log::warn!("the lease of this start is not on record: {why}");
+        }
     }
 }

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use kestrel_meta::txn::SessionRecord;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::request::{Outcome, Reply};
 use kestrel_types::wire::{ClientId, Hello, SessionState, ToClient, Versions, Welcome};
 
 use super::{Server, Shared};
+use crate::grant::Grant;
 use crate::session::{Line, Phase, Session, State};
 
 /// Nanoseconds of a millisecond.
@@ -20,7 +22,13 @@ impl Server {
     ///
     /// # Errors
     /// What the client is refused with.
-    pub(crate) fn greet(&self, hello: Hello, line: Line, now: Nanos) -> FsResult<Arc<Session>> {
+    pub(crate) fn greet(
+        &self,
+        hello: Hello,
+        line: Line,
+        grant: Option<Arc<Grant>>,
+        now: Nanos,
+    ) -> FsResult<Arc<Session>> {
         let version = self.check(&hello)?;
         let session = self.session_of(&hello, now)?;
         let mut state = session.state.lock();
@@ -37,11 +45,17 @@ impl Server {
                 "calls of the client's last session are being finished: connect again",
             ));
         }
+        let token = |grant: &Option<Arc<Grant>>| grant.as_ref().map(|grant| grant.record.id);
+        if state.bound && token(&state.grant) != token(&grant) {
+            return Err(FsError::new(libc::EACCES, "the session belongs to a client with another token"));
+        }
+        let root = grant.as_ref().and_then(|grant| grant.root()).unwrap_or(ROOT);
+        (state.grant, state.bound) = (grant, true);
         session.hear(now);
         let begins = state.incarnation == 0 && !state.recorded;
         let (outbox, checksum) = (line.outbox.clone(), line.checksum);
         let superseded = self.take_over(&mut state, &hello, line, begins);
-        let welcome = self.welcome(version, state.told);
+        let welcome = self.welcome(version, state.told, root);
         let record = (!state.recorded).then(|| SessionRecord {
             client: session.client,
             since: session.since,
@@ -87,10 +101,24 @@ impl Server {
             // It passes: other addresses are tried.
             return Err(FsError::because(libc::ESHUTDOWN, why));
         }
+        if !self.backend.may_answer() {
+            return Err(self.why_mute());
+        }
         if hello.client == ClientId([0; 16]) || hello.incarnation == 0 {
             return Err(FsError::new(libc::EPROTO, "a client without a number or a connection without one"));
         }
         Ok(version)
+    }
+
+    /// What a client hears of a node that may not answer ([`crate::backend::Backend::may_answer`]). It passes: the client comes again, and asks
+    /// other nodes where this one is.
+    pub(crate) fn why_mute(&self) -> FsError {
+        let why = format!(
+            "node {} has no lease: it does not reach most nodes of the cluster, or its metadata, so another process may serve in its \
+             place, and it answers nobody until that has passed; ask again, or the other nodes (on its machine `kestrel status` goes on)",
+            self.shared.config.node
+        );
+        FsError::because(libc::EAGAIN, why)
     }
 
     /// The client's session, begun if there is none.
@@ -145,7 +173,7 @@ impl Server {
         state.line.replace(line)
     }
 
-    fn welcome(&self, version: u16, session: SessionState) -> Welcome {
+    fn welcome(&self, version: u16, session: SessionState, root: InodeId) -> Welcome {
         let config = &self.shared.config;
         Welcome {
             version,
@@ -155,6 +183,7 @@ impl Server {
             session,
             lease_ms: u32::try_from(config.lease / MS).unwrap_or(u32::MAX),
             table: self.backend.table(),
+            root,
         }
     }
 }
@@ -182,6 +211,10 @@ impl Shared {
             }
             Err(outcome) => {
                 let why = match outcome {
+                    // It may be that another process has the store by now, which knows the client from it.
+                    _ if !self.tables.may_answer() => {
+                        FsError::new(libc::EAGAIN, "the node answers nobody at present: ask again")
+                    }
                     Outcome::Failed(why) => why,
                     _ => FsError::new(libc::EIO, "the session's record was not written"),
                 };

@@ -1,7 +1,8 @@
 //! Locks of files, and the calls that wait for them.
 //!
 //! Of several nodes each keeps the locks of the files whose home it is. Who asks another one, or while a file is about to get another home,
-//! is told to ask again: locks do not move, so a file that has some does not get another home ([`LockDesk::files_kept`]).
+//! is told to ask again: locks do not move, so a file that has some does not get another home ([`LockDesk::files_kept`]). So is who asks a node that may
+//! not answer now ([`crate::backend::Backend::may_answer`]): another process may keep them.
 //!
 //! The desk's lock is taken with that of the session whose call it is, so a lock is taken or given back before a newer
 //! connection of the same client is welcomed. The desk knows where each session is connected: calls that somebody else's unlock
@@ -98,7 +99,7 @@ impl LockDesk {
         if let Err(why) = request.check() {
             return Some(Err(why));
         }
-        if !self.tables.keeps_locks_of(request.ino()) {
+        if !self.tables.may_answer() || !self.tables.keeps_locks_of(request.ino()) {
             return Some(Err(MISDIRECTED));
         }
         let mut woken = Vec::new();

@@ -3,14 +3,19 @@
 //! What a client says is what it holds from then on: counts are set, not added, so that it may say everything again when it
 //! has not heard the answer. Messages are worked on one at a time. A lock can be had back only by a session that was
 //! interrupted by a restart, within the grace period: otherwise another client may have held it in between.
+//!
+//! Nothing new is had once the reclaim is over. A claim is no permission: with a token for some users a file is had back as one of them
+//! could open it.
 
 use std::sync::Arc;
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Answer, Reply};
 use kestrel_types::wire::{Answered, RECLAIM_ITEMS_MAX, Reclaim, ReclaimOpen, Reclaimed, ReplyTo, ToClient};
+use rustc_hash::FxHashSet;
 
-use super::{Server, Shared};
+use super::{Outside, Server, Shared};
+use crate::grant::Doubt;
 use crate::session::{Part, Phase, Session, State};
 
 /// A claim for the node: the file, and how many opens are missing.
@@ -21,13 +26,27 @@ struct Missing {
 
 impl Server {
     /// Works on what a client has said, as far as earlier messages of it have been answered. With no lock held.
-    pub(crate) fn go_on_reclaiming(&self, session: &Arc<Session>) {
+    pub(crate) fn go_on_reclaiming(self: &Arc<Self>, session: &Arc<Session>) {
         loop {
+            // What is left is looked at when time passes.
+            if !self.backend.may_answer() {
+                return;
+            }
             let mut state = session.state.lock();
-            if !state.is_alive() || state.claims.part.is_some() {
+            if !state.is_alive() || state.claims.part.is_some() || state.claims.vetting.is_some() {
                 return;
             }
             let Some((call, reclaim)) = state.claims.parked.pop_front() else { return };
+            let root = state.grant.as_ref().and_then(|grant| grant.root());
+            if let Some(root) = root.filter(|_| state.claims.outside.is_none()) {
+                state.looks += 1;
+                let look = state.looks;
+                state.claims.vetting = Some(look);
+                state.claims.parked.push_front((call, reclaim));
+                let doubts = doubts(&mut state);
+                drop(state);
+                return self.vet(session, root, doubts, look);
+            }
             let missing = self.begin_part(&mut state, call, reclaim);
             let answer = self.shared.end_part(&mut state);
             drop(state);
@@ -41,10 +60,29 @@ impl Server {
         }
     }
 
+    /// Goes on when it is known what of the next message is within the session's subtree.
+    fn vet(self: &Arc<Self>, session: &Arc<Session>, root: InodeId, doubts: Vec<Doubt>, look: u64) {
+        let (server, waiting) = (self.clone(), session.clone());
+        let settled = move |outside: Outside| {
+            let mut state = waiting.state.lock();
+            // Otherwise the client has begun again.
+            if state.claims.vetting == Some(look) {
+                state.claims.vetting = None;
+                state.claims.outside = Some(outside.into_iter().map(|(ino, _)| ino).collect());
+                drop(state);
+                server.go_on_reclaiming(&waiting);
+            }
+        };
+        self.settle(session, root, doubts, Box::new(settled));
+    }
+
     /// Takes up a message; what the node has to be asked for.
     fn begin_part(&self, state: &mut State, call: u64, reclaim: Reclaim) -> Vec<Missing> {
         let mut lost = Reclaimed::default();
         let mut missing = Vec::new();
+        let outside = state.claims.outside.take().unwrap_or_default();
+        // A reclaim whose answer was lost is made again, and finds what it claimed.
+        let is_over = state.phase == Phase::Live && state.settled;
         let room = self.shared.config.opens_max;
         let mut total = state.opens.total();
         for open in reclaim.opens {
@@ -56,6 +94,10 @@ impl Server {
             }
             state.claims.opens.insert(ino, open.count);
             if more == 0 {
+                continue;
+            }
+            if is_over || outside.contains(&ino) {
+                lost.lost_opens.push(ino);
                 continue;
             }
             total = total.saturating_add(more as usize);
@@ -70,6 +112,7 @@ impl Server {
             for (index, lock) in (0..).zip(reclaim.locks) {
                 let had = match state.claims.locks.get(&lock) {
                     Some(had) => *had,
+                    None if outside.contains(&lock.ino) => false,
                     None => state.may_claim_locks && desk.reclaim(state.holder, &lock),
                 };
                 if state.claims.locks.insert(lock, had).is_none() {
@@ -98,26 +141,40 @@ impl Server {
     }
 }
 
+/// What the next message names and nobody knows to be within the session's subtree.
+fn doubts(state: &mut State) -> Vec<Doubt> {
+    let State { grant: Some(grant), claims, given, opens, .. } = state else { return Vec::new() };
+    let Some((_, reclaim)) = claims.parked.front() else { return Vec::new() };
+    let files = reclaim.opens.iter().map(|open| &open.file);
+    let claimed: FxHashSet<InodeId> = files.clone().map(|file| file.ino).collect();
+    let files = files.filter(|file| grant.doubt(file.ino, given, opens).is_some());
+    let mut doubts: Vec<Doubt> = files.cloned().map(Doubt::Ref).collect();
+    let locks = reclaim.locks.iter().map(|lock| lock.ino).filter(|ino| !claimed.contains(ino));
+    doubts.extend(locks.filter_map(|ino| grant.doubt(ino, given, opens)));
+    doubts
+}
+
 impl Shared {
     /// The node has answered a claim of an open.
     fn claimed(&self, session: &Session, holder: u64, (ino, count): (InodeId, u32), reply: Reply) {
         let mut state = session.state.lock();
         let current = state.is_alive() && state.holder == holder;
         match reply {
-            Ok(Answer::Opened { .. }) if current => {
-                state.opens.add(ino, count, true);
-                self.counts.opens_reclaimed.add(1);
-            }
-            Ok(_) => self.releases.lock().push((ino, count)),
-            Err(why) => {
-                self.counts.opens_lost.add(1);
-                log::info!("client {}: inode {ino} cannot be had back: {why:?}", session.client);
-                if let Some(part) = state.claims.part.as_mut().filter(|_| current)
-                    && part.lost.lost_opens.len() < RECLAIM_ITEMS_MAX
-                {
-                    part.lost.lost_opens.push(ino);
+            Ok(Answer::Opened { inode, .. }) if current => {
+                match state.grant.as_ref().map_or(Some(true), |grant| grant.claimed(&inode)) {
+                    Some(write) => {
+                        state.opens.add(ino, count, write);
+                        self.counts.opens_reclaimed.add(1);
+                    }
+                    None => {
+                        self.releases.lock().push((ino, count));
+                        self.lost_open(session, &mut state, ino, "no user of its token may open it");
+                    }
                 }
             }
+            Ok(_) => self.releases.lock().push((ino, count)),
+            Err(why) if current => self.lost_open(session, &mut state, ino, &format!("{why:?}")),
+            Err(_) => self.counts.opens_lost.add(1),
         }
         if !current {
             return;
@@ -128,6 +185,16 @@ impl Shared {
         let answer = self.end_part(&mut state);
         drop(state);
         self.answer_reclaim(session, answer);
+    }
+
+    fn lost_open(&self, session: &Session, state: &mut State, ino: InodeId, why: &str) {
+        self.counts.opens_lost.add(1);
+        log::info!("client {}: inode {ino} cannot be had back: {why}", session.client);
+        if let Some(part) = &mut state.claims.part
+            && part.lost.lost_opens.len() < RECLAIM_ITEMS_MAX
+        {
+            part.lost.lost_opens.push(ino);
+        }
     }
 
     /// If nothing of the present message is left to do: its answer.

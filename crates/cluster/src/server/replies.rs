@@ -10,13 +10,16 @@ use std::sync::{Arc, OnceLock};
 
 use kestrel_meta::node::Ear;
 use kestrel_net::handler::Outbox;
+use kestrel_types::error::FsError;
+use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
-use kestrel_types::request::{Answer, Reply};
+use kestrel_types::request::{Answer, Outcome, Reply};
 use kestrel_types::wire::{Answered, Checksum, ReplyTo, ToClient, encode_to_client};
 use parking_lot::Mutex;
 
 use super::{Server, Shared};
 use crate::admit::Effect;
+use crate::grant::{Grant, Listable};
 use crate::session::{Session, State};
 
 /// Bytes that most answers have at most, header included.
@@ -35,6 +38,8 @@ pub(crate) struct Batch {
     shared: Arc<Shared>,
     session: Arc<Session>,
     incarnation: u64,
+    /// What the session may do, if not everything.
+    grant: Option<Arc<Grant>>,
     outbox: Arc<dyn Outbox>,
     checksum: Checksum,
     /// Version of the table of placement when the batch came.
@@ -52,19 +57,27 @@ pub(crate) struct Submitted {
     pub seq: u64,
     /// What its answer means for the session.
     pub effect: Effect,
+    /// It lists this directory.
+    pub lists: Option<InodeId>,
+    /// If it is allowed, the session may list this one.
+    pub listed: Option<Listable>,
+    /// Its session's token does not allow it now: only what is on record of it is asked for.
+    pub refused: bool,
 }
+
+const NOT_ALLOWED: FsError = FsError::new(libc::EACCES, "the client's token does not allow this any more");
 
 impl Batch {
     pub fn new(
         server: &Server,
         session: Arc<Session>,
-        incarnation: u64,
+        (incarnation, grant): (u64, Option<Arc<Grant>>),
         outbox: Arc<dyn Outbox>,
         checksum: Checksum,
     ) -> Arc<Self> {
         let (shared, table) = (server.shared.clone(), server.backend.table());
         let (gathered, calls) = (Mutex::default(), OnceLock::new());
-        Arc::new(Self { shared, session, incarnation, outbox, checksum, table, gathered, calls })
+        Arc::new(Self { shared, session, incarnation, grant, outbox, checksum, table, gathered, calls })
     }
 
     /// Says which calls the replies to the requests that are now submitted belong to. Once.
@@ -73,6 +86,11 @@ impl Batch {
         self.gathered.lock().frames.reserve(calls.len() * REPLY_BYTES);
         let first = self.calls.set(calls).is_ok();
         debug_assert!(first, "a batch is submitted once");
+    }
+
+    /// What the session may do, if not everything.
+    pub fn grant(&self) -> Option<&Arc<Grant>> {
+        self.grant.as_ref()
     }
 
     /// Sends a message on the connection that the batch came on.
@@ -110,7 +128,15 @@ impl Batch {
     }
 
     /// The node's reply to a call.
-    fn reply(&self, call: Submitted, reply: Reply) {
+    pub fn reply(&self, call: Submitted, mut reply: Reply) {
+        if call.refused && matches!(&reply, Err(Outcome::Failed(why)) if why.errno == libc::EBADF) {
+            // Nothing is on record.
+            let ended = self.grant.as_ref().and_then(|grant| Some(grant.why_ended(grant.ended()?)));
+            reply = Err(Outcome::Failed(ended.unwrap_or(NOT_ALLOWED)));
+        }
+        if let Some(grant) = &self.grant {
+            note(grant, &mut self.session.state.lock(), call, &mut reply);
+        }
         if call.seq == 0 && call.effect == Effect::None {
             return self.answer(call.id, Answered::Op(reply));
         }
@@ -174,6 +200,43 @@ impl Batch {
             }
             _ => true,
         }
+    }
+}
+
+/// Notes what a session is given by an answer, and keeps from it what is above its root, and content that none of its users may read.
+fn note(grant: &Grant, State { given, opens, .. }: &mut State, call: Submitted, reply: &mut Reply) {
+    // To open a file is to be allowed its content.
+    if let Ok(Answer::Inode(inode) | Answer::Entry { inode, .. })
+    | Ok(Answer::Removed(inode) | Answer::Renamed { other: Some(inode), .. })
+    | Err(Outcome::Conflict(inode)) = reply
+    {
+        grant.withhold(inode, opens);
+    }
+    match (&*reply, call.listed) {
+        (Ok(_), Some(Listable::Dir(dir))) => given.listed.add(dir),
+        (Ok(Answer::Entry { inode, .. } | Answer::Opened { inode, .. }), Some(Listable::Answered))
+            if inode.kind == Kind::Dir =>
+        {
+            given.listed.add(inode.ino);
+        }
+        _ => {}
+    }
+    let Some(root) = grant.root() else { return };
+    let inode = match reply {
+        Ok(Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. })
+        | Ok(Answer::Removed(inode) | Answer::Renamed { other: Some(inode), .. })
+        | Err(Outcome::Conflict(inode)) => inode,
+        Ok(Answer::Entries { entries, parent, .. }) => {
+            if call.lists == Some(root) {
+                *parent = root;
+            }
+            let files = entries.iter().filter(|entry| entry.kind != Kind::Dir);
+            return files.for_each(|entry| given.files.add(entry.ino));
+        }
+        _ => return,
+    };
+    if inode.kind != Kind::Dir {
+        given.files.add(inode.ino);
     }
 }
 

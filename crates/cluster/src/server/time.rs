@@ -1,14 +1,22 @@
 //! What happens when time passes: leases end, answers of vanished clients are forgotten, the grace period ends.
+//!
+//! Not while the node may not answer ([`crate::backend::Backend::may_answer`]): sessions are another process's then, perhaps, and what one gives up
+//! nobody may get from this one. Clients are not heard then, which does not count against them.
 
 use std::sync::Arc;
 
 use kestrel_types::clock::{Nanos, SECOND};
+
+use kestrel_meta::member::lease::PROMISE;
 
 use super::Server;
 use crate::session::{Claims, Phase, Session};
 
 /// Longest time between two ticks.
 const TICK_MAX: Nanos = SECOND;
+
+/// For so long a node that may not answer keeps its clients: when that is over another one may have taken its place.
+const MUTE_MAX: Nanos = PROMISE;
 
 impl Server {
     /// How often [`Server::tick`] wants to be called.
@@ -25,27 +33,67 @@ impl Server {
             *ticked = now.max(*ticked);
             gap
         };
+        self.tokens.tick(self.clock.now(), now);
         let lease = self.shared.config.lease;
-        let missed = if gap > lease / 4 { gap } else { 0 };
+        let mute = !self.backend.may_answer();
+        let missed = if gap > lease / 4 || mute { gap } else { 0 };
         for session in self.all_sessions() {
             if missed > 0 {
                 session.hear(session.heard().saturating_add(missed).min(now));
             }
-            self.look_at(&session, now);
+            if !mute {
+                self.look_at(&session, now);
+            }
+        }
+        if mute {
+            return self.stay_mute(gap, now);
+        }
+        *self.mute.lock() = None;
+        if let Some(grace) = &mut *self.shared.grace.lock() {
+            grace.begin(now);
         }
         self.look_at_grace(now);
         self.release_abandoned();
     }
 
+    /// It may not answer, as it may not have been able to for `gap`. If that lasts its clients are to look for somebody who may: their
+    /// connections end.
+    fn stay_mute(&self, gap: Nanos, now: Nanos) {
+        if let Some(grace) = &mut *self.shared.grace.lock() {
+            grace.put_off(gap);
+        }
+        let since = *self.mute.lock().get_or_insert(now);
+        if now - since < MUTE_MAX {
+            return;
+        }
+        for session in self.all_sessions() {
+            let line = session.state.lock().line.as_ref().map(|line| line.outbox.clone());
+            if let Some(outbox) = line {
+                outbox
+                    .close("the node answers nobody at present, and another process may serve in its place");
+            }
+        }
+    }
+
     fn look_at(self: &Arc<Self>, session: &Arc<Session>, now: Nanos) {
-        let state = session.state.lock();
+        let mut state = session.state.lock();
+        let ended = state.grant.as_ref().and_then(|grant| Some(grant.why_ended(grant.ended()?)));
+        if let Some(why) = ended.filter(|_| state.is_alive()) {
+            let line = state.line.take();
+            drop(state);
+            if let Some(line) = line {
+                self.shared.refuse(&*line.outbox, line.checksum, why);
+            }
+            return self.expire(session, now);
+        }
         let silent = now.saturating_sub(session.heard());
         let (phase, gone) = (state.phase, now.saturating_sub(state.expired_at));
-        let (awaited, idle) = (state.incarnation == 0 && state.may_claim_locks, state.window.running() == 0);
+        let back = state.incarnation > 0 && phase != Phase::Reclaiming;
+        let (awaited, idle) = (!back && state.may_claim_locks, state.window.running() == 0);
         let parked = !state.claims.parked.is_empty();
         drop(state);
         match phase {
-            // A client that has not come back after a restart has the whole grace period.
+            // A client that has not come back for good after a restart has the whole grace period: it may not have heard of this start's lease.
             Phase::Live | Phase::Reclaiming if silent > self.shared.config.lease && !awaited => {
                 self.shared.counts.sessions_expired.add(1);
                 self.expire(session, now);

@@ -2,7 +2,8 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,21 +19,65 @@ use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::member::{Member, MemberConfig};
 use kestrel_meta::node::{Durability, NodeConfig, RootAttr};
 use kestrel_model::code as errno;
+use kestrel_net::peer::proof;
 use kestrel_net::remote::{Holder, Remote, RemoteConfig};
 use kestrel_net::server::{self as net, Serving};
+use kestrel_net::tls::ClientTls;
 use kestrel_types::clock::{SECOND, SystemClock};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Place};
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, NodeId, Placement};
 use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
-use kestrel_types::wire::{PeerSecret, Reclaim, ReclaimReply, SessionState, Welcome};
+use kestrel_types::wire::{
+    Checksum, Frames, PeerHello, PeerSecret, Prover, Reclaim, ReclaimReply, Refused, SessionState, ToClient,
+    ToServer, Welcome, decode_to_client, encode_to_server,
+};
 use tempfile::TempDir;
 
 pub const VOLUME: &str = "vol";
 
+/// Says to be a node, at this end of a connection, and answers what it is asked to prove; then says the rest. `Err`: it was refused before.
+pub fn introduce(
+    stream: &mut TcpStream,
+    hello: &PeerHello,
+    secret: PeerSecret,
+    rest: &[ToServer],
+) -> Result<(), Refused> {
+    say_all(stream, &[ToServer::PeerHello(hello.clone())]);
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut frames = Frames::default();
+    let challenge = loop {
+        if let Some(frame) = frames.next_frame().unwrap() {
+            match decode_to_client(frame).unwrap() {
+                ToClient::PeerChallenge(challenge) => break challenge,
+                ToClient::Refused(refused) => return Err(refused),
+                _ => panic!("an answer"),
+            }
+        }
+        let read = stream.read(frames.space()).unwrap();
+        assert_ne!(read, 0, "closed without a word");
+        frames.filled(read);
+    };
+    let known = identity(hello.from, 1).secret;
+    assert!(proof::holds(&known, Prover::Reached, hello, &challenge.nonce, &challenge.proof));
+    let proof = proof::prove(&secret, Prover::Dialed, hello, &challenge.nonce);
+    say_all(stream, &[&[ToServer::PeerProof(proof)], rest].concat());
+    Ok(())
+}
+
+/// Writes messages to a connection.
+pub fn say_all(stream: &mut TcpStream, messages: &[ToServer]) {
+    let mut bytes = Vec::new();
+    for message in messages {
+        encode_to_server(message, Checksum::Crc32c, &mut bytes).unwrap();
+    }
+    stream.write_all(&bytes).unwrap();
+}
+
 /// What a start of a node is known by. Each start of a site is a process of its own.
 pub fn identity(node: NodeId, start: u64) -> Identity {
-    Identity { volume: [7; 16], secret: PeerSecret([9; 16]), birth: 100 + u64::from(node), start }
+    let (volume, secret, address) = ([7; 16], PeerSecret([9; 16]), format!("node-{node}:1"));
+    Identity { volume, secret, birth: 100 + u64::from(node), start, address }
 }
 
 /// Waits for something that has to happen sooner or later.
@@ -102,9 +147,10 @@ impl Site {
             node,
             seed: u64::from(self.id),
             joining: false,
+            sole: true,
         };
         let host = MemberHost::open(self.engine(), Arc::new(SystemClock), config, peers.clone()).unwrap();
-        peers.introduce(&identity, self.id, host.epoch());
+        peers.introduce(&identity, &host, ClientTls::default());
         peers.meet(&self.placement).unwrap();
         let config = ServerConfig {
             volume: VOLUME.into(),
@@ -117,6 +163,8 @@ impl Site {
         let limits = LockLimits::default();
         let clock = Arc::new(SystemClock);
         let server = Server::new(host.clone(), clock, config, limits, Arc::new(NoAdmin), 0).unwrap();
+        let nodes = self.placement.map.members().iter().map(|member| member.id).collect::<Vec<_>>();
+        server.tokens().are_shared(self.id, peers.clone(), Box::new(move || nodes.clone()));
         let opened = Instant::now();
         let serving = listening(&server, opened, listener);
         let running = Running { host, peers, server, serving: None, opened };
@@ -125,12 +173,20 @@ impl Site {
 
     /// What its present start is known by.
     pub fn identity(&self) -> Identity {
-        identity(self.id, self.starts)
+        Identity { address: self.address.to_string(), ..identity(self.id, self.starts) }
     }
 
     /// Starts the node.
     pub fn run(&mut self) {
         let listener = bind(self.address);
+        let (running, serving) = self.serve(listener);
+        self.running = Some(Running { serving: Some(serving), ..running });
+    }
+
+    /// Starts it where it has not been.
+    pub fn run_elsewhere(&mut self) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        self.address = listener.local_addr().unwrap();
         let (running, serving) = self.serve(listener);
         self.running = Some(Running { serving: Some(serving), ..running });
     }
@@ -205,6 +261,8 @@ impl Cluster {
                 volume: VOLUME.into(),
                 who: "test".into(),
                 deadline: Duration::from_secs(60),
+                tls: ClientTls::default(),
+                token: None,
             };
             (site.id, Remote::connect(config, Arc::new(Bare)).unwrap().0)
         };

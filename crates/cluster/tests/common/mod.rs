@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kestrel_cluster::admin::{Admin, Asker};
-use kestrel_cluster::config::ServerConfig;
+use kestrel_cluster::config::{Access, ServerConfig};
 use kestrel_cluster::connection::Connection;
 use kestrel_cluster::locks::LockLimits;
 use kestrel_cluster::server::Server;
@@ -18,9 +18,10 @@ use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::inode::Inode;
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, Reply, Request};
+use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    Answered, Body, Call, Checksum, ClientId, Frames, Hello, Reclaim, Reclaimed, SessionState, ToClient,
-    ToServer, Versions, decode_to_client,
+    Answered, Body, Call, ClientId, Frames, Hello, Reclaim, Reclaimed, SessionState, ToClient, ToServer,
+    Versions, decode_to_client,
 };
 use parking_lot::Mutex;
 
@@ -44,13 +45,30 @@ impl Outbox for Line {
     }
 }
 
-/// Answers every question with the question.
+impl Line {
+    /// Everything that came since.
+    pub fn heard(&self) -> Vec<ToClient> {
+        let mut frames = self.frames.lock();
+        let mut heard = Vec::new();
+        while let Some(frame) = frames.next_frame().unwrap() {
+            heard.push(decode_to_client(frame).unwrap());
+        }
+        heard
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+}
+
+/// Answers every question with the question, unless the token of whoever asks has ended.
 struct Echo;
 
 impl Admin for Echo {
     fn submit(&self, question: Box<[u8]>, asker: Asker) {
         assert!(asker.event(b"{\"working\":true}"));
-        asker.answer(Ok(question));
+        let ended = asker.ended();
+        asker.answer(ended.map_or(Ok(question), Err));
     }
 }
 
@@ -65,12 +83,16 @@ pub struct Fixture {
 
 impl Fixture {
     pub fn new() -> Self {
-        let engine = MemoryEngine::new(SyncWhen::Told);
-        Node::format(&engine, RootAttr { mode: 0o777, uid: 0, gid: 0 }, SECOND).unwrap();
-        Self::open(engine, Arc::new(ManualClock::new(1000 * SECOND)), 0)
+        Self::with_access(Access::Auto)
     }
 
-    fn open(engine: MemoryEngine, clock: Arc<ManualClock>, now: Nanos) -> Self {
+    pub fn with_access(access: Access) -> Self {
+        let engine = MemoryEngine::new(SyncWhen::Told);
+        Node::format(&engine, RootAttr { mode: 0o777, uid: 0, gid: 0 }, SECOND).unwrap();
+        Self::open(engine, Arc::new(ManualClock::new(1000 * SECOND)), 0, access, LEASE)
+    }
+
+    fn open(engine: MemoryEngine, clock: Arc<ManualClock>, now: Nanos, access: Access, lease: Nanos) -> Self {
         let engine = Arc::new(engine);
         let config = NodeConfig {
             workers: 2,
@@ -82,9 +104,10 @@ impl Fixture {
         let node = Node::open(engine.clone(), clock.clone(), config).unwrap();
         let config = ServerConfig {
             volume: "vol".into(),
-            lease: LEASE,
-            grace: LEASE,
+            lease,
+            grace: lease,
             opens_max: 100,
+            access,
             ..ServerConfig::default()
         };
         let limits = LockLimits::default();
@@ -94,6 +117,11 @@ impl Fixture {
 
     /// The process dies, and the power goes, and it starts again.
     pub fn crash(self, clients: &mut [&mut Client]) -> Self {
+        self.restart(clients, LEASE)
+    }
+
+    /// The same, with another lease.
+    pub fn restart(self, clients: &mut [&mut Client], lease: Nanos) -> Self {
         for client in clients {
             client.connection = None;
         }
@@ -102,7 +130,7 @@ impl Fixture {
         drop(node);
         let mut engine = Arc::into_inner(engine).expect("nobody refers to it");
         engine.crash();
-        Self::open(engine, clock, now)
+        Self::open(engine, clock, now, Access::Auto, lease)
     }
 
     pub fn sync(&self) {
@@ -143,6 +171,7 @@ pub fn hello(id: u8, incarnation: u64, established: bool) -> Hello {
         incarnation,
         who: format!("test {id}"),
         established,
+        token: None,
     }
 }
 
@@ -183,8 +212,12 @@ impl Client {
     }
 
     pub fn send_hello(&mut self, fixture: &Fixture, hello: Hello) {
+        self.send_hello_over(fixture, Security::Loopback, hello);
+    }
+
+    pub fn send_hello_over(&mut self, fixture: &Fixture, security: Security, hello: Hello) {
         self.line = Arc::default();
-        let connection = fixture.server.connect(self.line.clone(), Checksum::Off, "here");
+        let connection = fixture.server.connect(self.line.clone(), security, "here");
         self.connection = Some(connection);
         self.send(fixture, vec![ToServer::Hello(hello)]);
     }
@@ -195,16 +228,11 @@ impl Client {
 
     /// Everything that came since.
     pub fn heard(&self) -> Vec<ToClient> {
-        let mut frames = self.line.frames.lock();
-        let mut heard = Vec::new();
-        while let Some(frame) = frames.next_frame().unwrap() {
-            heard.push(decode_to_client(frame).unwrap());
-        }
-        heard
+        self.line.heard()
     }
 
     pub fn is_closed(&self) -> bool {
-        self.line.closed.load(Ordering::Relaxed)
+        self.line.is_closed()
     }
 
     /// The end of the connection, kept to be used after a newer one.

@@ -13,6 +13,9 @@ pub const ROOT: &str = "objects";
 /// directory leaves a word there by which they recognize it.
 pub const MARKER: &str = ".kestrel-served";
 
+/// What lies below the place of a volume's objects and is no object: the store of its dumps, laid out like one of objects.
+pub const DUMPS: &str = "dumps";
+
 /// Number of prefixes.
 pub const PREFIXES: usize = 256;
 

@@ -167,7 +167,7 @@ impl LocalStore {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             let is_ours = key::parse_prefix(&name).is_some() && entry.file_type()?.is_dir();
-            if !is_ours && name != key::MARKER {
+            if !is_ours && name != key::MARKER && name != key::DUMPS {
                 unknown.push(format!("{}/{name}", key::ROOT));
             }
         }

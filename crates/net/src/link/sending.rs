@@ -74,7 +74,7 @@ impl<D> Link<D> {
         pending.sent = Sent::Now;
         pending.call.acked = self.numbers.acked();
         let cancelled = pending.cancelled;
-        match wire::encode_call(&pending.call, self.checksum, &mut self.output) {
+        match wire::encode_call(&pending.call, self.security.checksum(), &mut self.output) {
             Ok(()) if cancelled => self.say_cancel(id),
             Ok(()) => {}
             Err(too_large) => self.end(id, Err(FsError::because(libc::EMSGSIZE, too_large.to_string()))),
@@ -89,7 +89,7 @@ impl<D> Link<D> {
 
     /// Encodes a message that is no call. These are small and within their limits, so there is nothing to fail.
     pub(super) fn say(&mut self, message: &ToServer) {
-        let said = wire::encode_to_server(message, self.checksum, &mut self.output);
+        let said = wire::encode_to_server(message, self.security.checksum(), &mut self.output);
         debug_assert!(said.is_ok(), "{said:?}");
     }
 }

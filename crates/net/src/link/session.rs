@@ -4,8 +4,9 @@ use kestrel_types::clock::Nanos;
 use kestrel_types::error::FsError;
 use kestrel_types::inode::Kind;
 use kestrel_types::request::{Answer, Op};
+use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    Answered, Body, Checksum, Hello, LockAnswer, LockRequest, Reclaim, ReplyTo, SessionState, ToClient,
+    Answered, Body, Hello, LockAnswer, LockRequest, Reclaim, Refused, ReplyTo, SessionState, ToClient,
     ToServer, Versions, Welcome,
 };
 
@@ -16,25 +17,28 @@ use super::{Broken, CallId, Event, Link, Parts, Patience, Stage, mark_last, undo
 const LEASE_MIN: Nanos = kestrel_types::clock::SECOND / 100;
 
 impl<D> Link<D> {
-    /// There is a new connection: Hello goes out, with these checksums. Answers the number of the connection.
-    pub fn connected(&mut self, now: Nanos, checksum: Checksum) -> u64 {
+    /// There is a new connection: it runs over this, and Hello goes out. Answers the number of the connection.
+    pub fn connected(&mut self, now: Nanos, security: Security) -> u64 {
         if matches!(self.stage, Stage::Ended) {
             return self.incarnation;
         }
         debug_assert!(matches!(self.stage, Stage::Down), "one connection at a time");
         self.incarnation += 1;
-        self.checksum = checksum;
-        self.stage = Stage::Greeting { since: now };
+        self.security = security;
         (self.heard, self.pinged) = (now, now);
         self.pings.clear();
-        self.say(&ToServer::Hello(Hello {
+        let hello = Hello {
             versions: Versions::OURS,
             volume: self.config.volume.clone(),
             client: self.config.client,
             incarnation: self.incarnation,
             who: self.config.who.clone(),
             established: self.established,
-        }));
+            token: self.config.token.as_ref().map(|token| token.id),
+        };
+        self.say(&ToServer::Hello(hello.clone()));
+        let hello = hello.token.is_some().then(|| Box::new(hello));
+        self.stage = Stage::Greeting { since: now, hello };
         self.incarnation
     }
 
@@ -82,12 +86,9 @@ impl<D> Link<D> {
     fn receive(&mut self, message: ToClient) -> Result<(), Broken> {
         match (&self.stage, message) {
             (Stage::Ended, _) => Ok(()),
-            (Stage::Greeting { since }, ToClient::Welcome(welcome)) => self.welcomed(welcome, *since),
-            (_, ToClient::Refused(refused)) => {
-                let why = format!("refused: {}", refused.reason);
-                self.events.push_back(Event::Refused(refused));
-                Err(Broken(why))
-            }
+            (Stage::Greeting { since, .. }, ToClient::Welcome(welcome)) => self.welcomed(welcome, *since),
+            (Stage::Greeting { hello: Some(_), .. }, ToClient::Challenge(nonce)) => self.challenged(&nonce),
+            (_, ToClient::Refused(refused)) => Err(self.refused(refused)),
             (Stage::Reclaiming { .. } | Stage::Up, ToClient::Reply(reply)) => self.answered(reply),
             // The answer to a call of an earlier connection came with the Welcome; it will be given again when the call is.
             (Stage::Welcomed { .. }, ToClient::Reply(_)) => Ok(()),
@@ -102,6 +103,37 @@ impl<D> Link<D> {
             }
             _ => Err(Broken("the metadata server sent a message at a time when it makes no sense".into())),
         }
+    }
+
+    /// Proves that we have the token, once a connection, and never where somebody could hear it.
+    fn challenged(&mut self, nonce: &[u8; 32]) -> Result<(), Broken> {
+        if !self.security.is_private() {
+            let reason =
+                "a token is not shown over a connection that others can read: connect with TLS".into();
+            return Err(self.refused(Refused { errno: libc::EACCES, reason }));
+        }
+        let (Stage::Greeting { hello, .. }, Some(token)) = (&mut self.stage, &self.config.token) else {
+            return Ok(());
+        };
+        if let Some(hello) = hello.take() {
+            let proof = token.prove(nonce, &hello, &self.security);
+            self.say(&ToServer::Proof(proof));
+        }
+        Ok(())
+    }
+
+    /// The node does not serve us. Whom it does not let in it will not let in later either, so nobody waits for that.
+    fn refused(&mut self, refused: Refused) -> Broken {
+        let why = format!("refused: {}", refused.reason);
+        if refused.errno == libc::EACCES {
+            self.fail_all(
+                |_| true,
+                libc::EACCES,
+                "the metadata server does not let this client in: its log, and this client's, say why",
+            );
+        }
+        self.events.push_back(Event::Refused(refused));
+        Broken(why)
     }
 
     fn welcomed(&mut self, welcome: Welcome, greeted: Nanos) -> Result<(), Broken> {

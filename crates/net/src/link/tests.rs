@@ -6,9 +6,10 @@ mod world;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Request};
+use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    Answered, Body, Checksum, ClientId, LockAnswer, LockKind, LockMode, LockRequest, LockSpan, Refused,
-    SessionState, ToClient, ToServer, VERSION, Welcome,
+    Answered, Body, ClientId, LockAnswer, LockKind, LockMode, LockRequest, LockSpan, Refused, SessionState,
+    ToClient, ToServer, VERSION, Welcome,
 };
 use proptest::prelude::*;
 
@@ -18,7 +19,13 @@ use world::{Asked, World};
 const DEADLINE: Nanos = 10 * SECOND;
 
 fn config() -> LinkConfig {
-    LinkConfig { volume: "v".into(), client: ClientId([7; 16]), who: "test".into(), server: "node:1".into() }
+    LinkConfig {
+        volume: "v".into(),
+        client: ClientId([7; 16]),
+        who: "test".into(),
+        server: "node:1".into(),
+        token: None,
+    }
 }
 
 fn op(op: Op) -> Body {
@@ -322,7 +329,7 @@ fn a_cancelled_wait_ends_with_the_answer_of_the_node() {
 fn nothing_is_said_to_a_node_before_the_driver_accepts_it() {
     let mut link: Link<()> = Link::new(config(), 0);
     link.submit(make(1), Patience::Always, ());
-    link.connected(0, Checksum::Off);
+    link.connected(0, Security::Loopback);
     let (mut hello, mut more) = (Vec::new(), Vec::new());
     link.take_output(&mut hello);
     let welcome = |session| {
@@ -335,6 +342,7 @@ fn nothing_is_said_to_a_node_before_the_driver_accepts_it() {
             session,
             lease_ms: 1000,
             table: 1,
+            root: 1,
         })
     };
     link.received(0, &mut vec![welcome(SessionState::New)]).unwrap();
@@ -342,7 +350,7 @@ fn nothing_is_said_to_a_node_before_the_driver_accepts_it() {
     assert!(!hello.is_empty() && more.is_empty());
     // It was another volume's: what it said about the session means nothing.
     link.disconnected(0);
-    link.connected(0, Checksum::Off);
+    link.connected(0, Security::Loopback);
     link.received(0, &mut vec![welcome(SessionState::New)]).unwrap();
     link.accept();
     assert!(link.is_up());
@@ -362,7 +370,7 @@ fn a_node_that_breaks_the_protocol_is_left() {
     world.link.received(0, &mut vec![reply(Answered::Op(Ok(Answer::Done)))]).unwrap();
     // Before the Welcome nothing else makes sense.
     let mut link: Link<()> = Link::new(config(), 0);
-    link.connected(0, Checksum::Off);
+    link.connected(0, Security::Loopback);
     assert!(link.received(0, &mut vec![ToClient::Pong { table: 0 }]).is_err());
     let refused = Refused { errno: libc::ENOENT, reason: "no such volume".into() };
     assert!(link.received(0, &mut vec![ToClient::Refused(refused)]).is_err());
@@ -441,7 +449,7 @@ proptest! {
         let mut link: Link<usize> = Link::new(config(), 0);
         let (mut ids, mut ended, mut output) = (Vec::new(), Vec::new(), Vec::new());
         let bodies = [make(1), lock(true), lock(false), op(Op::Release(3)), Body::Admin(Box::default())];
-        link.connected(0, Checksum::Off);
+        link.connected(0, Security::Loopback);
         for (number, (kind, which, session)) in said.into_iter().enumerate() {
             let now = number as Nanos * SECOND / 100;
             ids.push(link.submit(bodies[which % bodies.len()].clone(), Patience::Until(DEADLINE), number).0);
@@ -451,7 +459,7 @@ proptest! {
             let message = match kind {
                 0 | 1 => {
                     let descriptor = Box::default();
-                    ToClient::Welcome(Welcome { version: VERSION, node: 1, epoch: 1, descriptor, session, lease_ms: 0, table: 9 })
+                    ToClient::Welcome(Welcome { version: VERSION, node: 1, epoch: 1, descriptor, session, lease_ms: 0, table: 9, root: 1 })
                 }
                 2 => ToClient::Pong { table: 0 },
                 3 => ToClient::Event { id, json: Box::default() },
@@ -471,7 +479,7 @@ proptest! {
             }
             if received.is_err() || link.tick(now, 0) == Pulse::Lost {
                 link.disconnected(now);
-                link.connected(now, Checksum::Off);
+                link.connected(now, Security::Loopback);
             }
             output.clear();
             link.take_output(&mut output);

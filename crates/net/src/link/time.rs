@@ -1,11 +1,17 @@
 //! Time passes: patience that ends, pings, silence.
 
-use kestrel_types::clock::Nanos;
+use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsError;
 use kestrel_types::ids::ObjectId;
 
 use super::calls::{Owner, Sent};
 use super::{CallId, GREETING_MAX, Link, Stage};
+
+/// A node that leaves calls unanswered for this long is asked whether it is there; it answers such a question at once.
+const QUIET: Nanos = SECOND;
+
+/// After so long without an answer to that, something is wrong with it, or with the way there.
+const ANSWER_MAX: Nanos = SECOND / 2;
 
 /// How the connection is, at a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +26,9 @@ impl<D> Link<D> {
     /// When [`Link::tick`] should be called next, at the latest.
     pub fn next_tick(&self) -> Nanos {
         let connection = match self.stage {
-            Stage::Greeting { since } | Stage::Welcomed { since, .. } => since.saturating_add(GREETING_MAX),
+            Stage::Greeting { since, .. } | Stage::Welcomed { since, .. } => {
+                since.saturating_add(GREETING_MAX)
+            }
             Stage::Reclaiming { .. } | Stage::Up => self
                 .pinged
                 .saturating_add(self.ping_every())
@@ -40,7 +48,7 @@ impl<D> Link<D> {
             self.give_up(now);
         }
         match self.stage {
-            Stage::Greeting { since } | Stage::Welcomed { since, .. }
+            Stage::Greeting { since, .. } | Stage::Welcomed { since, .. }
                 if now >= since.saturating_add(GREETING_MAX) =>
             {
                 return Pulse::Lost;
@@ -49,7 +57,10 @@ impl<D> Link<D> {
                 if now >= self.heard.saturating_add(self.silence_max()) {
                     return Pulse::Lost;
                 }
-                if now >= self.pinged.saturating_add(self.ping_every()) {
+                let quiet = self.heard.max(self.pinged).saturating_add(QUIET);
+                if now >= self.pinged.saturating_add(self.ping_every())
+                    || (self.in_flight[0] > 0 && now >= quiet)
+                {
                     self.pinged = now;
                     // Nothing stands between a reclaim and the last retry, see `Link::retrying`.
                     if matches!(self.stage, Stage::Up) && self.retrying == 0 {
@@ -60,6 +71,15 @@ impl<D> Link<D> {
             _ => {}
         }
         Pulse::Fine
+    }
+
+    /// Since when nothing was heard of the node, unless it seems well: there is no connection that serves calls, or it leaves a Ping unanswered.
+    pub fn missing_since(&self, now: Nanos) -> Option<Nanos> {
+        if !matches!(self.stage, Stage::Up) {
+            return self.silent_since.or(Some(self.heard));
+        }
+        let asked = self.pings.front().copied()?;
+        (now >= asked.max(self.heard).saturating_add(ANSWER_MAX)).then_some(self.heard)
     }
 
     /// The lease lasts as long as the node hears of us: it does three times within one.
@@ -91,7 +111,7 @@ impl<D> Link<D> {
     }
 
     fn give_up_one(&mut self, id: CallId, now: Nanos) {
-        let silent = self.silent_since.map(|since| (now - since) / kestrel_types::clock::SECOND);
+        let silent = self.silent_since.map(|since| (now - since) / SECOND);
         let Some(pending) = self.calls.get_mut(id) else { return };
         let outcome = match pending.sent {
             Sent::Never => "nothing was done",

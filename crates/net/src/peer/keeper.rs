@@ -5,17 +5,22 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kestrel_types::wire::{self, Frames, HELLO_BYTES_MAX, ToClient, ToServer};
+use kestrel_types::wire::{self, Checksum, Frames, HELLO_BYTES_MAX, PeerHello, Prover, ToClient, ToServer};
 
-use super::{PAUSE_MAX, Shared};
+use super::proof;
+use super::{PAUSE_MAX, PeerConfig, Shared};
 use crate::backoff::Backoff;
-use crate::remote::{dial, socket};
+use crate::remote::dial;
+use crate::remote::socket::Socket;
 
 /// Time between two Pings.
 const PING: Duration = Duration::from_secs(1);
 
 /// How long one wait for room takes at most.
 const ROOM: Duration = Duration::from_millis(100);
+
+/// How long a node is waited for to answer the first message.
+const GREETING_MAX: Duration = Duration::from_secs(5);
 
 /// A connection that lasted so long was one.
 const LASTED: Duration = Duration::from_secs(2);
@@ -40,22 +45,24 @@ pub(super) fn run(shared: &Arc<Shared>, seed: u64) {
     let mut backoff = Backoff::up_to(seed, PAUSE_MAX);
     let mut outage = Some(Outage::begun());
     while !shared.notice.lock().closed {
-        let (why, lasted) = match dial::dial(std::slice::from_ref(&shared.config.address), 0) {
-            Ok((stream, _)) => {
-                let begun = Instant::now();
-                (serve(shared, stream, &mut outage), begun.elapsed())
-            }
-            Err(why) => (why, Duration::ZERO),
-        };
+        let (why, lasted) =
+            match dial::dial(std::slice::from_ref(&shared.config.address), 0, &shared.config.tls) {
+                Ok((socket, _)) => {
+                    let begun = Instant::now();
+                    (serve(shared, socket, &mut outage), begun.elapsed())
+                }
+                Err(failed) => (failed.why, Duration::ZERO),
+            };
         if lasted >= LASTED {
             backoff.served();
         }
         tell(shared, outage.get_or_insert_with(Outage::begun), why);
         let pause = Duration::from_nanos(backoff.failed(0).max(0).cast_unsigned());
         let mut notice = shared.notice.lock();
-        if !notice.closed {
+        if !notice.closed && !notice.hurry {
             shared.changed.wait_for(&mut notice, pause);
         }
+        notice.hurry = false;
     }
 }
 
@@ -71,27 +78,33 @@ fn tell(shared: &Shared, outage: &mut Outage, why: String) {
 }
 
 /// A connection to its end; why it ended.
-fn serve(shared: &Arc<Shared>, stream: TcpStream, outage: &mut Option<Outage>) -> String {
-    if let Err(error) = give_up_after(&stream, shared.config.dead_after) {
+fn serve(shared: &Arc<Shared>, socket: Socket, outage: &mut Option<Outage>) -> String {
+    if let Err(error) = give_up_after(socket.stream(), shared.config.dead_after) {
         return format!("the socket takes no time limit: {error}");
     }
-    let (checksum, stream) = (dial::checksum(&stream), Arc::new(stream));
-    let mut hello = Vec::new();
-    if let Err(why) =
-        wire::encode_to_server(&ToServer::PeerHello(shared.config.hello.clone()), checksum, &mut hello)
+    let (checksum, socket) = (socket.security().checksum(), Arc::new(socket));
+    let (frames, proof) = match introduce(shared, &socket, checksum) {
+        Ok(introduced) => introduced,
+        Err(why) => {
+            socket.cut();
+            return why;
+        }
+    };
+    shared.install(socket.clone(), checksum, proof);
+    if let Some(Err(why)) =
+        shared.config.greeting.as_ref().and_then(|greeting| greeting.0()).map(|said| shared.send(&said))
     {
-        return why.to_string();
+        log::error!("net: what node {} is to hear first: {why}", shared.config.hello.to);
     }
-    shared.install(stream.clone(), checksum, hello);
     shared.write_left();
     let reads = {
-        let (shared, stream) = (shared.clone(), stream.clone());
+        let (shared, socket) = (shared.clone(), socket.clone());
         std::thread::Builder::new()
             .name(format!("kestrel-peer-{}", shared.config.hello.to))
-            .spawn(move || shared.broken(read(&shared, &stream)))
+            .spawn(move || shared.broken(read(&shared, &socket, frames)))
     };
     let why = match &reads {
-        Ok(_) => watch(shared, &stream, outage),
+        Ok(_) => watch(shared, &socket, outage),
         Err(error) => format!("no thread to read: {error}"),
     };
     shared.remove();
@@ -102,8 +115,44 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream, outage: &mut Option<Outage>) -
     why
 }
 
+/// Says who this is, and has the node prove that it knows the secret: answers this side's proof, to be sent first, and what was read besides.
+fn introduce(shared: &Shared, socket: &Socket, checksum: Checksum) -> Result<(Frames, Vec<u8>), String> {
+    let PeerConfig { hello, secret, .. } = &shared.config;
+    let nonce = proof::nonce().ok_or("the system has no randomness")?;
+    let hello = PeerHello { nonce, ..hello.clone() };
+    let mut bytes = Vec::new();
+    wire::encode_to_server(&ToServer::PeerHello(hello.clone()), checksum, &mut bytes)
+        .map_err(|why| why.to_string())?;
+    let mut rest = &*bytes;
+    while !rest.is_empty() {
+        match socket.write_some(rest) {
+            Ok(written) => rest = &rest[written..],
+            // A new connection has room for so little.
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+    let time = |limit| socket.stream().set_read_timeout(limit).map_err(|error| error.to_string());
+    time(Some(GREETING_MAX))?;
+    let mut frames = Frames::new(2 * HELLO_BYTES_MAX);
+    let challenge = match next(socket, &mut frames)? {
+        ToClient::PeerChallenge(challenge) => challenge,
+        ToClient::Refused(refused) => return Err(shared.refused(refused.errno, &refused.reason)),
+        _ => return Err("it takes this for the connection of a client".into()),
+    };
+    time(None)?;
+    if !proof::holds(secret, Prover::Reached, &hello, &challenge.nonce, &challenge.proof) {
+        let why = "it does not know the secret of this cluster: it belongs to another one, or one of the descriptors was written anew";
+        return Err(why.into());
+    }
+    let proof = proof::prove(secret, Prover::Dialed, &hello, &challenge.nonce);
+    bytes.clear();
+    wire::encode_to_server(&ToServer::PeerProof(proof), checksum, &mut bytes)
+        .map_err(|why| why.to_string())?;
+    Ok((frames, bytes))
+}
+
 /// Until the connection is broken, or the link closed: why.
-fn watch(shared: &Shared, stream: &TcpStream, outage: &mut Option<Outage>) -> String {
+fn watch(shared: &Shared, socket: &Socket, outage: &mut Option<Outage>) -> String {
     let (begun, mut pinged) = (Instant::now(), Instant::now());
     loop {
         // A node that refuses says so at once.
@@ -135,7 +184,7 @@ fn watch(shared: &Shared, stream: &TcpStream, outage: &mut Option<Outage>) -> St
             std::mem::take(&mut notice.left)
         };
         if left {
-            match socket::wait(stream, false, ROOM) {
+            match socket.wait(false, ROOM) {
                 Ok(ready) if ready.write => shared.write_left(),
                 Ok(_) => shared.leave_over(),
                 Err(error) => return error.to_string(),
@@ -168,22 +217,29 @@ impl Shared {
 }
 
 /// Reads until the other side refuses or closes: why.
-fn read(shared: &Shared, stream: &TcpStream) -> String {
-    let mut frames = Frames::new(2 * HELLO_BYTES_MAX);
+fn read(shared: &Shared, socket: &Socket, mut frames: Frames) -> String {
+    match next(socket, &mut frames) {
+        Ok(ToClient::Refused(refused)) => shared.refused(refused.errno, &refused.reason),
+        Ok(_) => "it takes this for the connection of a client".into(),
+        Err(why) => why,
+    }
+}
+
+/// The next message of the node, or why there is none.
+fn next(socket: &Socket, frames: &mut Frames) -> Result<ToClient, String> {
     loop {
-        match socket::read_some(stream, frames.space()) {
-            Ok(0) => return "the node has closed the connection".into(),
-            Ok(read) => frames.filled(read),
-            Err(error) => return error.to_string(),
-        }
         match frames.next_frame().map(|frame| frame.map(wire::decode_to_client)) {
             Ok(None) => {}
-            Ok(Some(Ok(ToClient::Refused(refused)))) => {
-                shared.refused(refused.errno, &refused.reason);
-                return format!("it refuses: {}", refused.reason);
+            Ok(Some(Ok(message))) => return Ok(message),
+            Ok(Some(Err(error))) | Err(error) => return Err(format!("the node sent {error}")),
+        }
+        match socket.read_some(frames.space()) {
+            Ok(0) => return Err("the node has closed the connection".into()),
+            Ok(read) => frames.filled(read),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                return Err(format!("it says nothing to a node for {} s", GREETING_MAX.as_secs()));
             }
-            Ok(Some(Ok(_))) => return "it takes this for the connection of a client".into(),
-            Ok(Some(Err(error))) | Err(error) => return format!("the node sent {error}"),
+            Err(error) => return Err(error.to_string()),
         }
     }
 }

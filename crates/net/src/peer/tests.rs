@@ -1,8 +1,9 @@
 //! Links to a node that a script plays.
 
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 
-use kestrel_types::wire::{PeerSecret, Refused, ToClient, ToServer, Versions};
+use kestrel_types::wire::{Frames, PeerChallenge, PeerSecret, Prover, Refused, ToClient, ToServer, Versions};
 
 use super::*;
 use crate::handler::Outbox;
@@ -10,16 +11,39 @@ use crate::server::{ServerConfig, Serving, serve};
 use crate::testing::{Script, encoded, eventually, listen};
 
 fn config(address: SocketAddr) -> PeerConfig {
-    let secret = PeerSecret([3; 16]);
-    let (volume, versions) = ([1; 16], Versions::OURS);
-    let hello =
-        PeerHello { versions, volume, from: 1, to: 2, table: 1, secret, birth: 4, epoch: 5, start: 6 };
-    PeerConfig::new(address.to_string(), hello)
+    let (volume, versions, nonce) = ([1; 16], Versions::OURS, [0; 16]);
+    let (from, to, here) = (1, 2, "here:1".into());
+    let hello = PeerHello {
+        versions,
+        volume,
+        from,
+        to,
+        table: 1,
+        nonce,
+        birth: 4,
+        epoch: 5,
+        start: 6,
+        address: here,
+    };
+    PeerConfig::new(address.to_string(), hello, SECRET, &ClientTls::default())
+}
+
+const SECRET: PeerSecret = PeerSecret([3; 16]);
+
+/// A node that knows this secret.
+fn challenge(secret: &PeerSecret, hello: &PeerHello) -> Vec<u8> {
+    let proof = proof::prove(secret, Prover::Reached, hello, &[7; 16]);
+    encoded(&ToClient::PeerChallenge(PeerChallenge { nonce: [7; 16], proof }))
 }
 
 /// Notes what comes.
 fn noting(listener: TcpListener, said: Arc<Mutex<Vec<ToServer>>>) -> Serving {
-    let act = move |message: ToServer, _: &Arc<dyn Outbox>| said.lock().push(message);
+    let act = move |message: ToServer, outbox: &Arc<dyn Outbox>| {
+        if let ToServer::PeerHello(hello) = &message {
+            outbox.send(&challenge(&SECRET, hello));
+        }
+        said.lock().push(message);
+    };
     serve(listener, Arc::new(Script::new(act)), ServerConfig { threads: 2, ..ServerConfig::default() })
         .unwrap()
 }
@@ -67,6 +91,29 @@ fn envelopes_of_many_threads_arrive_once_and_many_leave_with_one_write() {
 }
 
 #[test]
+fn each_connection_begins_with_what_there_is_to_say() {
+    let said = Arc::default();
+    let serving = noting(listen(), Arc::clone(&said));
+    let mut config = config(serving.address());
+    let times = AtomicU64::new(6);
+    config.greeting = Some(Greeting(Arc::new(move || {
+        let time = times.fetch_add(1, Ordering::SeqCst) + 1;
+        (time != 8).then(|| time.to_be_bytes().to_vec())
+    })));
+    let link = PeerLink::start(config, 1).unwrap();
+    eventually("it was said", || envelopes(&said) == [7]);
+    for connects in 2..=3 {
+        link.shared.broken("by this test".into());
+        link.hurry();
+        eventually("it is connected again", || link.figures().connects == connects && link.figures().up);
+        // Of no use while it is up.
+        link.hurry();
+    }
+    eventually("it was said again, when there was something", || envelopes(&said) == [7, 9]);
+    assert_eq!(link.address(), serving.address().to_string());
+}
+
+#[test]
 fn a_link_comes_back_and_drops_what_nobody_can_take() {
     let said = Arc::default();
     let listener = listen();
@@ -93,10 +140,21 @@ fn a_link_comes_back_and_drops_what_nobody_can_take() {
 
 #[test]
 fn who_takes_nothing_gets_no_more_than_the_queue_holds() {
-    // Accepted by the kernel, never read.
+    // Greeted, and not read any more.
     let listener = listen();
     let config = PeerConfig { queue_bytes_max: 1 << 20, ..config(listener.local_addr().unwrap()) };
     let link = PeerLink::start(config, 1).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut frames = Frames::default();
+    let hello = loop {
+        if let Some(frame) = frames.next_frame().unwrap() {
+            break wire::decode_to_server(frame).unwrap();
+        }
+        let read = stream.read(frames.space()).unwrap();
+        frames.filled(read);
+    };
+    let ToServer::PeerHello(hello) = hello else { panic!("{hello:?}") };
+    stream.write_all(&challenge(&SECRET, &hello)).unwrap();
     eventually("the link is up", || link.figures().up);
     for _ in 0..64 {
         link.send(&vec![0; 512 << 10]).unwrap();
@@ -110,9 +168,10 @@ fn who_takes_nothing_gets_no_more_than_the_queue_holds() {
 fn a_node_that_refuses_is_asked_again_not_too_often() {
     let serving = refusing(libc::EACCES, "another cluster");
     let link = PeerLink::start(config(serving.address()), 1).unwrap();
-    eventually("it has tried again", || link.figures().connects >= 3);
+    eventually("it has tried again", || serving.figures().accepted >= 3);
     std::thread::sleep(Duration::from_secs(1));
-    assert!(link.figures().connects <= 8, "{:?}", link.figures());
+    assert!(serving.figures().accepted <= 8, "{:?}", serving.figures());
+    assert_eq!(link.figures().connects, 0);
     assert!(link.why_down().unwrap().contains("another cluster"));
     assert_eq!(link.expelled(), None, "that may change");
 }
@@ -124,6 +183,24 @@ fn a_node_that_must_not_go_on_learns_it() {
     eventually("it is told", || link.expelled().is_some());
     let why = link.expelled().unwrap();
     assert!(why.contains("node 2") && why.contains("an old copy"), "{why}");
+}
+
+#[test]
+fn who_does_not_know_the_secret_is_told_nothing_more() {
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let noted = said.clone();
+    let act = move |message: ToServer, outbox: &Arc<dyn Outbox>| {
+        if let ToServer::PeerHello(hello) = &message {
+            outbox.send(&challenge(&PeerSecret([4; 16]), hello));
+        }
+        noted.lock().push(message);
+    };
+    let serving = serve(listen(), Arc::new(Script::new(act)), ServerConfig::default()).unwrap();
+    let link = PeerLink::start(config(serving.address()), 1).unwrap();
+    eventually("it has tried again", || serving.figures().accepted >= 2);
+    assert!(link.why_down().unwrap().contains("does not know the secret"));
+    assert!(said.lock().iter().all(|message| matches!(message, ToServer::PeerHello(_))));
+    assert_eq!(link.figures().connects, 0);
 }
 
 /// A node that takes no other.

@@ -3,10 +3,12 @@
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use kestrel_types::wire::Checksum;
+use super::secure::{self, Unsafe};
+use super::socket::Socket;
+use crate::tls::ClientTls;
 
 /// Time for a connection to one address.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
@@ -14,19 +16,54 @@ const CONNECT_MAX: Duration = Duration::from_secs(3);
 /// Addresses of one name that are tried.
 const RESOLVED_MAX: usize = 8;
 
+/// Why there is no connection.
+#[derive(Debug, Default)]
+pub(crate) struct NotDialed {
+    /// In words.
+    pub why: String,
+    /// Trying again is of no use until somebody changes something.
+    pub hopeless: bool,
+}
+
 /// Connects to the first address that answers, beginning with number `first`; answers its number too.
-pub(crate) fn dial(addresses: &[String], first: usize) -> Result<(TcpStream, usize), String> {
-    let mut why = String::new();
+pub(crate) fn dial(
+    addresses: &[String],
+    first: usize,
+    tls: &ClientTls,
+) -> Result<(Socket, usize), NotDialed> {
+    let mut failed = NotDialed::default();
     for index in (0..addresses.len()).map(|offset| (first + offset) % addresses.len()) {
-        match connect(&addresses[index]) {
-            Ok(stream) => return Ok((stream, index)),
-            Err(error) => {
-                let separator = if why.is_empty() { "" } else { "; " };
-                why = format!("{why}{separator}{}: {error}", addresses[index]);
+        let address = &addresses[index];
+        let why = match connect(address)
+            .map_err(Unsafe::from_socket)
+            .and_then(|stream| settle(stream, address, tls))
+        {
+            Ok(socket) => return Ok((socket, index)),
+            Err(Unsafe::Broken(why)) => why,
+            Err(Unsafe::Refused(why)) => {
+                failed.hopeless = true;
+                why
             }
-        }
+        };
+        let separator = if failed.why.is_empty() { "" } else { "; " };
+        failed.why = format!("{}{separator}{address}: {why}", failed.why);
     }
-    Err(why)
+    Err(failed)
+}
+
+impl Unsafe {
+    fn from_socket(error: io::Error) -> Self {
+        Self::Broken(error.to_string())
+    }
+}
+
+/// Encrypts the connection, if it is one to be encrypted.
+fn settle(stream: TcpStream, address: &str, tls: &ClientTls) -> Result<Socket, Unsafe> {
+    let other = stream.peer_addr().map_err(Unsafe::from_socket)?;
+    match tls.choose(other.ip(), address).map_err(|why| Unsafe::Refused(why.0))? {
+        None => Ok(Socket::clear(stream)),
+        Some(chosen) => secure::encrypt(stream, chosen),
+    }
 }
 
 fn connect(address: &str) -> io::Result<TcpStream> {
@@ -44,12 +81,6 @@ fn connect(address: &str) -> io::Result<TcpStream> {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
     Ok(stream)
-}
-
-/// Checksums are worth their price wherever a wire is crossed.
-pub(crate) fn checksum(stream: &TcpStream) -> Checksum {
-    let near = |address: io::Result<SocketAddr>| address.is_ok_and(|address| address.ip().is_loopback());
-    if near(stream.local_addr()) && near(stream.peer_addr()) { Checksum::Off } else { Checksum::Crc32c }
 }
 
 /// Sixteen random bytes, not all zero.

@@ -1,4 +1,4 @@
-//! Which threads run completions at present: what is asked on them is written when all have run.
+//! Which threads run completions at present: what is asked on them is not written at once.
 
 use std::cell::Cell;
 use std::ptr;

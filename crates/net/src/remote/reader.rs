@@ -2,18 +2,28 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::wire::{self, Frames, ToClient, Welcome};
 
+use super::dial::NotDialed;
 use super::duty::Duty;
 use super::sink::Sink;
-use super::{Life, Shared, Start, count, dial, socket};
-use crate::backoff::Backoff;
+use super::socket::Socket;
+use super::{Life, Shared, Start, count, dial};
+use crate::backoff::{Backoff, PAUSE_MAX};
 use crate::link::{Completion, Event};
 
 /// A connection that served for less time than this counts as a failed attempt: whatever ended it may do so again.
 const LASTING: Duration = Duration::from_secs(1);
+
+/// Longest pause while nobody answers, or a node has no lease yet: a server that was started again waits for its clients no longer than their lease.
+const PAUSE_AWAY_MAX: Nanos = SECOND / 2;
+
+/// Time between two looks, while it connects, whether it should connect elsewhere.
+const DIAL_LOOK: Duration = Duration::from_millis(20);
 
 /// What an outage has come to.
 #[derive(Default)]
@@ -37,25 +47,40 @@ fn connect(shared: &Shared) {
     let mut backoff = Backoff::new(u64::from_be_bytes([s0, s1, s2, s3, s4, s5, s6, s7]));
     // Calls may wait for the first connection as for any other.
     let since = matches!(*shared.start.lock(), Start::NotAwaited).then(Instant::now);
-    let mut reader = Reader { shared, outage: Outage { since, told: false }, served: false };
+    let mut reader = Reader { shared, outage: Outage { since, told: false }, served: false, shut_out: false };
     while !shared.is_closing() {
-        reader.served = false;
+        (reader.served, reader.shut_out) = (false, false);
         let begun = Instant::now();
-        let (addresses, first) = shared.route.lock().plan();
-        let why = match dial::dial(&addresses, first) {
-            Ok((stream, index)) => {
+        let ((addresses, first), moves) = {
+            let route = shared.route.lock();
+            (route.plan(), route.moves())
+        };
+        let (at, why) = match dial(shared, &addresses, first, moves) {
+            None => {
+                backoff.served();
+                continue;
+            }
+            Some(Ok((socket, index))) => {
                 let name = &addresses[index];
                 shared.route.lock().turn_to(name);
-                let why = reader.serve(Arc::new(stream));
-                format!("{name}: {why}")
+                let why = reader.serve(Arc::new(socket), moves);
+                (Some(name.clone()), why)
             }
-            Err(why) => why,
+            Some(Err(failed)) => {
+                if failed.hopeless {
+                    reader.hopeless(failed.why.clone());
+                }
+                (None, failed.why)
+            }
         };
         if shared.is_closing() {
             break;
         }
         if reader.served {
-            log::info!("net: connection to the metadata server lost: {why}");
+            log::info!(
+                "net: connection to the metadata server {} lost: {why}",
+                at.as_deref().unwrap_or_default()
+            );
             reader.outage.since = Some(Instant::now());
             if begun.elapsed() >= LASTING {
                 // It may have been the connection only: try again at once.
@@ -63,14 +88,52 @@ fn connect(shared: &Shared) {
                 continue;
             }
         } else {
-            reader.failed(why);
+            reader.failed(at, why);
         }
+        let longest = if reader.shut_out { PAUSE_MAX } else { PAUSE_AWAY_MAX };
         let now = shared.now();
-        let pause = Duration::from_nanos((backoff.failed(now) - now).max(0).cast_unsigned());
+        let pause = (backoff.failed(now) - now).max(0);
+        // Drawn from the upper half, as longer ones are.
+        let pause = if pause > longest { longest / 2 + pause % (longest / 2) } else { pause };
+        let pause = Duration::from_nanos(pause.cast_unsigned());
         shared.route.lock().turn();
         let mut life = shared.life.lock();
-        if *life == Life::Open {
+        if shared.is_elsewhere(moves) {
+            backoff.served();
+        } else if *life == Life::Open {
             shared.changed.wait_for(&mut life, pause);
+        }
+    }
+}
+
+/// Connects, on a thread of its own: a machine that is gone says nothing for seconds, while others may know already where the node is by now.
+/// None if that was told, or the connection is being closed.
+fn dial(
+    shared: &Shared,
+    addresses: &[String],
+    first: usize,
+    moves: u64,
+) -> Option<Result<(Socket, usize), NotDialed>> {
+    let (done, dialed) = mpsc::channel();
+    let (to, tls) = (addresses.to_vec(), shared.config.tls.clone());
+    let dials = move || {
+        // Whoever does not wait any more has no use for it.
+        let _ = done.send(dial::dial(&to, first, &tls));
+    };
+    if std::thread::Builder::new().name("kestrel-net-dial".into()).spawn(dials).is_err() {
+        return Some(dial::dial(addresses, first, &shared.config.tls));
+    }
+    loop {
+        match dialed.recv_timeout(DIAL_LOOK) {
+            Ok(result) => return Some(result),
+            Err(RecvTimeoutError::Timeout) if shared.is_closing() || shared.is_elsewhere(moves) => {
+                return None;
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                let why = "the thread that connects has failed".into();
+                return Some(Err(NotDialed { why, hopeless: false }));
+            }
         }
     }
 }
@@ -80,28 +143,40 @@ struct Reader<'a> {
     outage: Outage,
     /// Calls were served on the present connection.
     served: bool,
+    /// Whoever was asked refuses this client for longer than a moment.
+    shut_out: bool,
 }
 
 impl Reader<'_> {
-    /// An attempt failed.
-    fn failed(&mut self, why: String) {
+    /// An attempt failed, at this address if somebody was there.
+    fn failed(&mut self, at: Option<String>, why: String) {
         if self.outage.since.is_some() && !self.outage.told {
             self.outage.told = true;
+            let why = at.as_ref().map_or_else(|| why.clone(), |at| format!("{at}: {why}"));
             self.shared.holder.outage(&why);
         }
-        if let Start::Waiting { why: last } = &mut *self.shared.start.lock() {
-            *last = why;
+        if let Start::Waiting { tried } = &mut *self.shared.start.lock() {
+            if at.is_none() {
+                // Nobody is anywhere any more.
+                tried.clear();
+            }
+            tried.insert(at, why);
         }
     }
 
     /// Uses a connection to its end; answers why it ended.
-    fn serve(&mut self, stream: Arc<std::net::TcpStream>) -> String {
+    fn serve(&mut self, socket: Arc<Socket>, moves: u64) -> String {
         let shared = self.shared;
-        shared.writer.install(stream.clone());
-        shared.link.lock().connected(shared.now(), dial::checksum(&stream));
+        shared.writer.install(socket.clone());
+        // Whoever says later that the node is elsewhere finds this connection and cuts it.
+        if shared.is_elsewhere(moves) {
+            shared.writer.remove();
+            return "the node is elsewhere".into();
+        }
+        shared.link.lock().connected(shared.now(), socket.security().clone());
         shared.writer.offer();
         shared.write_some();
-        let why = self.read(&stream);
+        let why = self.read(&socket);
         shared.writer.remove();
         let mut ended = Vec::new();
         {
@@ -113,7 +188,7 @@ impl Reader<'_> {
         why
     }
 
-    fn read(&mut self, stream: &std::net::TcpStream) -> String {
+    fn read(&mut self, socket: &Socket) -> String {
         let shared = self.shared;
         let mut frames = Frames::default();
         let mut messages: Vec<ToClient> = Vec::new();
@@ -121,7 +196,7 @@ impl Reader<'_> {
         loop {
             if shared.writer.is_stuck() {
                 // Answers are taken while requests wait for room; see the module's header.
-                match socket::wait(stream, true, Duration::from_secs(1)) {
+                match socket.wait(true, Duration::from_secs(1)) {
                     Ok(ready) => {
                         if ready.write {
                             shared.write_some();
@@ -133,7 +208,7 @@ impl Reader<'_> {
                     Err(error) => return error.to_string(),
                 }
             }
-            match socket::read_some(stream, frames.space()) {
+            match socket.read_some(frames.space()) {
                 Ok(0) => return "the other side has closed the connection".into(),
                 Ok(read) => {
                     frames.filled(read);
@@ -204,6 +279,7 @@ impl Reader<'_> {
                         refused.errno,
                         libc::EAGAIN | libc::EBUSY | libc::EUSERS | libc::ESHUTDOWN | libc::ESTALE
                     );
+                    self.shut_out = matches!(refused.errno, libc::EBUSY | libc::EUSERS);
                     if !passing {
                         self.hopeless(refused.reason.into_owned());
                     }
@@ -233,7 +309,8 @@ impl Reader<'_> {
     }
 
     /// Waiting for a first connection is of no use.
-    fn hopeless(&self, why: String) {
+    fn hopeless(&mut self, why: String) {
+        self.shut_out = true;
         let mut start = self.shared.start.lock();
         if matches!(*start, Start::Waiting { .. }) {
             *start = Start::Hopeless(why);

@@ -6,13 +6,15 @@ pub(super) struct Route {
     addresses: Vec<String>,
     /// The one of the present connection or the next attempt.
     at: usize,
+    /// Counts how often the node was said to be somewhere else.
+    moves: u64,
 }
 
 impl Route {
     /// The first of `addresses`, which are not none, is tried first.
     pub fn new(addresses: Vec<String>) -> Self {
         debug_assert!(!addresses.is_empty(), "Remote::connect refuses to have none");
-        Self { addresses, at: 0 }
+        Self { addresses, at: 0, moves: 0 }
     }
 
     /// All of them, and which one is next.
@@ -23,6 +25,21 @@ impl Route {
     /// The one of the present connection or the next attempt.
     pub fn present(&self) -> &str {
         &self.addresses[self.at]
+    }
+
+    /// How often the node was said to be somewhere else so far.
+    pub fn moves(&self) -> u64 {
+        self.moves
+    }
+
+    /// Gives up all of them for this one. Whether it is another one than that of the present connection or the next attempt.
+    pub fn redirect(&mut self, address: &str) -> bool {
+        let is_other = self.present() != address;
+        if is_other {
+            (self.addresses, self.at) = (vec![address.to_string()], 0);
+        }
+        self.moves += 1;
+        is_other
     }
 
     /// This one answers. (If it was given up meanwhile, this connection is the last there.)
@@ -62,5 +79,10 @@ mod tests {
         route.turn_to("a:1");
         route.settle("b:2");
         assert_eq!(route.plan(), (vec!["b:2".into()], 0));
+        assert!(!route.redirect("b:2") && route.redirect("d:4"));
+        assert_eq!((route.plan(), route.moves()), ((vec!["d:4".into()], 0), 2));
+        // Of a connection that was made before.
+        route.turn_to("b:2");
+        assert_eq!(route.present(), "d:4");
     }
 }

@@ -7,10 +7,12 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
+use crate::tls::ClientTls;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::ROOT;
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::request::{Answer, XattrFlags};
+use kestrel_types::security::Security;
 use kestrel_types::wire::{
     Answered, LockKind, LockMode, LockSpan, Refused, ReplyTo, ToClient, ToServer, WireError,
 };
@@ -63,10 +65,12 @@ impl Holder for Notes {
 
 fn config(addresses: &[SocketAddr], deadline: Duration) -> RemoteConfig {
     RemoteConfig {
+        tls: ClientTls::default(),
         addresses: addresses.iter().map(ToString::to_string).collect(),
         volume: "v".into(),
         who: "test".into(),
         deadline,
+        token: None,
     }
 }
 
@@ -93,7 +97,12 @@ struct NodeConnection {
 }
 
 impl Handler for Node {
-    fn connect(&self, _peer: SocketAddr, outbox: Arc<dyn Outbox>) -> Box<dyn Connection> {
+    fn connect(
+        &self,
+        _peer: SocketAddr,
+        _security: Security,
+        outbox: Arc<dyn Outbox>,
+    ) -> Box<dyn Connection> {
         Box::new(NodeConnection { node: self.clone(), outbox, incarnation: 0 })
     }
 }
@@ -124,6 +133,37 @@ impl Connection for NodeConnection {
             model.disconnected();
         }
     }
+}
+
+#[test]
+fn what_completions_ask_is_on_its_way_before_all_of_them_have_run() {
+    let (seen, held) = (Arc::new(AtomicUsize::new(0)), Mutex::new(Vec::new()));
+    let asked = seen.clone();
+    let serving = serving(
+        Script::new(move |message, outbox: &Arc<dyn Outbox>| {
+            let ToServer::Call(call) = message else { return obliging(message, outbox) };
+            let mut held = held.lock();
+            held.extend(encoded(&reply(call.id, Ok(Answer::Done))));
+            if asked.fetch_add(1, Ordering::SeqCst) + 1 >= 2 * WRITE_EVERY {
+                outbox.send(&std::mem::take(&mut *held));
+            }
+        }),
+        ServerConfig::default(),
+    );
+    let (remote, _) = connect(&serving);
+    let (told, done) = std::sync::mpsc::channel();
+    let each = |number: usize| {
+        let (remote, seen, told) = (remote.clone(), seen.clone(), told.clone());
+        let done = Box::new(move |_| {
+            remote.submit(stat(), Box::new(move |_| told.send(()).unwrap()));
+            if number + 1 == 2 * WRITE_EVERY {
+                eventually("more was asked", || seen.load(Ordering::SeqCst) >= 3 * WRITE_EVERY);
+            }
+        });
+        (stat(), done as Done)
+    };
+    remote.submit_many((0..2 * WRITE_EVERY).map(each).collect());
+    (0..2 * WRITE_EVERY).for_each(|_| done.recv().unwrap());
 }
 
 #[test]
@@ -201,6 +241,57 @@ fn a_half_open_connection_is_left_for_another_address() {
 }
 
 #[test]
+fn who_is_told_where_the_node_is_goes_there_at_once() {
+    // Nobody is there, and nothing says so; then somebody who is connected to and silent; then the node.
+    let (mute, node) = (listen(), serving(Script::new(obliging), ServerConfig::default()));
+    let nowhere = SocketAddr::from(([192, 0, 2, 1], 9));
+    let remote = Remote::begin(config(&[nowhere], LONG), Arc::new(Notes::default())).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    let begun = Instant::now();
+    remote.redirect(&mute.local_addr().unwrap().to_string());
+    drop(mute.accept().unwrap());
+    let (_silent, _) = mute.accept().unwrap();
+    assert!(remote.missing().is_some());
+    remote.redirect(&node.address().to_string());
+    assert_eq!(remote.call(stat()), Ok(Answer::Done));
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert_eq!((remote.address(), remote.missing()), (node.address().to_string(), None));
+    // Said again, it disturbs nobody.
+    remote.redirect(&node.address().to_string());
+    assert_eq!((remote.call(stat()), remote.stats().reconnects), (Ok(Answer::Done), 0));
+    remote.close();
+}
+
+#[test]
+fn a_node_that_says_nothing_any_more_is_missed_before_its_connection_is_given_up() {
+    let deaf = Arc::new(AtomicBool::new(false));
+    let hearing = deaf.clone();
+    let act = move |message: ToServer, outbox: &Arc<dyn Outbox>| {
+        if !hearing.load(Ordering::SeqCst) {
+            obliging(message, outbox);
+        }
+    };
+    let (dead, node) = (
+        serving(Script::new(act), ServerConfig::default()),
+        serving(Script::new(obliging), ServerConfig::default()),
+    );
+    let (remote, _) = connect(&dead);
+    deaf.store(true, Ordering::SeqCst);
+    assert_eq!(remote.missing(), None);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| remote.call(stat()));
+        eventually("it is missed", || remote.missing().is_some());
+        assert!(begun.elapsed() < Duration::from_secs(10), "long before two thirds of the lease");
+        assert!(remote.is_up() && remote.stats().reconnects == 0);
+        remote.redirect(&node.address().to_string());
+        assert_eq!(asked.join().unwrap(), Ok(Answer::Done));
+    });
+    assert_eq!((remote.missing(), remote.stats().reconnects), (None, 1));
+    remote.close();
+}
+
+#[test]
 fn a_call_ends_at_its_deadline_and_the_connection_goes_on() {
     let deaf = Arc::new(AtomicBool::new(true));
     let hearing = deaf.clone();
@@ -264,6 +355,24 @@ fn what_cannot_be_connected_to_says_why() {
     let address = listen().local_addr().unwrap();
     let error = Remote::connect(config(&[address], Duration::from_millis(300)), notes()).err().unwrap();
     assert!(error.to_string().contains("kestrel serve"), "{error}");
+    // Nodes that refuse for now, each in its words.
+    let refusing = |reason: &'static str| {
+        serving(
+            Script::new(move |message, outbox: &Arc<dyn Outbox>| {
+                if let ToServer::Hello(_) = message {
+                    let refused = Refused { errno: libc::EAGAIN, reason: reason.into() };
+                    outbox.send(&encoded(&ToClient::Refused(refused)));
+                    outbox.close("refused");
+                }
+            }),
+            ServerConfig::default(),
+        )
+    };
+    let (one, two) = (refusing("node 1 has no lease"), refusing("node 2 has none either"));
+    let both = [one.address(), two.address()];
+    let error = Remote::connect(config(&both, Duration::from_secs(2)), notes()).err().unwrap().to_string();
+    let said = [(both[0], "node 1 has no lease"), (both[1], "node 2 has none either")];
+    assert!(said.iter().all(|(at, why)| error.contains(&format!("{at}: refused: {why}"))), "{error}");
     // A node that refuses is not asked until the deadline.
     let act = |message: ToServer, outbox: &Arc<dyn Outbox>| {
         if let ToServer::Hello(_) = message {

@@ -3,14 +3,14 @@
 //! **Nothing is forgotten.** Who queues something says so (`offered`), *then* tries the writer's lock. The writer lets the lock go,
 //! *then* looks again whether something was offered. Fences order the two on both sides.
 
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::{Shared, count, socket};
+use super::socket::Socket;
+use super::{Shared, count};
 
 /// How long one wait for room takes at most, before the writer looks whether the connection is still there.
 const WAIT: Duration = Duration::from_secs(1);
@@ -23,7 +23,7 @@ const BYTES_KEPT: usize = 256 * 1024;
 
 #[derive(Default)]
 struct Desk {
-    stream: Option<Arc<TcpStream>>,
+    socket: Option<Arc<Socket>>,
     /// Bytes being written, from `written` on.
     bytes: Vec<u8>,
     written: usize,
@@ -40,7 +40,7 @@ pub(super) struct Writer {
     /// A writer had enough, and there is more.
     relief: AtomicBool,
     /// The present connection, to be cut by whoever finds it dead, even while somebody writes.
-    present: Mutex<Option<Arc<TcpStream>>>,
+    present: Mutex<Option<Arc<Socket>>>,
 }
 
 impl Writer {
@@ -66,9 +66,9 @@ impl Writer {
     }
 
     /// A new connection.
-    pub fn install(&self, stream: Arc<TcpStream>) {
-        *self.present.lock() = Some(stream.clone());
-        *self.desk.lock() = Desk { stream: Some(stream), ..Desk::default() };
+    pub fn install(&self, socket: Arc<Socket>) {
+        *self.present.lock() = Some(socket.clone());
+        *self.desk.lock() = Desk { socket: Some(socket), ..Desk::default() };
         self.stuck.store(false, Ordering::Relaxed);
     }
 
@@ -82,15 +82,15 @@ impl Writer {
 
     /// Cuts the present connection; the reader finds out.
     pub fn cut(&self) {
-        if let Some(stream) = &*self.present.lock() {
-            socket::cut(stream);
+        if let Some(socket) = &*self.present.lock() {
+            socket.cut();
         }
     }
 
     /// Everything was said: the node sees the end after the last byte written, and closes.
     pub fn finish(&self) {
-        if let Some(stream) = &*self.present.lock() {
-            let _ = stream.shutdown(std::net::Shutdown::Write);
+        if let Some(socket) = &*self.present.lock() {
+            socket.finish();
         }
     }
 }
@@ -161,12 +161,12 @@ impl Shared {
                     return Turn::Done;
                 }
             }
-            let Some(stream) = &desk.stream else {
+            let Some(socket) = &desk.socket else {
                 // What was meant for a connection that is gone is sent again on the next one.
                 desk.bytes.clear();
                 continue;
             };
-            match socket::write_some(stream, &desk.bytes[desk.written..]) {
+            match socket.write_some(&desk.bytes[desk.written..]) {
                 Ok(written) => {
                     desk.written += written;
                     count(&self.traffic.bytes_sent, written);
@@ -183,7 +183,7 @@ impl Shared {
                     if !patient {
                         return Turn::Stuck;
                     }
-                    if let Err(error) = socket::wait(stream, false, WAIT) {
+                    if let Err(error) = socket.wait(false, WAIT) {
                         self.broken(desk, &error);
                     }
                 }
@@ -195,8 +195,8 @@ impl Shared {
     /// Writing failed: the reader will see the end of the connection.
     fn broken(&self, desk: &mut Desk, error: &std::io::Error) {
         log::debug!("net: writing to the metadata server failed: {error}");
-        if let Some(stream) = desk.stream.take() {
-            socket::cut(&stream);
+        if let Some(socket) = desk.socket.take() {
+            socket.cut();
         }
         (desk.bytes, desk.written) = (Vec::new(), 0);
         self.writer.stuck.store(false, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::channel::Channel;
 use super::connection::Task;
-use super::{Shared, count};
+use super::{Shared, count, settle};
 
 /// Pause after an accept that failed for want of something (descriptors, memory).
 const PAUSE: Duration = Duration::from_millis(100);
@@ -64,11 +64,12 @@ fn begin(shared: &Arc<Shared>, stream: TcpStream, peer: std::net::SocketAddr, nu
         channels.insert(number, channel.clone());
     }
     shared.strangers.fetch_add(1, Ordering::SeqCst);
-    let connection = shared.handler.connect(peer, channel.clone());
     let entry = Entry { shared: shared.clone(), channel: channel.clone(), number };
-    let task = Task::new(shared.clone(), channel, stream, connection);
+    let shared = shared.clone();
     tokio::spawn(async move {
-        task.run().await;
+        if let Some((stream, connection)) = settle::settle(&shared, &channel, stream, peer).await {
+            Task::new(shared, channel, stream, connection).run().await;
+        }
         drop(entry);
     });
     Ok(())

@@ -9,9 +9,9 @@ use std::task::{Context, Poll, ready};
 use kestrel_types::codec::DecodeError;
 use kestrel_types::wire::{self, FRAME_BYTES_MAX, Frames, HELLO_BYTES_MAX, ToServer, WireError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 use super::channel::{Channel, Order};
+use super::settle::Stream;
 use super::{BATCH_MAX, Shared, count};
 use crate::handler::Connection;
 
@@ -36,7 +36,7 @@ enum Stage {
 pub(super) struct Task {
     shared: Arc<Shared>,
     channel: Arc<Channel>,
-    stream: TcpStream,
+    stream: Stream,
     connection: Box<dyn Connection>,
     stage: Stage,
     frames: Frames,
@@ -48,13 +48,17 @@ pub(super) struct Task {
     written: usize,
     /// Bytes queued besides.
     queued: usize,
+    /// A client has said which token it has, and has yet to prove it.
+    proving: bool,
+    /// Some of what was written may be on this side of the encryption still.
+    unflushed: bool,
 }
 
 impl Task {
     pub fn new(
         shared: Arc<Shared>,
         channel: Arc<Channel>,
-        stream: TcpStream,
+        stream: Stream,
         connection: Box<dyn Connection>,
     ) -> Self {
         Self {
@@ -69,6 +73,8 @@ impl Task {
             out: Vec::new(),
             written: 0,
             queued: 0,
+            proving: false,
+            unflushed: false,
         }
     }
 
@@ -120,6 +126,10 @@ impl Task {
             let before = self.out.is_empty();
             (*order, self.queued) = self.channel.collect(&mut self.out);
             if self.out.is_empty() || *order == Order::Abort {
+                if self.unflushed && *order != Order::Abort {
+                    ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+                    self.unflushed = false;
+                }
                 let lingers = matches!(self.stage, Stage::Lingering(_));
                 self.channel.unsent.store(lingers, Ordering::Relaxed);
                 return Poll::Ready(Ok(()));
@@ -134,6 +144,7 @@ impl Task {
                     return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
                 }
                 self.written += written;
+                self.unflushed = true;
                 self.moved();
                 count(&self.shared.counters.bytes_out, written);
                 count(&self.shared.counters.writes, 1);
@@ -202,22 +213,34 @@ impl Task {
             };
             let message = wire::decode_to_server(frame)?;
             match (&message, greeted) {
-                (ToServer::Hello(_) | ToServer::PeerHello(_), false) => {
-                    let node = matches!(message, ToServer::PeerHello(_));
-                    self.channel.node.store(node, Ordering::Relaxed);
-                    self.channel.greeted.store(true, Ordering::Relaxed);
-                    self.shared.stranger_left();
-                    self.frames.set_payload_max(FRAME_BYTES_MAX);
-                }
-                (_, false) => return Err(WireError::NotHello),
-                (ToServer::Hello(_) | ToServer::PeerHello(_), true) => {
+                (ToServer::Hello(_) | ToServer::PeerHello(_), _)
+                    if greeted || self.proving || self.is_node() =>
+                {
                     return Err(WireError::Malformed(DecodeError("a second Hello on one connection")));
                 }
+                // A stranger until it has proved that it is one.
+                (ToServer::PeerHello(_), false) => self.channel.node.store(true, Ordering::Relaxed),
+                (ToServer::Hello(hello), false) if hello.token.is_some() => self.proving = true,
+                (ToServer::Hello(_), false) => self.greeted(),
+                (ToServer::Proof(_), false) if self.proving => self.greeted(),
+                (ToServer::PeerProof(_), false) if self.is_node() => self.greeted(),
+                (_, false) => return Err(WireError::NotHello),
                 (_, true) => {}
             }
             self.batch.push(message);
         }
         Ok(())
+    }
+
+    fn is_node(&self) -> bool {
+        self.channel.node.load(Ordering::Relaxed)
+    }
+
+    /// It has said what it has to say first.
+    fn greeted(&mut self) {
+        self.channel.greeted.store(true, Ordering::Relaxed);
+        self.shared.stranger_left();
+        self.frames.set_payload_max(FRAME_BYTES_MAX);
     }
 
     fn deliver(&mut self) {

@@ -96,7 +96,9 @@ impl Model {
                 }
             }
             ToServer::Bye => self.opens.clear(),
-            ToServer::PeerHello(_) | ToServer::Peer(_) => panic!("a client is no node"),
+            ToServer::PeerHello(_) | ToServer::PeerProof(_) | ToServer::Peer(_) | ToServer::Proof(_) => {
+                panic!("a client is no node")
+            }
         }
     }
 
@@ -126,6 +128,7 @@ impl Model {
             },
             lease_ms: 3000,
             table: 1,
+            root: 1,
         })
     }
 

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, VecDeque};
 use kestrel_types::clock::Nanos;
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::Answer;
+use kestrel_types::security::Security;
 use kestrel_types::wire::{
-    Answered, Body, Checksum, Frames, Reclaim, ReclaimOpen, SessionState, ToClient, ToServer,
-    decode_to_server,
+    Answered, Body, Frames, Reclaim, ReclaimOpen, SessionState, ToClient, ToServer, decode_to_server,
 };
 
 use super::config;
@@ -132,7 +132,7 @@ impl World {
     pub fn connect(&mut self) {
         if !self.connected {
             self.connected = true;
-            self.link.connected(self.now, Checksum::Crc32c);
+            self.link.connected(self.now, Security::Plain);
             self.collect();
         }
     }

@@ -1,0 +1,128 @@
+//! The engine that a volume's descriptor names.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kestrel_data::store::BlockStore;
+use kestrel_etcd::{EtcdEngine, EtcdOptions};
+use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_meta::engine::{BeforeSync, Engine, EngineError};
+use kestrel_postgres::{PgEngine, PgOptions};
+
+use super::sizes::fitting_options;
+use super::{META_DIR, Resources};
+use crate::descriptor::{Descriptor, Durability, RowsAt};
+use crate::error::VolumeError;
+use crate::recovery::Recovery;
+
+/// How often a volume in mode `fsync` syncs on its own (`metadata.md` §7.3).
+const SYNC_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The node whose rows these are; in a database a volume of one node has number 0.
+fn node_of(descriptor: &Descriptor) -> u32 {
+    descriptor.cluster.as_ref().map_or(0, |section| section.node)
+}
+
+/// Opens the engine of a volume, or of one node's part of one, whose data is in `store`.
+pub(super) fn open(
+    dir: &Path,
+    descriptor: &Descriptor,
+    resources: &Resources,
+    store: &Arc<dyn BlockStore>,
+) -> Result<Arc<dyn Engine>, VolumeError> {
+    let failed = |why: EngineError| VolumeError::Engine(format!("{}: {why}", dir.display()));
+    let synced = store.clone();
+    let before_sync: BeforeSync = Arc::new(move || {
+        synced.sync().map_err(|error| EngineError::Io(format!("syncing file data: {error}")))
+    });
+    let (uuid, node, take_over) = (descriptor.uuid_bytes(), node_of(descriptor), resources.take_over);
+    // No recovery of those elsewhere: each transaction went after the data that it refers to.
+    match descriptor.rows()? {
+        RowsAt::Directory => {}
+        RowsAt::Postgres(place) => {
+            let options = PgOptions { memory_bytes: resources.metadata_bytes, take_over };
+            let engine = PgEngine::open(*place, uuid, node, options, before_sync);
+            return Ok(Arc::new(engine.map_err(failed)?));
+        }
+        RowsAt::Etcd(place) => {
+            let engine = EtcdEngine::open(*place, uuid, node, EtcdOptions { take_over }, before_sync);
+            return Ok(Arc::new(engine.map_err(failed)?));
+        }
+    }
+    let options = EmbeddedOptions {
+        memory_bytes: resources.metadata_bytes,
+        sync_interval: (descriptor.settings.durability == Durability::Fsync).then_some(SYNC_INTERVAL),
+        ..fitting_options(dir)
+    };
+    let mut recovery = Recovery::new(store.clone());
+    let engine = EmbeddedEngine::open(&dir.join(META_DIR), uuid, options, before_sync, &mut |mutations| {
+        recovery.is_intact(mutations)
+    });
+    let engine = engine.map_err(failed)?;
+    recovery.finish(dir)?;
+    Ok(Arc::new(engine))
+}
+
+/// Makes the engine of a new volume, or of one node's part of one, and opens it. In a database only who makes the volume makes its tables:
+/// who joins and does not find them has come to another database.
+pub(super) fn create(
+    dir: &Path,
+    descriptor: &Descriptor,
+    joins: bool,
+) -> Result<Box<dyn Engine>, VolumeError> {
+    let failed = |why: EngineError| VolumeError::Engine(why.to_string());
+    let nothing: BeforeSync = Arc::new(|| Ok(()));
+    let (uuid, node) = (descriptor.uuid_bytes(), node_of(descriptor));
+    match descriptor.rows()? {
+        RowsAt::Directory => {}
+        RowsAt::Postgres(place) => {
+            let made = if joins {
+                PgEngine::add_node(&place, uuid, node)
+            } else {
+                PgEngine::create(&place, uuid, node)
+            };
+            made.map_err(failed)?;
+            let engine = PgEngine::open(*place, uuid, node, PgOptions::default(), nothing).map_err(failed)?;
+            return Ok(Box::new(engine));
+        }
+        RowsAt::Etcd(place) => {
+            // The first node made the volume's keys, whoever this one is ([`create_registry`]).
+            EtcdEngine::add_node(&place, uuid, node).map_err(failed)?;
+            let options = EtcdOptions::default();
+            let engine = EtcdEngine::open(*place, uuid, node, options, nothing).map_err(failed)?;
+            return Ok(Box::new(engine));
+        }
+    }
+    let meta = dir.join(META_DIR);
+    std::fs::create_dir_all(&meta).map_err(|error| VolumeError::io("create", &meta, &error))?;
+    let engine = EmbeddedEngine::open(&meta, uuid, fitting_options(dir), nothing, &mut |_| true);
+    Ok(Box::new(engine.map_err(failed)?))
+}
+
+/// Makes the volume's keys in the registry, if it has one: the first node does, so that a registry that cannot be used is heard of before there is
+/// a volume, and whoever joins knows by them that it has come to the right one.
+///
+/// # Errors
+/// Those of etcd, and if something else is there.
+pub(super) fn create_registry(descriptor: &Descriptor, coordinator: u32) -> Result<(), VolumeError> {
+    let Some(place) = descriptor.registry()? else { return Ok(()) };
+    let made = EtcdEngine::create(&place, descriptor.uuid_bytes(), coordinator);
+    made.map_err(|why| VolumeError::Engine(why.to_string()))
+}
+
+/// Removes the rows of a volume of one node, or of one that was not made to its end, from where they are outside of its directory.
+///
+/// # Errors
+/// Those of the database or the registry.
+pub fn discard_rows(descriptor: &Descriptor) -> Result<(), VolumeError> {
+    if let Some(place) = descriptor.registry()? {
+        EtcdEngine::remove(&place, descriptor.uuid_bytes())
+            .map_err(|why| VolumeError::Engine(why.to_string()))?;
+    }
+    match descriptor.metadata()? {
+        Some(place) => PgEngine::remove(&place, descriptor.uuid_bytes())
+            .map_err(|why| VolumeError::Engine(why.to_string())),
+        None => Ok(()),
+    }
+}

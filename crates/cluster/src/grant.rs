@@ -1,0 +1,384 @@
+//! What a session may do: what the token allows that it was begun with. Looked at for every call, before the node hears of it.
+//!
+//! A request that may be carried out is changed to what it may mean: users are squashed and mapped, and an operation for which it does
+//! not matter who asks is asked for by nobody. Node ids are judged by what the session was given ([`crate::session::given`]); what is
+//! not known there is a [`Doubt`], which the node's rows decide ([`crate::server`]'s confinement).
+
+use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
+
+use kestrel_types::clock::Nanos;
+use kestrel_types::error::FsError;
+use kestrel_types::ids::{InodeId, ObjectId};
+use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::name::InodeRef;
+use kestrel_types::range::Range;
+use kestrel_types::request::{Creds, Named, Op, Request};
+use kestrel_types::token::{Ended, TokenRecord};
+use kestrel_types::wire::{LockKind, LockMode, LockRequest};
+
+use crate::session::given::Given;
+use crate::session::opens::Opens;
+
+/// Who asks where that does not matter, and who has no user to be.
+const NOBODY: u32 = 65_534;
+
+const NOT_COVERED: FsError =
+    FsError::new(libc::EACCES, "the token of this client does not cover the user who asks");
+const READ_ONLY: FsError = FsError::new(libc::EROFS, "the token of this client is read-only");
+const NOT_FOR_WRITING: FsError =
+    FsError::new(libc::EBADF, "a lock for writing needs a file open for writing, and the token is read-only");
+const NOT_LISTABLE: FsError =
+    FsError::new(libc::EACCES, "this client has not opened the directory for reading");
+
+const NOT_OPEN_FOR_WRITING: FsError =
+    FsError::new(libc::EBADF, "this client does not have the file open for writing");
+const NOT_OPEN_HERE: FsError = FsError::new(
+    libc::EOPNOTSUPP,
+    "this client does not have the file open that it copies from, at this node",
+);
+
+/// An object that is never there.
+const WITHHELD: ObjectId = ObjectId::MAX;
+
+/// Numbers of [`Ended`] in [`Grant::ended`].
+const LIVE: u8 = 0;
+const EXPIRED: u8 = 1;
+const REVOKED: u8 = 2;
+
+/// What a token allows at present, shared by the sessions that it was shown for.
+#[derive(Debug)]
+pub struct Grant {
+    /// The token's record when the first of them began. When it ends is below.
+    pub record: TokenRecord,
+    expires: AtomicI64,
+    ended: AtomicU8,
+}
+
+/// A node id in a request that nobody knows yet to be within the subtree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Doubt {
+    /// A directory, by number.
+    Dir(InodeId),
+    /// Something, and where it was seen.
+    Ref(InodeRef),
+}
+
+/// A directory that may be listed by whoever is allowed what he asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listable {
+    /// This one.
+    Dir(InodeId),
+    /// The one that the answer names.
+    Answered,
+}
+
+/// What a request that may be carried out leaves to find out, or to note of its answer.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Judged {
+    /// To be within the subtree before it is carried out.
+    pub doubts: Vec<Doubt>,
+    /// Read permission of this directory is checked: if that is allowed, the session may list it.
+    pub listed: Option<Listable>,
+}
+
+impl Grant {
+    /// What a record allows.
+    pub fn new(record: TokenRecord) -> Self {
+        let expires = AtomicI64::new(record.expires.unwrap_or(Nanos::MAX));
+        Self { record, expires, ended: AtomicU8::new(LIVE) }
+    }
+
+    /// Takes over what has become known of the token. True if it ends by that.
+    pub fn learn(&self, record: &TokenRecord, now: Nanos) -> bool {
+        self.expires.fetch_min(record.expires.unwrap_or(Nanos::MAX), Ordering::Relaxed);
+        if record.revoked.is_some() {
+            return self.end(REVOKED);
+        }
+        self.look(now)
+    }
+
+    /// Time has passed. True if the token ends by that.
+    pub fn look(&self, now: Nanos) -> bool {
+        self.expires.load(Ordering::Relaxed) <= now && self.end(EXPIRED)
+    }
+
+    fn end(&self, why: u8) -> bool {
+        self.ended.compare_exchange(LIVE, why, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Why it allows nothing any more, if that is so.
+    pub fn ended(&self) -> Option<Ended> {
+        match self.ended.load(Ordering::Relaxed) {
+            LIVE => None,
+            EXPIRED => Some(Ended::Expired),
+            _ => Some(Ended::Revoked),
+        }
+    }
+
+    /// What a client is told whose token has ended.
+    pub fn why_ended(&self, ended: Ended) -> FsError {
+        let why = format!(
+            "token {} ({}) has {}: ask who administers the volume for a new one",
+            self.record.id,
+            self.record.name,
+            match ended {
+                Ended::Revoked => "been revoked",
+                Ended::Expired => "expired",
+            }
+        );
+        FsError::because(libc::EACCES, why)
+    }
+
+    /// The only directory there is for its sessions, if they are confined.
+    pub fn root(&self) -> Option<InodeId> {
+        self.record.subtree.as_ref().map(|tree| tree.dir)
+    }
+
+    /// Whether a session may ask for this, which is changed to what it may mean.
+    ///
+    /// # Errors
+    /// `EACCES` for a user or group that the token does not cover; `EROFS` for changes if it is read-only; `EACCES` once it has ended.
+    pub fn judge(&self, request: &mut Request, given: &mut Given, opens: &Opens) -> Result<Judged, FsError> {
+        if let Some(ended) = self.ended() {
+            return Err(self.why_ended(ended));
+        }
+        if self.record.read_only && changes(&request.op) {
+            return Err(READ_ONLY);
+        }
+        let mut judged = Judged::default();
+        if self.limits_users() {
+            judge_handles(&mut request.op, opens)?;
+            self.judge_user(request, given, &mut judged)?;
+        }
+        if let Some(root) = self.root() {
+            confine(&mut request.op, root, given, opens, &mut judged.doubts);
+        }
+        Ok(judged)
+    }
+
+    /// As [`Grant::judge`], of a request about a lock.
+    ///
+    /// # Errors
+    /// `EBADF` for a POSIX lock for writing if the token is read-only; `EACCES` once it has ended.
+    pub fn judge_lock(
+        &self,
+        request: &LockRequest,
+        given: &mut Given,
+        opens: &Opens,
+    ) -> Result<Option<Doubt>, FsError> {
+        if let Some(ended) = self.ended() {
+            return Err(self.why_ended(ended));
+        }
+        if let LockRequest::Set { lock, .. } = request
+            && self.record.read_only
+            && (lock.kind, lock.mode) == (LockKind::Posix, LockMode::Write)
+        {
+            return Err(NOT_FOR_WRITING);
+        }
+        Ok(self.doubt(request.ino(), given, opens))
+    }
+
+    /// Whether nobody knows yet that a file is within the subtree.
+    pub fn doubt(&self, ino: InodeId, given: &mut Given, opens: &Opens) -> Option<Doubt> {
+        let known = self.root().is_none_or(|root| is_known(ino, root, given, opens));
+        (!known).then(|| Doubt::Ref(InodeRef::by_id(ino)))
+    }
+
+    /// How a session that is to have a file open, by what it says itself, has it: for writing or not; not at all if none of the users that the
+    /// token covers could open it. More than an open would give it such a claim does not.
+    pub fn claimed(&self, inode: &Inode) -> Option<bool> {
+        let may = |bits| !self.limits_users() || self.some_user_may(inode, bits);
+        may(0o7).then(|| may(0o2))
+    }
+
+    /// Takes the content of a small file out of an answer, unless the session has it open or could read it by opening it. What it has
+    /// instead is no content anywhere, and cannot be taken for some: who reads it fails, and asks again.
+    pub fn withhold(&self, inode: &mut Inode, opens: &Opens) {
+        let Inode { kind: Kind::File, data: Data::Inline(content), .. } = inode else { return };
+        let len = content.len() as u32;
+        if len == 0
+            || !self.limits_users()
+            || opens.get(inode.ino).count > 0
+            || self.some_user_may(inode, 0o5)
+        {
+            return;
+        }
+        inode.data = Data::Packed { range: Range { object: WITHHELD, offset: 0, len }, visible: len };
+    }
+
+    /// Whether some user that the token covers has one of these permissions (of the three bits of a class), or may give them to himself.
+    fn some_user_may(&self, inode: &Inode, bits: u16) -> bool {
+        let TokenRecord { gids, .. } = &self.record;
+        self.covers(0)
+            || self.covers(inode.uid)
+            || inode.mode & bits != 0
+            || gids.has(inode.gid) && inode.mode >> 3 & bits != 0
+    }
+
+    /// Whether a request may come to be this user's.
+    fn covers(&self, uid: u32) -> bool {
+        let TokenRecord { uids, squash, map, .. } = &self.record;
+        let is_squashed = |user: u32| user == 0 && squash.is_some();
+        let itself = !is_squashed(uid) && map.binary_search_by_key(&uid, |pair| pair.0).is_err();
+        uids.has(uid)
+            && (itself
+                || squash.is_some_and(|(squashed, _)| squashed == uid)
+                || map.iter().any(|(from, to)| *to == uid && !is_squashed(*from)))
+    }
+
+    /// Whether it makes a difference who asks.
+    fn limits_users(&self) -> bool {
+        let TokenRecord { uids, gids, squash, map, .. } = &self.record;
+        squash.is_some()
+            || !map.is_empty()
+            || *uids != kestrel_types::token::Ids::All
+            || *gids != kestrel_types::token::Ids::All
+    }
+
+    fn judge_user(
+        &self,
+        request: &mut Request,
+        given: &mut Given,
+        judged: &mut Judged,
+    ) -> Result<(), FsError> {
+        let covered = self.map_user(&mut request.creds);
+        // An honest client goes on with a listing, and ends what it does through handles, as nobody in particular.
+        if let Op::ReadDir { dir, check, .. } = &mut request.op {
+            if !*check && !given.listed.has(*dir) {
+                *check = true;
+                if covered.is_err() {
+                    return Err(NOT_LISTABLE);
+                }
+            }
+            if *check {
+                covered?;
+                judged.listed = Some(Listable::Dir(*dir));
+            }
+            return Ok(());
+        }
+        match covered {
+            Ok(()) => {
+                judged.listed = allows_listing(&request.op);
+                Ok(())
+            }
+            Err(_) if asks_for_nobody(&mut request.op) => {
+                request.creds = Creds { uid: NOBODY, gid: NOBODY, groups: Some([].into()) };
+                Ok(())
+            }
+            Err(why) => Err(why),
+        }
+    }
+
+    /// Changes who asks to who that stands for.
+    fn map_user(&self, creds: &mut Creds) -> Result<(), FsError> {
+        let TokenRecord { uids, gids, squash, map, .. } = &self.record;
+        match squash {
+            Some((uid, gid)) if creds.uid == 0 => {
+                *creds = Creds { uid: *uid, gid: *gid, groups: Some([].into()) };
+            }
+            _ => {
+                if let Ok(at) = map.binary_search_by_key(&creds.uid, |pair| pair.0) {
+                    creds.uid = map[at].1;
+                }
+            }
+        }
+        if !uids.has(creds.uid) || !gids.has(creds.gid) {
+            return Err(NOT_COVERED);
+        }
+        // Who leaves groups out has fewer rights, which a client may do by itself.
+        if let Some(groups) = &creds.groups
+            && !groups.iter().all(|group| gids.has(*group))
+        {
+            creds.groups = Some(groups.iter().copied().filter(|group| gids.has(*group)).collect());
+        }
+        Ok(())
+    }
+}
+
+/// What a mount asks for as nobody, or without a permission's being looked at, because it has the file open: it has to.
+fn judge_handles(op: &mut Op, opens: &Opens) -> Result<(), FsError> {
+    match op {
+        Op::Compact { inode, .. } if !opens.get(inode.ino).write => Err(NOT_OPEN_FOR_WRITING),
+        // A client then copies what it can read.
+        Op::Clone { from, .. } if opens.get(from.ino).count == 0 => Err(NOT_OPEN_HERE),
+        // An open for nothing asks for no permission, and its answer has the content.
+        Op::Open(_, flags) | Op::OpenAt(_, flags) | Op::Create { flags, .. }
+            if !(flags.write || flags.exec || flags.truncate) =>
+        {
+            flags.read = true;
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether an operation changes something, or is of use only for that.
+fn changes(op: &Op) -> bool {
+    match op {
+        Op::Open(_, flags) | Op::OpenAt(_, flags) => flags.write || flags.truncate,
+        Op::Release(_) => false,
+        Op::AllocObjects(_) => true,
+        op => op.is_numbered(),
+    }
+}
+
+/// Whether the node does not look at who asks, or only at what he may leave as it was. The latter is taken from him.
+fn asks_for_nobody(op: &mut Op) -> bool {
+    match op {
+        Op::Parent(_)
+        | Op::GetAttr(_)
+        | Op::ReadLink(_)
+        | Op::Release(_)
+        | Op::Compact { .. }
+        | Op::Chunks { .. }
+        | Op::AllocObjects(_)
+        | Op::Usage
+        | Op::TreeUsage(_)
+        | Op::Sync => true,
+        Op::Commit(commit) => {
+            commit.kill_suid = true;
+            true
+        }
+        Op::SetAttr(_, set) if set.through_handle => {
+            set.kill_suid = true;
+            true
+        }
+        _ => false,
+    }
+}
+
+/// The directory, if it is one, that whoever is allowed this may list: a mount asks so when it opens one.
+fn allows_listing(op: &Op) -> Option<Listable> {
+    match op {
+        Op::Access(inode, mask) => (mask & libc::R_OK as u32 != 0).then_some(Listable::Dir(inode.ino)),
+        Op::Open(inode, flags) => flags.read.then_some(Listable::Dir(inode.ino)),
+        Op::OpenAt(_, flags) => flags.read.then_some(Listable::Answered),
+        _ => None,
+    }
+}
+
+fn is_known(ino: InodeId, root: InodeId, given: &mut Given, opens: &Opens) -> bool {
+    ino == root || given.files.has(ino) || opens.get(ino).count > 0 || given.dirs.has(ino)
+}
+
+/// Finds the node ids in a request that nobody knows to be within the subtree. A path never leaves it: names are names, and links are
+/// the client's to follow.
+fn confine(op: &mut Op, root: InodeId, given: &mut Given, opens: &Opens, doubts: &mut Vec<Doubt>) {
+    // What is above it is itself, as above the root.
+    if *op == Op::Parent(root) {
+        *op = Op::GetAttr(InodeRef::by_id(root));
+        return;
+    }
+    // No client may ask for that, wherever the file is.
+    if matches!(op, Op::Sweep(_)) {
+        return;
+    }
+    op.visit_named(&mut |named| match named {
+        Named::Dir(dir) if *dir == root || given.dirs.has(*dir) => {}
+        Named::Dir(dir) => doubts.push(Doubt::Dir(*dir)),
+        Named::Ref(inode) if is_known(inode.ino, root, given, opens) => {}
+        Named::Ref(inode) => doubts.push(Doubt::Ref(inode.clone())),
+        Named::File(ino) if is_known(*ino, root, given, opens) => {}
+        Named::File(ino) => doubts.push(Doubt::Ref(InodeRef::by_id(*ino))),
+    });
+}

@@ -1,0 +1,58 @@
+//! Nodes that are started again at other addresses.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod cluster;
+
+use cluster::{Cluster, eventually, mknod};
+use kestrel_meta::member::known::Known;
+
+/// All reach each other.
+fn met(cluster: &Cluster, what: &str) {
+    eventually(what, || {
+        let up =
+            |site: &cluster::Site| site.running().peers.figures().values().filter(|link| link.up).count();
+        cluster.sites.iter().all(|site| up(site) == 2)
+    });
+}
+
+/// All know where all are.
+fn known(cluster: &Cluster, what: &str) {
+    eventually(what, || {
+        let all = cluster.sites.iter().map(|site| (site.id, site.address.to_string())).collect();
+        cluster.sites.iter().all(|site| site.running().host.whereabouts() == all)
+    });
+}
+
+#[test]
+fn a_node_that_starts_elsewhere_is_met_there_and_so_are_two_at_once_and_all_after_a_restart() {
+    let mut cluster = Cluster::start();
+    met(&cluster, "all meet");
+    cluster.sites[1].kill();
+    cluster.sites[1].run_elsewhere();
+    known(&cluster, "all know where the second is");
+    met(&cluster, "it is met there");
+    cluster.client().done(mknod("one"));
+
+    // Each of two that move can hear of the other only by the one that stays.
+    cluster.sites[1].kill();
+    cluster.sites[2].kill();
+    cluster.sites[1].run_elsewhere();
+    cluster.sites[2].run_elsewhere();
+    known(&cluster, "all know where both are");
+    met(&cluster, "they are met there");
+    cluster.client().done(mknod("two"));
+
+    // What is on record is where they were last, not where the table has them.
+    for site in &mut cluster.sites {
+        site.kill();
+    }
+    for site in &mut cluster.sites {
+        site.run();
+    }
+    met(&cluster, "all meet where they were last");
+    cluster.client().done(mknod("three"));
+    let engine = cluster.sites[0].running().host.node().engine().clone();
+    let address = Known::read(&*engine, 3).unwrap().unwrap().address;
+    assert_eq!(address, Some(cluster.sites[2].address.to_string()));
+}

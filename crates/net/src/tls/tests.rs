@@ -1,0 +1,467 @@
+//! Encrypted connections between our own two ends, and who is kept out.
+//!
+//! What counts as another machine here is decided by [`Mode::On`]: tests stay on loopback.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use kestrel_types::clock::{Clock, Nanos, SECOND, SystemClock};
+use kestrel_types::name::InodeRef;
+use kestrel_types::placement::NodeId;
+use kestrel_types::request::{Op, XattrFlags};
+use kestrel_types::security::{PeerName, Security};
+use kestrel_types::wire::{Reclaim, ReclaimReply, SessionState, ToServer, Welcome};
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+use crate::handler::{Connection, Handler, Outbox};
+use crate::remote::{ConnectError, Holder, Remote, RemoteConfig, secure};
+use crate::server::{ServerConfig, Serving, serve};
+use crate::testing::{Script, eventually, listen, obliging, request};
+
+const SECRET: [u8; 16] = [7; 16];
+const DAY: Nanos = 24 * 3600 * SECOND;
+
+fn authority(secret: [u8; 16]) -> Arc<Authority> {
+    Arc::new(Authority::derive(&secret).unwrap())
+}
+
+fn server_tls(node: NodeId, mode: Mode) -> ServerTls {
+    ServerTls::new(authority(SECRET), node, mode, None, None).unwrap()
+}
+
+/// What a script does with a message.
+type Act = fn(ToServer, &Arc<dyn Outbox>);
+
+/// Serves obligingly, and notes what connections run over.
+struct Noting {
+    script: Script<Act>,
+    seen: Arc<Mutex<Vec<Security>>>,
+}
+
+impl Handler for Noting {
+    fn connect(&self, peer: SocketAddr, security: Security, outbox: Arc<dyn Outbox>) -> Box<dyn Connection> {
+        self.seen.lock().push(security.clone());
+        self.script.connect(peer, security, outbox)
+    }
+}
+
+fn serving(tls: Option<ServerTls>) -> (Serving, Arc<Mutex<Vec<Security>>>) {
+    let seen = Arc::default();
+    let config = ServerConfig {
+        threads: 2,
+        greeting: Duration::from_millis(800),
+        tls: tls.map(Arc::new),
+        ..ServerConfig::default()
+    };
+    let handler = Noting { script: Script::new(obliging), seen: Arc::clone(&seen) };
+    (serve(listen(), Arc::new(handler), config).unwrap(), seen)
+}
+
+struct Bare;
+
+impl Holder for Bare {
+    fn welcomed(&self, _welcome: &Welcome) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn reclaim(&self, _lost: SessionState) -> Vec<Reclaim> {
+        Vec::new()
+    }
+
+    fn reclaimed(&self, _replies: Vec<ReclaimReply>, _lost: SessionState) {}
+
+    fn oldest_open_object(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn outage(&self, _why: &str) {}
+
+    fn restored(&self, _after: Duration) {}
+}
+
+fn connect(address: SocketAddr, tls: ClientTls) -> Result<Arc<Remote>, ConnectError> {
+    let config = RemoteConfig {
+        addresses: vec![address.to_string()],
+        volume: "v".into(),
+        who: "test".into(),
+        deadline: Duration::from_secs(20),
+        tls,
+        token: None,
+    };
+    Remote::connect(config, Arc::new(Bare)).map(|(remote, _)| remote)
+}
+
+fn trusting(secret: [u8; 16]) -> ClientTls {
+    let trust = Trust::Authority(authority(secret).fingerprint());
+    ClientTls::new(Mode::On, Some(&trust), None).unwrap()
+}
+
+fn refusal(address: SocketAddr, tls: ClientTls) -> String {
+    match connect(address, tls) {
+        Ok(_) => panic!("it is connected"),
+        Err(why) => why.to_string(),
+    }
+}
+
+fn files(dir: &TempDir, name: &str, text: &str) -> OwnFiles {
+    let path = dir.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    OwnFiles::open(&path, &path).unwrap()
+}
+
+#[test]
+fn an_authority_is_the_same_everywhere_and_another_volume_has_another() {
+    let (one, same, other) = (authority(SECRET), authority(SECRET), authority([8; 16]));
+    assert_eq!(one.certificate_pem(), same.certificate_pem());
+    assert_ne!(one.fingerprint(), other.fingerprint());
+    let shown = one.fingerprint().to_string();
+    // Clients have this written down: it never changes.
+    assert_eq!(shown, "sha256:8e0e5171d859b9dd88fc95a6860bf85e0ab7319592831e7cf24640ddd9ed9cfe");
+    assert_eq!(shown.parse::<Fingerprint>(), Ok(one.fingerprint()));
+    for bad in [
+        "",
+        "sha256:",
+        "md5:00",
+        &shown[..shown.len() - 1],
+        &shown.replace("sha256:", "sha256:é"),
+        &format!("{shown}0"),
+    ] {
+        assert!(bad.parse::<Fingerprint>().is_err(), "{bad}");
+    }
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("ca.pem");
+    std::fs::write(&path, one.certificate_pem()).unwrap();
+    assert_eq!(Trust::read(&path), Ok(Trust::Authority(one.fingerprint())));
+    std::fs::write(&path, "nothing").unwrap();
+    assert!(Trust::read(&path).unwrap_err().0.contains("no certificate"));
+}
+
+#[test]
+fn calls_of_many_threads_go_through_an_encrypted_connection() {
+    let (serving, seen) = serving(Some(server_tls(3, Mode::On)));
+    let remote = connect(serving.address(), trusting(SECRET)).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for length in 0..300 {
+                    // Up to several records for one request.
+                    let value = vec![7u8; length * 200].into();
+                    let name = b"user.x".as_slice().into();
+                    let inode = InodeRef { ino: 2, seen: None };
+                    let set = Op::SetXattr(inode, name, value, XattrFlags::default());
+                    remote.call(request(set)).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(*seen.lock(), [Security::Tls { peer: None }]);
+    let figures = serving.figures();
+    assert_eq!((figures.encrypted, figures.not_encrypted, figures.unwanted), (1, 0, 0));
+    remote.close();
+}
+
+#[test]
+fn a_client_takes_nobody_else_for_the_server() {
+    let (serving, seen) = serving(Some(server_tls(3, Mode::On)));
+    let why = refusal(serving.address(), trusting([8; 16]));
+    assert!(
+        why.contains("not who it should be") && why.contains(&authority(SECRET).fingerprint().to_string()),
+        "{why}"
+    );
+    let why = refusal(serving.address(), ClientTls::new(Mode::On, None, None).unwrap());
+    assert!(why.contains("?ca=sha256:"), "{why}");
+    // An operator's certificate has to be asked for by its name, and this server has none.
+    let dir = TempDir::new().unwrap();
+    let other = rcgen::generate_simple_self_signed(vec!["localhost".into()]).unwrap();
+    std::fs::write(dir.path().join("ca"), other.cert.pem()).unwrap();
+    let trust = Trust::read(&dir.path().join("ca")).unwrap();
+    let why = refusal(serving.address(), ClientTls::new(Mode::On, Some(&trust), None).unwrap());
+    assert!(why.contains("not who it should be"), "{why}");
+    assert!(seen.lock().is_empty());
+}
+
+#[test]
+fn a_certificate_of_another_time_another_node_or_a_client_is_no_server_s() {
+    let now = SystemClock.now();
+    let node = |node| PeerName::Node(node);
+    let cases = [
+        (node(3), now, now + DAY, None, ""),
+        (node(3), now, now + DAY, Some(3), ""),
+        (node(3), now - 10 * DAY, now - DAY, None, "compare the clocks"),
+        (node(3), now + 3 * DAY, now + 5 * DAY, None, "compare the clocks"),
+        (node(3), now, now + DAY, Some(2), "which is not node-2"),
+        (PeerName::Client("t-1".into()), now, now + DAY, None, "not who it should be"),
+    ];
+    for (name, from, until, wanted, says) in cases {
+        let certified = authority(SECRET).certify(&name, from, until).unwrap();
+        let shown = Arc::new(rustls::sign::SingleCertAndKey::from(certified));
+        let config = rustls::ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(shown);
+        let tls = trusting(SECRET);
+        let tls = wanted.map_or(tls.clone(), |node| tls.to_node(node));
+        let why = handshake(config, &tls).err().unwrap_or_default();
+        assert!(if says.is_empty() { why.is_empty() } else { why.contains(says) }, "{name:?}: {why}");
+    }
+}
+
+/// A handshake with a server of another make.
+fn handshake(config: rustls::ServerConfig, tls: &ClientTls) -> Result<Security, String> {
+    let listener = listen();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut session = rustls::ServerConnection::new(Arc::new(config)).unwrap();
+        let _ = session.complete_io(&mut stream);
+    });
+    let stream = TcpStream::connect(address).unwrap();
+    let chosen = tls.choose(address.ip(), &address.to_string()).unwrap().unwrap();
+    let result = secure::encrypt(stream, chosen).map(|socket| socket.security().clone());
+    server.join().unwrap();
+    result.map_err(|why| match why {
+        secure::Unsafe::Broken(why) | secure::Unsafe::Refused(why) => why,
+    })
+}
+
+#[test]
+fn nodes_and_clients_are_known_by_their_certificates() {
+    let (serving, seen) = serving(Some(server_tls(3, Mode::On)));
+    let node = ClientTls::of_node(&authority(SECRET), 5, Mode::On).unwrap();
+    connect(serving.address(), node.to_node(3)).unwrap().close();
+    let why = refusal(serving.address(), node.to_node(4));
+    assert!(why.contains("Node(3)") && why.contains("node-4"), "{why}");
+    let dir = TempDir::new().unwrap();
+    let now = SystemClock.now();
+    let pem = authority(SECRET).issue("t-17", now, now + DAY).unwrap();
+    let trust = Trust::Authority(authority(SECRET).fingerprint());
+    let client = ClientTls::new(Mode::On, Some(&trust), Some(files(&dir, "good", &pem))).unwrap();
+    connect(serving.address(), client).unwrap().close();
+    assert_eq!(
+        *seen.lock(),
+        [Some(PeerName::Node(5)), Some(PeerName::Client("t-17".into()))].map(|peer| Security::Tls { peer })
+    );
+    // One that has expired, and one of another volume.
+    for pem in [
+        authority(SECRET).issue("t-17", now - 10 * DAY, now - DAY).unwrap(),
+        authority([8; 16]).issue("t-17", now, now + DAY).unwrap(),
+    ] {
+        let client = ClientTls::new(Mode::On, Some(&trust), Some(files(&dir, "bad", &pem))).unwrap();
+        let config = RemoteConfig {
+            addresses: vec![serving.address().to_string()],
+            volume: "v".into(),
+            who: "test".into(),
+            deadline: Duration::from_secs(1),
+            tls: client,
+            token: None,
+        };
+        let why = Remote::connect(config, Arc::new(Bare)).err().unwrap().to_string();
+        assert!(why.contains("does not accept this side's certificate"), "{why}");
+    }
+    assert_eq!(seen.lock().len(), 2);
+    assert!(authority(SECRET).issue("No Name", now, now + DAY).is_err());
+}
+
+#[test]
+fn a_server_may_have_an_operator_s_certificate_and_ask_clients_for_theirs() {
+    let dir = TempDir::new().unwrap();
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
+    let pem = |made: &rcgen::CertifiedKey<rcgen::KeyPair>| {
+        format!("{}{}", made.cert.pem(), made.signing_key.serialize_pem())
+    };
+    let server = files(&dir, "server", &pem(&made));
+    let ca = dir.path().join("ca");
+    std::fs::write(&ca, made.cert.pem()).unwrap();
+    let tls = ServerTls::new(authority(SECRET), 3, Mode::On, Some(server), None).unwrap();
+    let (serving, _) = serving(Some(tls));
+    let trust = Trust::read(&ca).unwrap();
+    connect(serving.address(), ClientTls::new(Mode::On, Some(&trust), None).unwrap()).unwrap().close();
+    // Who goes by the volume's own authority is shown that.
+    connect(serving.address(), trusting(SECRET)).unwrap().close();
+    // The files change: so does what is shown.
+    let next = rcgen::generate_simple_self_signed(vec!["127.0.0.1".into()]).unwrap();
+    std::fs::write(dir.path().join("server"), pem(&next)).unwrap();
+    std::fs::write(&ca, next.cert.pem()).unwrap();
+    let trust = Trust::read(&ca).unwrap();
+    eventually("the new certificate is shown", || {
+        let tls = ClientTls::new(Mode::On, Some(&trust), None).unwrap();
+        connect(serving.address(), tls).is_ok()
+    });
+    // Half of a pair is not used.
+    let cert = dir.path().join("cert");
+    std::fs::write(&cert, made.cert.pem()).unwrap();
+    assert!(OwnFiles::open(&cert, &dir.path().join("server")).unwrap_err().0.contains("another key"));
+    assert!(OwnFiles::open(&cert, &cert).unwrap_err().0.contains("no private key"));
+}
+
+#[test]
+fn clients_may_be_asked_for_certificates() {
+    let dir = TempDir::new().unwrap();
+    let made = rcgen::generate_simple_self_signed(vec!["gpu7".into()]).unwrap();
+    let ca = dir.path().join("ca");
+    std::fs::write(&ca, made.cert.pem()).unwrap();
+    let tls = ServerTls::new(authority(SECRET), 3, Mode::On, None, Some(&ca)).unwrap();
+    let (serving, seen) = serving(Some(tls));
+    let trust = Trust::Authority(authority(SECRET).fingerprint());
+    let config = |own| RemoteConfig {
+        addresses: vec![serving.address().to_string()],
+        volume: "v".into(),
+        who: "test".into(),
+        deadline: Duration::from_secs(1),
+        tls: ClientTls::new(Mode::On, Some(&trust), own).unwrap(),
+        token: None,
+    };
+    let why = Remote::connect(config(None), Arc::new(Bare)).err().unwrap().to_string();
+    assert!(why.contains("?cert=FILE"), "{why}");
+    let own = files(&dir, "own", &format!("{}{}", made.cert.pem(), made.signing_key.serialize_pem()));
+    Remote::connect(config(Some(own)), Arc::new(Bare)).unwrap().0.close();
+    // It is let in, and is nobody of this volume's.
+    assert_eq!(*seen.lock(), [Security::Tls { peer: None }]);
+    // Nodes are, too.
+    let node = ClientTls::of_node(&authority(SECRET), 5, Mode::On).unwrap();
+    connect(serving.address(), node).unwrap().close();
+}
+
+#[test]
+fn nothing_is_done_in_clear_that_is_to_be_encrypted_nor_the_other_way_round() {
+    let clear = || ClientTls::new(Mode::Off, None, None).unwrap();
+    let (encrypting, seen) = serving(Some(server_tls(3, Mode::On)));
+    let why = refusal(encrypting.address(), clear());
+    assert!(why.contains("takes nothing in clear") && why.contains("?ca=sha256:"), "{why}");
+    let (open, _) = serving(None);
+    let why = refusal(open.address(), trusting(SECRET));
+    assert!(why.contains("answers in clear") && why.contains("TLS is switched off on this server"), "{why}");
+    assert_eq!((encrypting.figures().unwanted, open.figures().unwanted), (1, 1));
+    assert!(seen.lock().is_empty());
+    // Within a machine both will do.
+    let (auto, seen) = serving(Some(server_tls(3, Mode::Auto)));
+    connect(auto.address(), ClientTls::default()).unwrap().close();
+    connect(auto.address(), trusting(SECRET)).unwrap().close();
+    assert_eq!(*seen.lock(), [Security::Loopback, Security::Tls { peer: None }]);
+}
+
+#[test]
+fn a_relay_cannot_talk_a_client_into_speaking_in_clear() {
+    // It passes on what the client says without its TLS, as far as it can: it answers as an open server would.
+    let (open, seen) = serving(None);
+    let listener = listen();
+    let address = listener.local_addr().unwrap();
+    let to = open.address();
+    let relay = std::thread::spawn(move || relayed(&listener, to));
+    let why = refusal(address, trusting(SECRET));
+    assert!(why.contains("answers in clear"), "{why}");
+    let heard = relay.join().unwrap();
+    assert_eq!(heard[0], 0x16, "all that it heard is a handshake");
+    assert!(!heard.windows(4).any(|bytes| bytes == b"KSTL"));
+    assert_eq!(*seen.lock(), [Security::Loopback], "the relay's own connection");
+}
+
+/// Hears a connection out, and says a Welcome of an open server.
+fn relayed(listener: &TcpListener, to: SocketAddr) -> Vec<u8> {
+    let (mut client, _) = listener.accept().unwrap();
+    let mut heard = vec![0; 4096];
+    let read = client.read(&mut heard).unwrap();
+    heard.truncate(read);
+    let mut server = TcpStream::connect(to).unwrap();
+    server.write_all(&crate::testing::sent(&crate::testing::hello())).unwrap();
+    let mut answer = vec![0; 4096];
+    let read = server.read(&mut answer).unwrap();
+    client.write_all(&answer[..read]).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut rest = Vec::new();
+    let _ = client.read_to_end(&mut rest);
+    heard.extend(rest);
+    heard
+}
+
+#[test]
+fn a_handshake_that_takes_too_long_is_cut_off_and_there_are_not_too_many() {
+    let config = ServerConfig {
+        threads: 2,
+        strangers_max: 4,
+        greeting: Duration::from_millis(800),
+        tls: Some(Arc::new(server_tls(3, Mode::On))),
+        ..ServerConfig::default()
+    };
+    let serving = serve(listen(), Arc::new(Script::new(obliging)), config).unwrap();
+    let slow: Vec<TcpStream> = (0..12)
+        .map(|at| {
+            let mut stream = TcpStream::connect(serving.address()).unwrap();
+            // The beginning of a ClientHello of 512 bytes, or nothing at all.
+            stream.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3][..at]).unwrap();
+            stream
+        })
+        .collect();
+    eventually("they are accepted", || serving.figures().accepted >= 4);
+    assert!(serving.figures().connections <= 5, "{:?}", serving.figures());
+    eventually("they are cut off", || serving.figures().cut_off >= 12);
+    eventually("they are gone", || serving.figures().connections == 0);
+    assert_eq!(serving.figures().encrypted, 0);
+    drop(slow);
+    connect(serving.address(), trusting(SECRET)).unwrap().close();
+}
+
+#[test]
+fn a_server_that_says_nothing_is_not_waited_for() {
+    let listener = listen();
+    let config = RemoteConfig {
+        addresses: vec![listener.local_addr().unwrap().to_string()],
+        volume: "v".into(),
+        who: "test".into(),
+        deadline: Duration::from_secs(6),
+        tls: trusting(SECRET),
+        token: None,
+    };
+    let why = Remote::connect(config, Arc::new(Bare)).err().unwrap().to_string();
+    assert!(why.contains("no TLS handshake within 5 s"), "{why}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn what_is_no_handshake_ends_a_connection_and_nothing_else(
+        cut in 0usize..600,
+        at in 0usize..600,
+        flip in any::<u8>(),
+        noise in proptest::collection::vec(any::<u8>(), 0..300),
+    ) {
+        static SERVING: std::sync::LazyLock<Serving> = std::sync::LazyLock::new(|| {
+            serving(Some(server_tls(3, Mode::On))).0
+        });
+        // A true ClientHello, damaged, cut short, and followed by something else.
+        let chosen = trusting(SECRET).choose([127, 0, 0, 1].into(), "x:1").unwrap().unwrap();
+        let mut session = rustls::ClientConnection::new(chosen.config, chosen.name).unwrap();
+        let mut bytes = Vec::new();
+        session.write_tls(&mut bytes).unwrap();
+        if let Some(byte) = bytes.get_mut(at) {
+            *byte ^= flip;
+        }
+        bytes.truncate(cut);
+        bytes.extend_from_slice(&noise);
+        let mut stream = TcpStream::connect(SERVING.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.write_all(&bytes).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = Vec::new();
+        // A reset is an end, too.
+        let _ = stream.read_to_end(&mut answer);
+        prop_assert!(answer.len() < 8192);
+    }
+}
+
+#[test]
+fn nothing_secret_is_shown() {
+    let tls = server_tls(3, Mode::On);
+    let now = SystemClock.now();
+    let pem = authority(SECRET).issue("t-1", now, now + DAY).unwrap();
+    let dir = TempDir::new().unwrap();
+    let own = files(&dir, "own", &pem);
+    let shown = format!("{tls:?} {:?} {own:?} {:?}", trusting(SECRET), authority(SECRET).fingerprint());
+    assert!(!shown.contains("PRIVATE") && !shown.contains("07070707"), "{shown}");
+}
