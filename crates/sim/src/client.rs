@@ -1,9 +1,11 @@
 //! A client's machine: its session, and what it knows and holds.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use kestrel_model::target;
 use kestrel_net::link::{Completion, Link, LinkConfig};
+use kestrel_net::token::Token;
 use kestrel_types::clock::Nanos;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
@@ -104,13 +106,17 @@ pub struct Client {
     pub calls: usize,
     /// Connections that failed since the last that did not.
     pub failures: u32,
+    /// When its token ends by the node's wall clock, if it has one that does.
+    pub expires: Option<Nanos>,
+    /// It was told that its token has ended: another process with another token takes its place.
+    pub outdated: bool,
     /// Its randomness.
     pub dice: Dice,
 }
 
 impl Client {
-    /// A client that has just started.
-    pub fn new(number: u64, mut dice: Dice, now: Nanos) -> Self {
+    /// A client that has just started, with this token or none.
+    pub fn new(number: u64, mut dice: Dice, now: Nanos, token: Option<Arc<Token>>) -> Self {
         let mut id = [0; 16];
         id[..8].copy_from_slice(&dice.bits().to_be_bytes());
         id[8..].copy_from_slice(&(number + 1).to_be_bytes());
@@ -120,6 +126,7 @@ impl Client {
             client: id,
             who: format!("client {number}"),
             server: "sim".into(),
+            token,
         };
         let root = Inode::new(1, Kind::Dir, 0, 0);
         Self {
@@ -138,6 +145,8 @@ impl Client {
             stopped_until: 0,
             calls: 0,
             failures: 0,
+            expires: None,
+            outdated: false,
             dice,
         }
     }

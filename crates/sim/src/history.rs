@@ -17,6 +17,10 @@ pub struct Record {
     pub heard: Option<(u64, Reply)>,
     /// All the while the client had this file open, and its session was not lost.
     pub held: Option<InodeId>,
+    /// The client's token had ended when it was asked; how often the wall clock had gone back before.
+    pub late: Option<u64>,
+    /// It was refused before anything was done.
+    pub refused: bool,
 }
 
 /// All calls of a run.
@@ -31,8 +35,21 @@ impl History {
     /// A call is asked; its number.
     pub fn ask(&mut self, client: usize, request: Request, held: Option<InodeId>) -> usize {
         self.moment += 1;
-        self.records.push(Record { client, request, asked: self.moment, heard: None, held });
+        self.records.push(Record {
+            client,
+            request,
+            asked: self.moment,
+            heard: None,
+            held,
+            late: None,
+            refused: false,
+        });
         self.records.len() - 1
+    }
+
+    /// A call is refused: it has not happened.
+    pub fn refuse(&mut self, call: usize) {
+        self.records[call].refused = true;
     }
 
     /// A call is answered.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kestrel_cluster::admin::{Admin, Asker};
-use kestrel_cluster::config::ServerConfig;
+use kestrel_cluster::config::{Access, ServerConfig};
 use kestrel_cluster::connection::Connection;
 use kestrel_cluster::locks::LockLimits;
 use kestrel_cluster::server::Server;
@@ -13,8 +13,10 @@ use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, Node, NodeConfig, Replies, RootAttr};
 use kestrel_net::handler::Outbox;
-use kestrel_types::clock::{ManualClock, Nanos, SECOND};
-use kestrel_types::wire::{Checksum, ClientId, Frames, ToServer, decode_to_server};
+use kestrel_types::clock::{Clock, ManualClock, Nanos, SECOND};
+use kestrel_types::security::Security;
+use kestrel_types::token::TokenRecord;
+use kestrel_types::wire::{ClientId, Frames, ToServer, decode_to_server};
 use parking_lot::Mutex;
 
 /// The lease of the simulated server.
@@ -84,14 +86,16 @@ pub struct Host {
     process: Option<Process>,
     workers: usize,
     epoch: u64,
+    /// Clients show tokens: these.
+    tokens: Option<Vec<TokenRecord>>,
     /// What connections have sent.
     pub outgoing: Outgoing,
     batch: Vec<ToServer>,
 }
 
 impl Host {
-    /// A machine with an empty volume; nothing runs.
-    pub fn new(clock: Arc<ManualClock>, workers: usize) -> Self {
+    /// A machine with an empty volume; nothing runs. Clients have to show tokens, or need none.
+    pub fn new(clock: Arc<ManualClock>, workers: usize, tokens: bool) -> Self {
         let engine = MemoryEngine::new(SyncWhen::Told);
         Node::format(&engine, RootAttr { mode: 0o777, uid: 0, gid: 0 }, SECOND).expect("an empty engine");
         Self {
@@ -100,6 +104,7 @@ impl Host {
             process: None,
             workers,
             epoch: 0,
+            tokens: tokens.then(Vec::new),
             outgoing: Outgoing::default(),
             batch: Vec::new(),
         }
@@ -144,11 +149,15 @@ impl Host {
             lease: LEASE,
             grace: LEASE,
             keep_expired: 300 * SECOND,
+            access: if self.tokens.is_some() { Access::Tokens } else { Access::Open },
             ..ServerConfig::default()
         };
         let limits = LockLimits::default();
         let server = Server::new(node.clone(), self.clock.clone(), config, limits, Arc::new(NoAdmin), now);
         let server = server.expect("a sound volume");
+        if let Some(tokens) = &self.tokens {
+            server.tokens().learn(tokens.clone(), self.clock.now()).expect("no fault was injected");
+        }
         self.process = Some(Process {
             server,
             node,
@@ -179,11 +188,29 @@ impl Host {
         self.outgoing.lock().clear();
     }
 
+    /// What connections run over: a token is shown only where nobody else hears it.
+    pub fn security(&self) -> Security {
+        if self.tokens.is_some() { Security::Loopback } else { Security::Plain }
+    }
+
+    /// A token is made, or revoked. Whether one is needed at all.
+    pub fn learn(&mut self, record: TokenRecord) -> bool {
+        let Some(tokens) = &mut self.tokens else { return false };
+        tokens.retain(|known| known.id != record.id);
+        tokens.push(record.clone());
+        if let Some(process) = &self.process {
+            let learnt = process.server.tokens().learn(vec![record], self.clock.now());
+            learnt.expect("no fault was injected");
+        }
+        true
+    }
+
     /// A client's connection arrives.
     pub fn accept(&mut self, connection: u64) {
+        let security = self.security();
         let Some(process) = &mut self.process else { return };
         let outbox = SimOutbox { connection, outgoing: self.outgoing.clone(), alive: process.alive.clone() };
-        let accepted = process.server.connect(Arc::new(outbox), Checksum::Crc32c, "sim");
+        let accepted = process.server.connect(Arc::new(outbox), security, "sim");
         process.connections.insert(connection, (accepted, Frames::default()));
     }
 

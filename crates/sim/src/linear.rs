@@ -57,7 +57,7 @@ struct Search<'a> {
 
 /// Searches an order for the records of a history.
 pub fn check(records: &[Record]) -> Verdict {
-    let counts = |record: &Record| record.heard.is_some() || changes(&record.request.op);
+    let counts = |record: &Record| !record.refused && (record.heard.is_some() || changes(&record.request.op));
     let calls: Vec<usize> = (0..records.len()).filter(|call| counts(&records[*call])).collect();
     let left = calls.iter().filter(|call| records[**call].heard.is_some()).count();
     let mut search = Search {

@@ -90,9 +90,14 @@ fn main() -> ExitCode {
                 sum.retries += tally.retries;
                 sum.changes += tally.changes;
                 sum.left += tally.left;
+                sum.handed += tally.handed;
                 sum.misdirected += tally.misdirected;
                 sum.lapses += tally.lapses;
                 sum.fenced += tally.fenced;
+                sum.ghosts += tally.ghosts;
+                sum.refused += tally.refused;
+                sum.zombies += tally.zombies;
+                sum.stores_failed += tally.stores_failed;
                 sum.time += tally.time;
                 undecided += u64::from(tally.undecided);
             }
@@ -112,7 +117,7 @@ fn main() -> ExitCode {
     }
     let minutes = begun.elapsed().as_secs_f64() / 60.0;
     println!(
-        "{seeds} seeds, {failed} failed, {undecided} undecided; {:.0} seeds a minute; {} calls ({} unheard, {} retried), {} crashes, {} sessions expired, {} changes of tables, {} nodes left, {} calls misdirected, {} leases lost, {} nodes fenced, {:.1} virtual hours",
+        "{seeds} seeds, {failed} failed, {undecided} undecided; {:.0} seeds a minute; {} calls ({} unheard, {} retried), {} crashes, {} sessions expired, {} changes of tables, {} nodes left, {} coordinators followed, {} calls misdirected, {} leases lost, {} nodes fenced, {} presumed dead ({} commits refused), {} replaced alive, {} stores failed, {:.1} virtual hours",
         seeds as f64 / minutes,
         sum.calls,
         sum.unheard,
@@ -121,9 +126,14 @@ fn main() -> ExitCode {
         sum.expired,
         sum.changes,
         sum.left,
+        sum.handed,
         sum.misdirected,
         sum.lapses,
         sum.fenced,
+        sum.ghosts,
+        sum.refused,
+        sum.zombies,
+        sum.stores_failed,
         sum.time as f64 / 3.6e12,
     );
     println!("{} passed, {failed} failed", seeds - failed);

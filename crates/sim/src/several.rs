@@ -15,7 +15,9 @@ mod leaving;
 mod objects;
 mod opens;
 mod sessions;
+mod store;
 mod tables;
+mod zombie;
 
 use std::collections::BTreeMap;
 
@@ -40,14 +42,19 @@ use leaving::Leaving;
 use objects::Objects;
 use sessions::Claimed;
 use tables::Tables;
+use zombie::Moan;
 
 /// How long clients ask at most, in virtual time.
 const TIME_MAX: Nanos = 200 * SECOND;
 
 /// What happens, and where.
 pub(crate) enum Event {
-    /// A message reaches a member.
-    Message(NodeId, Envelope),
+    /// A message of this start of another one reaches a member.
+    Message(NodeId, u64, Envelope),
+    /// Something reaches the process of this start of a member, which was presumed dead.
+    Zombie(NodeId, u64, Moan),
+    /// A process that has given up its lease ends.
+    End(NodeId, u64),
     /// A call that is not numbered reaches a member: of this client, under this number all the same.
     Call(NodeId, usize, u64, Request),
     /// One that is does, in a session with this start of the member.
@@ -68,8 +75,12 @@ pub(crate) enum Event {
     Tick(NodeId, u64),
     /// A member's disk has done its work.
     Synced(NodeId, u64),
+    /// What a member has said and answered leaves, in this start of it.
+    Leave(NodeId, u64),
     Start(NodeId),
     Crash(NodeId),
+    /// A process whose store has failed ends, in this start of it.
+    Failed(NodeId, u64),
     /// A client whose call was misdirected asks again.
     AskAgain(usize, u64),
     /// A client asks a member for its table.
@@ -121,8 +132,12 @@ pub struct Several {
     delay: Nanos,
     /// Typical time of a sync.
     disk: Nanos,
+    /// For so long at most members take what comes before they say anything, as their threads do under load; 0: not at all.
+    gathering: Nanos,
     /// Clients move directories more than anything else.
     moves: bool,
+    /// Others can claim the members' stores.
+    shared: bool,
     tables: Tables,
     leaving: Leaving,
     tally: Tally,
@@ -158,11 +173,12 @@ impl Scene for Several {
 
     fn happen(&mut self, event: Event) {
         let node = match &event {
-            Event::Message(node, _)
+            Event::Message(node, ..)
             | Event::Call(node, ..)
             | Event::SessionCall(node, ..)
             | Event::Claims(node, ..)
-            | Event::Tick(node, _) => Some(*node),
+            | Event::Tick(node, _)
+            | Event::Leave(node, _) => Some(*node),
             _ => None,
         };
         if let Some(until) = node.and_then(|node| self.hosts[&node].stopped(self.agenda.now)) {
@@ -170,11 +186,18 @@ impl Scene for Several {
         }
         let now = self.agenda.now;
         match event {
-            Event::Message(node, envelope) => {
+            Event::Message(node, epoch, envelope) => {
                 self.note_needed();
-                self.host(node).receive(envelope, now);
+                // Whom it reaches the sender does not choose: perhaps both, one after the other.
+                if let Some(zombie) = self.hosts[&node].zombie.as_ref().map(|zombie| zombie.start) {
+                    let moan = Moan::Message(epoch, envelope.clone());
+                    self.plan_at(now, Event::Zombie(node, zombie, moan));
+                }
+                self.host(node).receive(envelope, epoch, now);
                 self.after(node);
             }
+            Event::Zombie(node, start, moan) => self.moan(node, start, moan),
+            Event::End(node, start) => self.end(node, start),
             Event::Call(node, client, number, request) => {
                 self.host(node).submit(client, number, request, now);
                 self.after(node);
@@ -219,8 +242,14 @@ impl Scene for Several {
                     self.after(node);
                 }
             }
+            Event::Leave(node, start) => {
+                if self.hosts[&node].is_up(start) {
+                    self.leave(node);
+                }
+            }
             Event::Start(node) => self.start(node),
             Event::Crash(node) => self.crash(node),
+            Event::Failed(node, start) => self.end_failed(node, start),
             Event::Reap(node) => self.reap(node),
             Event::Delete(node, start, objects) => self.delete(node, start, &objects),
             Event::Done(objects) => self.objects_done(&objects),
@@ -237,14 +266,23 @@ impl Several {
         let mut dice = Dice::new(plan.seed ^ u64::from(nodes) << 56);
         let agenda = Agenda::new(plan.trace);
         let clock = agenda.clock.clone();
-        let placement = placement(nodes, &mut dice);
+        let mut placement = placement(nodes, &mut dice);
+        if dice.chance(30) {
+            // A member more, which only coordinates, or waits to.
+            let id = nodes + 1;
+            let member = MapMember { id, address: format!("node-{id}") };
+            placement = placement.with_member(member, true).expect("a member more");
+            placement.coordinator = *dice.pick(&[1, id, id]).expect("not empty");
+        }
+        let nodes = placement.map.members().len() as u32;
         let workers = (1 + dice.below(3) as usize, *dice.pick(&[2, 2, 6, 24]).expect("not empty"));
         let seed = dice.bits();
-        let objects = Objects::default();
+        let (objects, shared) = (Objects::default(), dice.chance(50));
         let (used, leaving) = (objects.used.clone(), Leaving::default());
         let known = || (used.clone(), leaving.needed.clone());
-        let host =
-            |id| (id, Host::new((id, false), placement.clone(), clock.clone(), workers, seed, known()));
+        let host = |id| {
+            (id, Host::new((id, false), placement.clone(), clock.clone(), workers, seed, known(), shared))
+        };
         let hosts = (1..=nodes).map(host).collect();
         let mut world = Self {
             plan,
@@ -264,7 +302,9 @@ impl Several {
             loss: if dice.chance(50) { dice.below(10) } else { 0 },
             delay: MS / 10 * dice.between(1, 60),
             disk: MS / 10 * dice.between(1, 50),
+            gathering: if dice.chance(50) { MS / 10 * dice.between(1, 100) } else { 0 },
             moves: dice.chance(25),
+            shared,
             tables: Tables::new(dice.chance(80), (seed, workers)),
             leaving,
             tally: Tally::default(),
@@ -301,6 +341,7 @@ impl Several {
         self.run_until(TIME_MAX, |world| !world.troubled && world.history.records.len() >= world.plan.calls);
         self.finish();
         self.tally.lapses = self.hosts.values().map(|host| host.leases().lapses).sum();
+        self.tally.refused = self.hosts.values().map(Host::refused).sum();
         self.tally.fenced = self.hosts.values().map(|host| host.leases().fenced).sum();
         match self.agenda.failure.take() {
             Some(failure) => Err(failure),
@@ -312,14 +353,33 @@ impl Several {
         self.hosts.get_mut(&node).expect("one of the nodes")
     }
 
-    /// What a member has said goes on its way; what it has written waits for the disk.
+    /// What a member has said goes on its way, at once or with what it says in the next moments; what it has written waits for the disk.
     fn after(&mut self, node: NodeId) {
+        if self.gathering == 0 {
+            self.leave(node);
+        } else if let Some(start) = self.host(node).wants_to_speak() {
+            let after = self.dice.between(0, self.gathering);
+            self.plan_in(after, Event::Leave(node, start));
+        }
+        let host = &mut self.hosts.get_mut(&node).expect("one of the nodes");
+        if let Some(start) = host.wants_sync() {
+            let slow = if self.dice.chance(2) { 500 } else { 1 };
+            let after = self.dice.between(self.disk / 2, self.disk * 2) * slow;
+            self.plan_in(after, Event::Synced(node, start));
+        }
+    }
+
+    /// What a member has said leaves.
+    fn leave(&mut self, node: NodeId) {
+        let epoch = self.hosts[&node].epoch();
         for (to, envelope) in self.host(node).take_outbox() {
             self.say(|| format!("{node} → {to}: {:?}", envelope.message));
             if matches!(envelope.message, Message::Change(_)) {
                 self.fault_in_change(node, to);
             }
-            self.carry(node, to, |world, after| world.plan_in(after, Event::Message(to, envelope.clone())));
+            self.carry(node, to, |world, after| {
+                world.plan_in(after, Event::Message(to, epoch, envelope.clone()));
+            });
         }
         self.hear_of_tables();
         self.hear_of_forgotten();
@@ -331,12 +391,6 @@ impl Several {
             });
         }
         self.plan_deletions(node);
-        let host = &mut self.hosts.get_mut(&node).expect("one of the nodes");
-        if let Some(start) = host.wants_sync() {
-            let slow = if self.dice.chance(2) { 500 } else { 1 };
-            let after = self.dice.between(self.disk / 2, self.disk * 2) * slow;
-            self.plan_in(after, Event::Synced(node, start));
-        }
     }
 
     /// Carries a message between two members; 0 stands for clients.

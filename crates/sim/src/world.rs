@@ -8,6 +8,7 @@ mod event;
 mod faults;
 mod finish;
 mod locks;
+mod tokens;
 
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 
@@ -57,12 +58,22 @@ pub struct Tally {
     pub changes: usize,
     /// Members that have left, and nodes that were taken out before they came.
     pub left: usize,
+    /// Times that the role of the coordinator moved.
+    pub handed: usize,
     /// Calls that whoever was asked did not lead.
     pub misdirected: usize,
     /// Leases that nodes have lost.
     pub lapses: u64,
     /// Nodes that were fenced for a change of a directory.
     pub fenced: u64,
+    /// Nodes that were presumed dead and went on.
+    pub ghosts: usize,
+    /// Their commits that the engine refused.
+    pub refused: u64,
+    /// Nodes that went on fully alive while another process served in their place.
+    pub zombies: usize,
+    /// Stores that gave no answer any more.
+    pub stores_failed: usize,
     /// Virtual time, nanoseconds.
     pub time: Nanos,
     /// The order of the calls was not decided.
@@ -81,6 +92,8 @@ pub struct World {
     /// The node's process is stopped until then.
     host_stopped_until: Nanos,
     sync_planned: bool,
+    /// How often the wall clock was set back.
+    clock_set_back: u64,
     clients: Vec<Client>,
     history: History,
     /// Faults still happen.
@@ -184,11 +197,13 @@ impl World {
         let count = 2 + dice.below(3) as usize;
         let delay = MS / 10 * dice.between(1, 60);
         let workers = 1 + dice.below(3) as usize;
+        let tokens = dice.chance(35);
         let mut world = Self {
             plan,
             agenda,
             network: Network::new(count, delay),
-            host: Host::new(clock, workers),
+            host: Host::new(clock, workers, tokens),
+            clock_set_back: 0,
             start: 0,
             host_stopped_until: 0,
             sync_planned: false,
@@ -218,8 +233,12 @@ impl World {
 
     fn new_client(&mut self) -> Client {
         self.clients_begun += 1;
-        let dice = self.dice.split();
-        Client::new(self.clients_begun, dice, self.agenda.now)
+        let mut dice = self.dice.split();
+        let (token, expires) =
+            self.new_token(&mut dice).map_or((None, None), |(token, expires)| (Some(token), expires));
+        let mut client = Client::new(self.clients_begun, dice, self.agenda.now, token);
+        client.expires = expires;
+        client
     }
 
     fn delay(&self, most: Nanos) -> Nanos {

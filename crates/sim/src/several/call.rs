@@ -12,7 +12,7 @@ use kestrel_types::request::{Answer, Op, Outcome, Reply, Request};
 use super::leaving::staying;
 use super::objects::LINGERS;
 use super::opens::Held;
-use super::{Event, Several};
+use super::{Event, Moan, Several};
 use crate::agenda::Scene;
 use crate::client::Client;
 use crate::network::MS;
@@ -75,7 +75,7 @@ impl Several {
     pub(super) fn new_client(&mut self) -> Caller {
         self.clients_begun += 1;
         let dice = self.dice.split();
-        let client = Client::new(self.clients_begun, dice, self.agenda.now);
+        let client = Client::new(self.clients_begun, dice, self.agenda.now, None);
         let patience = self.dice.between(50 * MS, 3 * SECOND);
         // Its objects all have numbers of one node.
         let placement = self.some_table();
@@ -130,7 +130,7 @@ impl Several {
     /// It asks a member, under a new number.
     fn ask_at(&mut self, place: usize, record: usize, request: Request, at: NodeId) {
         self.calls_sent += 1;
-        let (number, first_sent, asked_at) = (self.calls_sent, self.hosts[&at].started(), self.agenda.now);
+        let (number, first_sent, asked_at) = (self.calls_sent, self.start_for(place, at), self.agenda.now);
         self.clients[place].waiting =
             Some(Waiting { record, number, request, at, first_sent, asked_at, misdirected: false });
         self.send_call(place, false);
@@ -142,6 +142,16 @@ impl Several {
         let (client, patience) = (caller.client.id, caller.patience);
         self.plan_in(patience, Event::Impatient(place, number));
         let numbered = request.op.is_numbered();
+        let zombie = self.start_for(place, node);
+        if zombie != self.hosts[&node].started() {
+            if !self.hosts[&node].zombie.as_ref().is_some_and(|zombie| zombie.cuts.contains(&0)) {
+                self.say(|| format!("client {place} → {node} (zombie): call {record}: {:?}", request.op));
+                let origin = numbered.then_some(Origin { client, seq: number, retry });
+                let after = self.delay();
+                self.plan_in(after, Event::Zombie(node, zombie, Moan::Call(place, number, request, origin)));
+            }
+            return;
+        }
         let welcome = self.is_welcome(place, node);
         if numbered && !welcome {
             return;

@@ -1,5 +1,6 @@
 //! What goes wrong.
 
+use kestrel_meta::member::RESTART_MIN;
 use kestrel_types::clock::SECOND;
 use kestrel_types::placement::NodeId;
 
@@ -24,7 +25,7 @@ impl Several {
         }
         let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
         let node = *self.dice.pick(&nodes).expect("there are nodes");
-        match self.dice.below(12) {
+        match self.dice.below(13) {
             0..=4 => self.crash(node),
             5..=8 => self.cut(node),
             9 => self.stop(node),
@@ -34,7 +35,8 @@ impl Several {
                 let other = *self.dice.pick(&nodes).expect("there are nodes");
                 self.crash(other);
             }
-            _ => self.jump_clock(),
+            11 => self.jump_clock(),
+            _ => self.fail_store(node),
         }
     }
 
@@ -46,8 +48,34 @@ impl Several {
         }
     }
 
+    /// A member's store gives no answer any more: what was not synced may be in it or not. The process says what it makes of that, and ends.
+    fn fail_store(&mut self, node: NodeId) {
+        let now = self.agenda.now;
+        if !self.host(node).fail_store(now) {
+            return;
+        }
+        self.say(|| format!("node {node}: its store answers no more"));
+        self.tally.stores_failed += 1;
+        self.after(node);
+        let (start, after) = (self.hosts[&node].started(), self.dice.between(0, 100 * MS));
+        self.plan_in(after, Event::Failed(node, start));
+    }
+
+    /// The process of a member whose store has failed ends; what the store has shows at its next start.
+    pub(super) fn end_failed(&mut self, node: NodeId, start: u64) {
+        if !self.hosts[&node].is_up(start) {
+            return;
+        }
+        let (now, keep) = (self.agenda.now, self.dice.below(101));
+        self.say(|| format!("node {node}: ends, {keep} % of what it had no answer to is in its store"));
+        self.host(node).kill(Some(keep), now);
+        self.host(node).elsewhere = self.shared && self.dice.chance(50);
+        let after = self.dice.downtime();
+        self.plan_in(after, Event::Start(node));
+    }
+
     pub(super) fn crash(&mut self, node: NodeId) {
-        if self.hosts[&node].member().is_none() {
+        if self.hosts[&node].member().is_none() || self.hosts[&node].has_failed() {
             return;
         }
         let keep = self.dice.crash();
@@ -57,7 +85,22 @@ impl Several {
             Some(keep) => format!("node {node}: crashes, {keep} % of what was not synced stays"),
         });
         let now = self.agenda.now;
-        self.host(node).kill(keep, now);
+        if self.shared && self.dice.chance(15) {
+            let start = self.hosts[&node].started();
+            self.host(node).give_up_lease(now);
+            self.host(node).elsewhere = self.dice.chance(50);
+            return self.plan_in(RESTART_MIN, Event::End(node, start));
+        }
+        if self.shared && self.dice.chance(60) {
+            self.haunt(node);
+        } else if keep.is_none() && self.dice.chance(50) {
+            self.say(|| format!("node {node}: is only presumed to have crashed"));
+            self.tally.ghosts += 1;
+            self.host(node).haunt(now);
+        } else {
+            self.host(node).kill(keep, now);
+            self.host(node).elsewhere = self.shared && self.dice.chance(50);
+        }
         let after = self.dice.downtime();
         self.plan_in(after, Event::Start(node));
     }
@@ -118,7 +161,12 @@ impl Several {
         self.cuts.clear();
         let nodes: Vec<NodeId> = self.hosts.keys().copied().collect();
         for node in nodes {
+            if self.hosts[&node].has_failed() {
+                let start = self.hosts[&node].started();
+                self.end_failed(node, start);
+            }
             self.host(node).stopped_until = 0;
+            self.host(node).lay();
             self.start(node);
         }
     }

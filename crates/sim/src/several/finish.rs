@@ -7,6 +7,7 @@ use kestrel_meta::cluster::Cluster;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::ids::counter_row;
+use kestrel_meta::member::change::records::{ERA, LAST_NODE, expected_of};
 use kestrel_meta::perm::Dentry;
 use kestrel_meta::txn::TxnKey;
 use kestrel_meta::view::guard_of;
@@ -135,6 +136,11 @@ impl Several {
             for name in left_of_changes(&**host.engine()) {
                 wrong.push(format!("node {node} has the record {name:?} of a change of the table"));
             }
+            if cluster.table().placement.coordinator != *node
+                && keeps_what_a_coordinator_does(&**host.engine())
+            {
+                wrong.push(format!("node {node} keeps what the coordinator alone does"));
+            }
             for table in Table::ALL.into_iter().filter(|table| *table != Table::System) {
                 let visited = host.engine().scan_table(table, None, &mut |key, value| {
                     if table == Table::Sweep {
@@ -204,6 +210,19 @@ fn left_of_changes(engine: &dyn Engine) -> Vec<&'static str> {
     });
     visited.expect("no fault was injected");
     left
+}
+
+/// Whether there are records of nodes to come, or of attempts of earlier coordinators.
+fn keeps_what_a_coordinator_does(engine: &dyn Engine) -> bool {
+    let mut any = false;
+    let visited = engine.scan_table(Table::System, None, &mut |key, _| {
+        any |= key.suffix == LAST_NODE.as_bytes()
+            || key.suffix == ERA.as_bytes()
+            || expected_of(key.suffix).is_some();
+        ControlFlow::Continue(())
+    });
+    visited.expect("no fault was injected");
+    any
 }
 
 /// What is wrong about a row where it is.

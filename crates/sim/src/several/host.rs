@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::member::change::{Changed, Expected, Phase};
+use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_meta::member::change::{Announced, Changed, Expected, Phase};
 use kestrel_meta::member::lease::LeaseFigures;
 use kestrel_meta::member::{Asker, Envelope, Member, MemberConfig, RESTART_MIN};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
@@ -13,21 +14,23 @@ use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::placement::{NodeId, Placement};
-use kestrel_types::request::{Creds, Op, Reply, Request};
+use kestrel_types::request::{Creds, Op, Outcome, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::leaving::{Needed, giver_of};
-use super::sessions::{Admission, Claimed, Sessions, Shared};
+use super::sessions::{Claimed, Sessions, Shared};
+use super::store::{Fate, Store, Way};
+use super::zombie::{Gate, Zombie, submit_in_session};
 
 /// Replies to clients' calls.
-type Replied = Arc<Mutex<Vec<(usize, u64, Reply)>>>;
+pub type Replied = Arc<Mutex<Vec<(usize, u64, Reply)>>>;
 
 /// Numbers of objects in use.
 type Used = Arc<Mutex<BTreeSet<ObjectId>>>;
 
 /// Objects to delete, and in which start the process was told so.
-type Free = Arc<Mutex<Vec<(u64, Vec<ObjectId>)>>>;
+pub type Free = Arc<Mutex<Vec<(u64, Vec<ObjectId>)>>>;
 
 /// See the module's header.
 pub struct Host {
@@ -35,11 +38,28 @@ pub struct Host {
     clock: Arc<ManualClock>,
     config: MemberConfig,
     member: Option<Member>,
+    /// An earlier start that was presumed dead and goes on, cut off from everybody: it gets copies of what clients ask, and what it says
+    /// reaches nobody. The engine must refuse what it commits.
+    ghost: Option<Member>,
+    /// The same of a store that others can claim: it is cut off from some, or from nobody.
+    pub zombie: Option<Zombie>,
+    /// What others can claim its store by, if they can.
+    way: Option<Arc<Way>>,
+    /// Which starts of others it knows.
+    gate: Gate,
+    /// The next start is on another machine, which does not know whether the last one has ended.
+    pub elsewhere: bool,
+    /// Commits of ghosts that the engine refused.
+    refused: Arc<AtomicU64>,
     /// Counts starts: timers of an earlier one do nothing.
     start: u64,
     /// When it ended last, or long ago.
     ended: Nanos,
     sync_planned: bool,
+    /// Its store answers no more, and its process is about to end.
+    failed: bool,
+    /// When it says what it has to say is planned.
+    speaks: bool,
     /// Its process is stopped until then.
     pub stopped_until: Nanos,
     /// It never runs again.
@@ -55,6 +75,14 @@ pub struct Host {
     leases: LeaseFigures,
 }
 
+/// What a store that has failed says. A client that hears it knows no more than one that hears nothing.
+const NO_ANSWER: &str = "the store gave no answer";
+
+/// Whether a request failed as nobody knows what became of it.
+pub fn is_no_answer(reply: &Reply) -> bool {
+    matches!(reply, Err(Outcome::Failed(why)) if why.reason.contains(NO_ANSWER))
+}
+
 impl Host {
     /// A machine with its part of an empty volume, perhaps one that is yet to join; nothing runs.
     pub fn new(
@@ -64,8 +92,10 @@ impl Host {
         (workers, scan_rows): (usize, usize),
         seed: u64,
         (used, needed): (Used, Needed),
+        shared: bool,
     ) -> Self {
-        let engine = MemoryEngine::new(SyncWhen::Told);
+        let engine =
+            if shared { MemoryEngine::shared(SyncWhen::Told) } else { MemoryEngine::new(SyncWhen::Told) };
         let root = RootAttr { mode: 0o777, uid: 0, gid: 0 };
         Member::format(&engine, root, SECOND, me, placement.clone()).expect("an empty engine");
         let node = NodeConfig {
@@ -83,16 +113,24 @@ impl Host {
         Self {
             engine: Some(Arc::new(engine)),
             clock,
-            config: MemberConfig { me, placement, node, seed, joining },
+            config: MemberConfig { me, placement, node, seed, joining, sole: true },
             member: None,
+            ghost: None,
+            zombie: None,
+            way: None,
+            gate: Gate::default(),
+            elsewhere: false,
+            refused: Arc::default(),
             start: 0,
             ended: -RESTART_MIN,
             sync_planned: false,
+            speaks: false,
             stopped_until: 0,
             replies: Replied::default(),
             used,
             needed,
             lost: false,
+            failed: false,
             free: Free::default(),
             sessions: Shared::default(),
             leases: LeaseFigures::default(),
@@ -102,7 +140,18 @@ impl Host {
     /// Starts the process; the number of the start.
     pub fn start(&mut self, now: Nanos) -> u64 {
         self.start += 1;
-        let member = Member::open(self.engine().clone(), self.clock.clone(), self.config.clone(), now);
+        let mut engine: Arc<dyn Engine> = self.engine().clone();
+        if let Some(zombie) = self.zombie.as_ref().filter(|zombie| !zombie.way.has_parted()) {
+            zombie.way.part(self.engine(), zombie.fate);
+        }
+        if engine.is_shared() {
+            let way = Arc::<Way>::default();
+            engine = Arc::new(Store { engine: self.engine().clone(), way: way.clone() });
+            self.way = Some(way);
+        }
+        let sole = !std::mem::take(&mut self.elsewhere) && self.zombie.is_none();
+        let config = MemberConfig { sole, ..self.config.clone() };
+        let member = Member::open(engine, self.clock.clone(), config, now);
         let mut member = member.expect("a sound volume");
         let (me, used) = (self.config.me, self.used.clone());
         // Each node knows of the numbers that it gave.
@@ -134,12 +183,12 @@ impl Host {
     /// The process is gone at once. If the power is, so is what was not synced, or the end of it: `keep` says how much of it
     /// stays, in percent.
     pub fn kill(&mut self, keep: Option<u64>, now: Nanos) {
-        self.leases = self.leases();
-        self.member = None;
-        self.ended = now;
-        self.start += 1;
-        self.sync_planned = false;
-        self.stopped_until = 0;
+        self.end(now);
+        self.ghost = None;
+        if self.zombie.is_some() {
+            // It goes on, and what was committed is in the store.
+            return self.engine().sync().expect("no fault was injected");
+        }
         let engine = self.engine.take().expect("taken only here");
         let mut engine = Arc::into_inner(engine).expect("nothing of the process is left");
         match keep {
@@ -150,8 +199,114 @@ impl Host {
             None => engine.sync().expect("no fault was injected"),
         }
         self.engine = Some(Arc::new(engine));
-        self.replies.lock().clear();
-        self.free.lock().clear();
+    }
+
+    /// The process is presumed dead and goes on beside its next start.
+    pub fn haunt(&mut self, now: Nanos) {
+        self.ghost = self.member.take();
+        self.end(now);
+    }
+
+    /// As above, and it is reached by whom it is not cut off from, if others can claim its store. Its start.
+    pub fn haunt_alive(
+        &mut self,
+        cuts: BTreeSet<NodeId>,
+        fate: Fate,
+        stopped_until: Nanos,
+        now: Nanos,
+    ) -> Option<u64> {
+        let zombie = Zombie {
+            member: self.member.take()?,
+            start: self.start,
+            way: self.way.take()?,
+            fate,
+            replies: self.replies.clone(),
+            free: self.free.clone(),
+            sessions: self.sessions.clone(),
+            gate: std::mem::take(&mut self.gate),
+            cuts,
+            stopped_until,
+            sync_planned: false,
+        };
+        self.end(now);
+        self.zombie = Some(zombie);
+        Some(self.start - 1)
+    }
+
+    /// Whether others can claim its store.
+    pub fn is_shared(&self) -> bool {
+        self.engine().is_shared()
+    }
+
+    /// It is about to end, and gives its lease up.
+    pub fn give_up_lease(&mut self, now: Nanos) {
+        if let Some(member) = &mut self.member {
+            member.give_up_lease(now);
+        }
+    }
+
+    /// It says that it has ended.
+    pub fn say_released(&mut self) {
+        if let Some(member) = &mut self.member {
+            member.say_released();
+        }
+    }
+
+    /// Its store gives no answer to what was not synced, nor takes anything. False if there is nothing to fail.
+    pub fn fail_store(&mut self, now: Nanos) -> bool {
+        if self.failed || self.member.is_none() || self.ghost.is_some() || self.zombie.is_some() {
+            return false;
+        }
+        self.failed = true;
+        self.engine().fail_sync(EngineError::Io(NO_ANSWER.into()));
+        self.engine().sync().expect_err("a fault was injected");
+        self.tick(now);
+        true
+    }
+
+    /// Whether its store has failed, and its process runs.
+    pub fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// What was presumed dead is.
+    pub fn lay(&mut self) {
+        (self.ghost, self.zombie) = (None, None);
+    }
+
+    fn end(&mut self, now: Nanos) {
+        self.leases = self.leases();
+        self.member = None;
+        self.gate = Gate::default();
+        self.ended = now;
+        self.start += 1;
+        self.sync_planned = false;
+        self.failed = false;
+        self.speaks = false;
+        self.stopped_until = 0;
+        // New ones: nobody hears what a ghost still says.
+        (self.replies, self.free) = (Replied::default(), Free::default());
+    }
+
+    /// Commits of ghosts that the engine refused.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// A ghost gets a copy of what a client asks.
+    fn ask_ghost(&mut self, request: &Request, origin: Option<Origin>, now: Nanos) {
+        let Some(ghost) = &mut self.ghost else { return };
+        let refused = self.refused.clone();
+        let done = move |reply: Reply| {
+            if let Err(Outcome::Failed(why)) = reply
+                && why.reason.contains("taken this metadata over")
+            {
+                refused.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        ghost.submit(request.clone(), Asker::Session(origin), Box::new(done), now);
+        ghost.tick(now);
+        ghost.take_outbox();
     }
 
     /// The disk.
@@ -179,6 +334,11 @@ impl Host {
     /// The table that the process has, if it runs.
     pub fn placement(&self) -> Option<Placement> {
         self.member.as_ref().map(|member| member.placement())
+    }
+
+    /// The table with which it was set up.
+    pub fn formed(&self) -> &Placement {
+        &self.config.placement
     }
 
     /// Whether it is not yet taken into the cluster.
@@ -215,9 +375,9 @@ impl Host {
     }
 
     /// Somebody asks for a new member's number.
-    pub fn expect(&mut self, address: String, done: Expected, now: Nanos) {
+    pub fn expect(&mut self, node: Announced, done: Expected, now: Nanos) {
         if let Some(member) = &mut self.member {
-            member.expect(address, done, now);
+            member.expect(node, done, now);
         }
     }
 
@@ -226,15 +386,24 @@ impl Host {
         (self.stopped_until > now).then_some(self.stopped_until)
     }
 
-    /// A message arrives.
-    pub fn receive(&mut self, envelope: Envelope, now: Nanos) {
-        if let Some(member) = &mut self.member {
+    /// A message of this start of another member arrives.
+    pub fn receive(&mut self, envelope: Envelope, epoch: u64, now: Nanos) {
+        let shared = self.is_shared();
+        if let Some(member) = &mut self.member
+            && (!shared || self.gate.lets_in(member, envelope.from, epoch))
+        {
             member.receive(envelope, now);
         }
     }
 
+    /// Counts the starts of its member, as the others know it.
+    pub fn epoch(&self) -> u64 {
+        self.member.as_ref().map_or(0, Member::epoch)
+    }
+
     /// A client's call that is not numbered arrives.
     pub fn submit(&mut self, client: usize, number: u64, request: Request, now: Nanos) {
+        self.ask_ghost(&request, None, now);
         let Some(member) = &mut self.member else { return };
         let replies = self.replies.clone();
         let done = move |reply| replies.lock().push((client, number, reply));
@@ -267,20 +436,9 @@ impl Host {
 
     /// A client's numbered call arrives.
     pub fn submit_in_session(&mut self, place: usize, request: Request, origin: Origin, now: Nanos) {
+        self.ask_ghost(&request, Some(origin), now);
         let Some(member) = &mut self.member else { return };
-        let (replies, sessions) = (self.replies.clone(), self.sessions.clone());
-        match sessions.lock().admit(origin.client, origin.seq, &request.op) {
-            Admission::Run => {}
-            Admission::Answered(reply) => return replies.lock().push((place, origin.seq, reply)),
-            Admission::Running => return,
-        }
-        let op = request.op.clone();
-        let done = move |reply: Reply| {
-            if sessions.lock().finish(origin.client, origin.seq, &op, &reply) {
-                replies.lock().push((place, origin.seq, reply));
-            }
-        };
-        member.submit(request, Asker::Session(Some(origin)), Box::new(done), now);
+        submit_in_session(member, (&self.replies, &self.sessions), (place, request, origin), now);
     }
 
     /// A client says what it had open before this start.
@@ -313,30 +471,46 @@ impl Host {
         if let Some(member) = &mut self.member {
             member.tick(now);
         }
+        if let Some(ghost) = &mut self.ghost {
+            ghost.tick(now);
+            ghost.take_outbox();
+        }
     }
 
     /// The disk has done its work.
     pub fn sync(&mut self, now: Nanos) {
         self.sync_planned = false;
-        self.engine().sync().expect("no fault was injected");
+        if !self.failed {
+            self.engine().sync().expect("no fault was injected");
+        }
         self.tick(now);
     }
 
     /// The start in which something waits to be synced and nobody has planned it.
     pub fn wants_sync(&mut self) -> Option<u64> {
-        let dirty = self.member.is_some() && self.engine().appended() > self.engine().durable();
+        let dirty =
+            self.member.is_some() && !self.failed && self.engine().appended() > self.engine().durable();
         let wants = dirty && !self.sync_planned;
         self.sync_planned |= wants;
         wants.then_some(self.start)
     }
 
+    /// The start in which it may have something to say, and nobody has planned when.
+    pub fn wants_to_speak(&mut self) -> Option<u64> {
+        let wants = self.member.is_some() && !self.speaks;
+        self.speaks |= wants;
+        wants.then_some(self.start)
+    }
+
     /// What the member has said to others.
     pub fn take_outbox(&mut self) -> Vec<(NodeId, Envelope)> {
+        self.speaks = false;
         self.member.as_mut().map_or_else(Vec::new, Member::take_outbox)
     }
 
     /// What it has answered clients.
     pub fn take_replies(&mut self) -> Vec<(usize, u64, Reply)> {
-        std::mem::take(&mut *self.replies.lock())
+        let replies = std::mem::take(&mut *self.replies.lock());
+        replies.into_iter().filter(|(.., reply)| !is_no_answer(reply)).collect()
     }
 }

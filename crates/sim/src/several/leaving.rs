@@ -57,12 +57,12 @@ pub fn giver_of(object: ObjectId) -> NodeId {
 }
 
 fn is_staying(table: &Placement, node: NodeId) -> bool {
-    table.map.member(node).is_some() && !table.is_leaving(node)
+    table.map.member(node).is_some() && !table.is_leaving(node) && !table.is_idle(node)
 }
 
-/// Members that are there to stay.
+/// Members that serve clients and are there to stay.
 pub fn staying(table: &Placement) -> Vec<NodeId> {
-    let members = table.map.members().iter().map(|member| member.id);
+    let members = table.serving().map(|member| member.id);
     members.filter(|node| !table.is_leaving(*node)).collect()
 }
 
@@ -87,10 +87,15 @@ impl Several {
         if let Some(node) = self.dice.pick(&table.leaving).copied()
             && self.dice.chance(70)
         {
-            let heir = *self.dice.pick(&stay).expect("the coordinator");
+            let heir = *self.dice.pick(&stay).expect("somebody serves");
             return Some(table.without(node, heir).expect("it owns nothing"));
         }
-        let node = *self.dice.pick(&stay[1..])?;
+        let members = table.map.members().iter().map(|member| member.id);
+        // One stays to own what there is.
+        let may =
+            |node: &NodeId| *node != table.coordinator && !table.is_leaving(*node) && stay[..] != [*node];
+        let may: Vec<NodeId> = members.filter(may).collect();
+        let node = *self.dice.pick(&may)?;
         let mut next = self.next_table();
         let owners: Vec<NodeId> = (0..1 << 14).map(|slot| next.map.owner(slot).id).collect();
         let to = *self.dice.pick(&stay).filter(|to| **to != node)?;
@@ -128,7 +133,7 @@ impl Several {
         let table = &self.clients[place].placement;
         if !is_staying(table, self.clients[place].gives) {
             let stay = staying(table);
-            self.clients[place].gives = *self.dice.pick(&stay).expect("the coordinator");
+            self.clients[place].gives = *self.dice.pick(&stay).expect("somebody serves");
         }
     }
 
@@ -189,7 +194,7 @@ impl Several {
                     .fail(format!("node {node} cannot leave within {} s of peace", REST_MAX / SECOND));
             }
             self.note_needed();
-            let heir = *self.dice.pick(&staying(&table)).expect("the coordinator");
+            let heir = *self.dice.pick(&staying(&table)).expect("somebody serves");
             self.ask_for(table.without(node, heir).expect("it owns nothing"));
             let pause = self.agenda.now + 5 * SECOND;
             self.run_until(pause, |world| world.newest().version > table.version);

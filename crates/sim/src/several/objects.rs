@@ -45,6 +45,7 @@ impl Several {
     /// A member looks for objects to delete, now and then.
     pub(super) fn reap(&mut self, node: NodeId) {
         let (now, wall) = (self.agenda.now, self.agenda.clock.now());
+        self.zombie_reaps(node);
         self.host(node).condemn(wall, now);
         self.after(node);
         let after = self.dice.between(SECOND, 8 * SECOND);
@@ -63,6 +64,10 @@ impl Several {
 
     /// A member's process deletes objects from the store, and mostly lives to tell the member.
     pub(super) fn delete(&mut self, node: NodeId, start: u64, objects: &[ObjectId]) {
+        if self.zombie_deletes(node, start, objects) {
+            self.say(|| format!("node {node} (zombie): deletes objects {objects:?}"));
+            return self.objects.deleted.extend(objects);
+        }
         if !self.hosts[&node].is_up(start) {
             return;
         }

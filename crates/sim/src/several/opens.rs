@@ -4,6 +4,7 @@
 //! an earlier start is lost with the connection. Before anything else a client tells a new start what it had open there; when all
 //! clients have, and have repeated what they did not hear an answer to, the time of claims is over.
 
+use kestrel_types::clock::SECOND;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::InodeRef;
@@ -47,8 +48,7 @@ impl Several {
                 return self.clients[place].gives;
             }
             _ => {
-                let members: Vec<NodeId> =
-                    caller.placement.map.members().iter().map(|member| member.id).collect();
+                let members: Vec<NodeId> = caller.placement.serving().map(|member| member.id).collect();
                 return *self.dice.pick(&members).expect("there are members");
             }
         };
@@ -139,7 +139,10 @@ impl Several {
             let caller = &self.clients[place];
             if caller.sessions.contains_key(&node) {
                 awaited.push(caller.client.id);
-                let (client, after) = (caller.client.id, self.dice.between(MS, 200 * MS));
+                let client = caller.client.id;
+                // Who reaches the process of before looks for no other.
+                let lingers = self.hosts[&node].zombie.is_some() && self.dice.chance(70);
+                let after = self.dice.between(MS, if lingers { 8 * SECOND } else { 200 * MS });
                 self.plan_in(after, Event::Claim(place, client, node, start));
             }
         }

@@ -10,6 +10,8 @@ use kestrel_types::request::{Answer, Op, Outcome, Reply};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
+use super::host::is_no_answer;
+
 /// The sessions of one start of a member. Gone with it.
 pub type Shared = Arc<Mutex<Sessions>>;
 
@@ -135,7 +137,7 @@ impl Sessions {
         match reply {
             Ok(_) if session.gone => self.abandoned.extend((0..count).map(|_| ino)),
             Ok(_) => *session.opens.entry(ino).or_default() += count,
-            Err(why) if is_timeout(why) || session.gone => {}
+            Err(why) if is_timeout(why) || session.gone || is_no_answer(reply) => {}
             Err(_) if claimed.releasing => {
                 session.lost.insert(ino);
             }

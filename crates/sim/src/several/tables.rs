@@ -1,9 +1,10 @@
 //! Tables of placement that change in mid-run: somebody asks the coordinator for other owners of the names and numbers that clients are busy
-//! with, and for new members; clients hear of it late.
+//! with, for new members, and for another coordinator; clients hear of it late.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use kestrel_meta::member::change::Announced;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsResult;
 use kestrel_types::name::Name;
@@ -13,6 +14,7 @@ use parking_lot::Mutex;
 
 use super::finish::REST_MAX;
 use super::host::Host;
+use super::leaving::staying;
 use super::{Event, Several};
 use crate::agenda::Scene;
 use crate::network::MS;
@@ -32,11 +34,16 @@ pub struct Tables {
     /// Tables that were asked for.
     past: Vec<Placement>,
     changed: Heard<()>,
-    expected: Heard<NodeId>,
+    /// Numbers of members to come, and whether they are to be idle.
+    expected: Heard<(NodeId, bool)>,
+    /// All of those, since no number is given twice.
+    given: BTreeMap<NodeId, bool>,
     /// How often the coordinator was asked to expect a member.
     asked: usize,
     /// Members that are to join or have.
     joins: usize,
+    /// Who coordinated when a change ended last.
+    coordinator: Option<NodeId>,
     /// Of every member: seed, number of workers, and how many rows are many.
     host: (u64, (usize, usize)),
 }
@@ -57,7 +64,7 @@ impl Several {
     }
 
     pub(super) fn coordinator(&self) -> NodeId {
-        self.newest().map.members()[0].id
+        self.newest().coordinator
     }
 
     /// Somebody wants another table, or a member more, and again after a while.
@@ -71,6 +78,10 @@ impl Several {
             && let Some(next) = self.leaving_table()
         {
             self.ask_for(next);
+        } else if self.dice.chance(25)
+            && let Some(next) = self.handed_table()
+        {
+            self.ask_for(next);
         } else {
             self.ask_for_change();
         }
@@ -80,6 +91,19 @@ impl Several {
         }
         let after = self.dice.between(100 * MS, 4 * SECOND);
         self.plan_in(after, Event::Change);
+    }
+
+    /// The table in which another member coordinates: one that those know who wait to be taken in, since they ask nobody else.
+    fn handed_table(&mut self) -> Option<Placement> {
+        let table = self.newest();
+        let waiting: Vec<&Placement> =
+            self.hosts.values().filter(|host| host.joins()).map(Host::formed).collect();
+        let members = table.map.members().iter().map(|member| member.id);
+        let known = |node: NodeId| waiting.iter().all(|formed| formed.map.member(node).is_some());
+        let may = |node: &NodeId| *node != table.coordinator && !table.is_leaving(*node) && known(*node);
+        let others: Vec<NodeId> = members.filter(may).collect();
+        let node = *self.dice.pick(&others)?;
+        Some(table.with_coordinator(node).expect("it stays"))
     }
 
     fn ask_for_change(&mut self) {
@@ -101,18 +125,22 @@ impl Several {
     fn want_member(&mut self) {
         let (node, now) = (self.coordinator(), self.agenda.now);
         let heard = self.tables.expected.clone();
-        let done = Box::new(move |result| heard.lock().push(result));
+        let idle = self.dice.chance(25);
+        let done = Box::new(move |result: FsResult<NodeId>| heard.lock().push(result.map(|id| (id, idle))));
         self.say(|| format!("node {node} is asked to expect another node"));
         self.tables.asked += 1;
         let address = format!("node-new-{}", self.tables.asked);
-        self.host(node).expect(address, done, now);
+        self.host(node).expect(Announced { address, idle }, done, now);
         self.after(node);
     }
 
     /// What the coordinator has answered.
     pub(super) fn hear_of_tables(&mut self) {
         let expected = std::mem::take(&mut *self.tables.expected.lock());
-        for id in expected.into_iter().flatten() {
+        for (id, idle) in expected.into_iter().flatten() {
+            if self.tables.given.insert(id, idle).is_some() {
+                self.fail(format!("two nodes to come got the number {id}"));
+            }
             self.tables.joins += 1;
             let after = self.dice.between(MS, SECOND);
             if self.dice.chance(20) {
@@ -127,6 +155,9 @@ impl Several {
         }
         for result in std::mem::take(&mut *self.tables.changed.lock()) {
             self.tally.changes += usize::from(result.is_ok());
+            let coordinator = self.coordinator();
+            let before = self.tables.coordinator.replace(coordinator).unwrap_or(self.placement.coordinator);
+            self.tally.handed += usize::from(coordinator != before);
             self.tally.left = self.newest().former.len();
             self.say(|| format!("the change ended: {result:?}"));
         }
@@ -135,16 +166,18 @@ impl Several {
     /// A new member's machine is set up with the present table and itself in it.
     pub(super) fn form(&mut self, id: NodeId) {
         let newest = self.newest();
-        let mut members = newest.map.members().to_vec();
-        members.retain(|member| member.id != id);
-        members.push(MapMember { id, address: format!("node-new-{id}") });
-        let map = ClusterMap::new(members, |slot| newest.map.owner(slot).id).expect("a member more");
-        let placement = Placement { map, ..newest };
+        let member = MapMember { id, address: format!("node-new-{id}") };
+        let idle = self.tables.given.get(&id).is_some_and(|idle| *idle);
+        let placement = match newest.map.member(id) {
+            Some(_) => newest,
+            None => newest.with_member(member, idle).expect("a member more"),
+        };
         let (seed, workers) = self.tables.host;
         let (clock, used) = (self.agenda.clock.clone(), self.objects.used.clone());
         self.say(|| format!("node {id} is set up"));
         let needed = self.leaving.needed.clone();
-        self.hosts.insert(id, Host::new((id, true), placement, clock, workers, seed, (used, needed)));
+        self.hosts
+            .insert(id, Host::new((id, true), placement, clock, workers, seed, (used, needed), self.shared));
         self.start(id);
         self.plan_in(SECOND, Event::Reap(id));
     }
@@ -163,9 +196,9 @@ impl Several {
 
     /// A table that is another one than the newest where clients are at work.
     pub(super) fn next_table(&mut self) -> Placement {
-        let Placement { version, map, mut exceptions, leaving, former } = self.newest();
-        let members: Vec<NodeId> =
-            map.members().iter().map(|member| member.id).filter(|node| !leaving.contains(node)).collect();
+        let newest = self.newest();
+        let members = staying(&newest);
+        let Placement { version, map, mut exceptions, .. } = newest.clone();
         let mut owners: Vec<NodeId> = (0..1 << 14).map(|slot| map.owner(slot).id).collect();
         let used = self.used_slots();
         let back = self.dice.chance(20).then(|| self.dice.pick(&self.tables.past).cloned()).flatten();
@@ -201,7 +234,7 @@ impl Several {
             }
         }
         let map = ClusterMap::new(map.members().to_vec(), |slot| owners[usize::from(slot)]);
-        Placement { version: version + 1, map: map.expect("the same members"), exceptions, leaving, former }
+        Placement { version: version + 1, map: map.expect("the same members"), exceptions, ..newest }
     }
 
     /// A client has heard that a member has a newer table.

@@ -3,10 +3,11 @@
 use kestrel_net::link::{Event as LinkEvent, Patience, Pulse};
 use kestrel_types::clock::SECOND;
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
-use kestrel_types::wire::{Answered, Body, Checksum, LockRequest, Reclaimed, SessionState};
+use kestrel_types::wire::{Answered, Body, LockRequest, Reclaimed, SessionState};
 
 use super::World;
 use super::event::Event;
+use super::tokens::is_refusal;
 use crate::agenda::Scene;
 use crate::client::Asked;
 use crate::network::{MS, Way};
@@ -20,7 +21,7 @@ impl World {
         let wire = self.network.connect(place, self.agenda.now);
         let client = &mut self.clients[place];
         client.connected(wire);
-        let incarnation = client.link.connected(self.agenda.now, Checksum::Crc32c);
+        let incarnation = client.link.connected(self.agenda.now, self.host.security());
         self.say(|| format!("client {place}: connection {wire}, incarnation {incarnation}"));
         let at = self.network.arrival(wire, Way::Up, self.agenda.now, &mut self.dice);
         self.plan_at(at, Event::Accept(wire));
@@ -69,6 +70,9 @@ impl World {
     }
 
     pub(super) fn tick_client(&mut self, place: usize) {
+        if self.clients[place].outdated {
+            self.kill_client(place);
+        }
         let oldest = self.clients[place].oldest_object;
         let pulse = self.clients[place].link.tick(self.agenda.now, oldest);
         if pulse == Pulse::Lost {
@@ -113,7 +117,11 @@ impl World {
                     self.say(|| format!("client {place}: welcomed, {:?}", welcome.session));
                     self.clients[place].link.accept();
                 }
-                Some(LinkEvent::Refused(refused)) => self.say(|| format!("client {place}: {refused:?}")),
+                Some(LinkEvent::Refused(refused)) => {
+                    self.say(|| format!("client {place}: {refused:?}"));
+                    let client = &mut self.clients[place];
+                    client.outdated |= client.expires.is_some() && refused.errno == libc::EACCES;
+                }
                 _ => {}
             }
         }
@@ -139,6 +147,15 @@ impl World {
 
     pub(super) fn ended(&mut self, place: usize, asked: Asked, answer: Option<Answered>) {
         self.clients[place].calls -= 1;
+        if answer.as_ref().is_some_and(is_refusal) {
+            self.say(|| format!("client {place}: {asked:?} is refused"));
+            self.clients[place].outdated = true;
+            return match asked {
+                Asked::Op(call) => self.history.refuse(call),
+                Asked::Lock(request) => self.lock_ended(place, &request, None),
+                Asked::Release(_) => {}
+            };
+        }
         match (asked, answer) {
             (Asked::Op(call), Some(Answered::Op(reply))) => self.heard(place, call, reply),
             (Asked::Release(ino), Some(Answered::Op(reply))) => self.released(place, ino, &reply),
@@ -152,12 +169,15 @@ impl World {
             (Asked::Op(call), None) => {
                 self.say(|| format!("client {place}: call {call} ends without an answer"));
             }
+            // Who is not let in any more gives everything up.
+            (Asked::Release(_), None) if self.clients[place].expires.is_some() => {}
             (asked, answer) => self.fail(format!("client {place}: {asked:?} was answered {answer:?}")),
         }
     }
 
     pub(super) fn heard(&mut self, place: usize, call: usize, reply: Reply) {
         self.say(|| format!("client {place}: call {call} is answered {}", brief(&reply)));
+        self.judge_late(place, call, &reply);
         if let Err(Outcome::Failed(why)) = &reply
             && [libc::EIO, libc::EPERM, libc::ENFILE].contains(&why.errno)
             && !matches!(why.errno, libc::EPERM if self.history.records[call].request.creds.uid != 0
@@ -217,6 +237,7 @@ impl World {
                 }
                 let held = self.clients[place].expects(&request.op);
                 let call = self.history.ask(place, request.clone(), held);
+                self.history.records[call].late = self.is_outlived(place).then_some(self.clock_set_back);
                 self.say(|| {
                     format!("client {place}: call {call}: {:?} as {}", request.op, request.creds.uid)
                 });

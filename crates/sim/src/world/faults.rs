@@ -104,7 +104,7 @@ impl World {
     }
 
     /// A client's process is gone; another takes its place.
-    fn kill_client(&mut self, place: usize) {
+    pub(super) fn kill_client(&mut self, place: usize) {
         self.say(|| format!("client {place}: dies"));
         if let Some(wire) = self.clients[place].connection.take() {
             let late = if self.dice.chance(50) { self.dice.between(0, 5 * SECOND) } else { 0 };
@@ -122,6 +122,7 @@ impl World {
     fn jump_clock(&mut self) {
         let by = self.dice.between(-20, 20) * SECOND;
         self.say(|| format!("node: the wall clock jumps by {} s", by / SECOND));
+        self.clock_set_back += u64::from(by < 0);
         self.agenda.clock.advance(by);
     }
 
