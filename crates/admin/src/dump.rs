@@ -7,6 +7,7 @@
 
 pub mod load;
 mod record;
+pub mod shelf;
 pub(crate) mod spool;
 pub mod spread;
 mod value;
@@ -20,7 +21,7 @@ use kestrel_types::clock::Nanos;
 use kestrel_types::key::Table;
 use serde_json::{Value, json};
 
-use crate::rows::{Rows, USAGE};
+use crate::rows::{LEASE, Rows, USAGE};
 use record::Writer;
 use spool::Spool;
 
@@ -163,7 +164,9 @@ pub fn dump(
 /// Rows that are no part of a dump: besides the passing ones what a node keeps for its clients across a network. A volume made
 /// of the dump has none, and an answer given by the volume that was dumped says nothing about what happens in this one.
 fn is_left_out(key: &kestrel_types::key::Key) -> bool {
-    is_passing(key) || matches!(key.table, Table::Moved | Table::Txn)
+    is_passing(key)
+        || matches!(key.table, Table::Moved | Table::Txn)
+        || (key.table == Table::System && *key.suffix == *LEASE)
 }
 
 /// Rows that say something about one stop of the volume, not about what it holds.

@@ -19,6 +19,7 @@ use kestrel_meta::locks::TxnId;
 use kestrel_meta::member::change::records::{FROZEN, STRANGERS, TABLE};
 use kestrel_meta::member::known::{Known, peer_of};
 use kestrel_meta::member::{Prepared, decode_decision, decode_prepared, encode_decision};
+use kestrel_meta::tokens;
 use kestrel_meta::txn::{TxnKey, decode_answer, decode_session};
 use kestrel_types::clock::Nanos;
 use kestrel_types::entry::Entry;
@@ -27,6 +28,7 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::{
     COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, Placement, maker_of_id, maker_of_object,
 };
+use kestrel_types::token::TokenRecord;
 
 use crate::check::Totals;
 use crate::cut::{Batch, CutError, Scratch, empty};
@@ -34,8 +36,8 @@ use crate::dump::spread::Nodes;
 use crate::dump::{DumpError, spool};
 use crate::finding::{Act, Finding, FindingKind, Stage};
 use crate::rows::{
-    CLOCK, EPOCH, INODES, OBJECTS, Row, Rows, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage,
-    delete, encode_ceiling, encode_usage, put, readable,
+    CLOCK, EPOCH, INODES, LEASE, OBJECTS, Row, Rows, SHARES, USAGE, WORKERS_MAX, decode_ceiling,
+    decode_usage, delete, encode_ceiling, encode_usage, put, readable,
 };
 
 /// Findings kept: more say no more.
@@ -237,6 +239,7 @@ impl Gathering {
         }
         let newest = newest_clock(&nodes);
         let counters = nodes.iter().flat_map(|(id, node)| counters(*id, node, newest));
+        let counters = counters.chain(nodes.iter().filter_map(|(id, node)| lease(*id, node)));
         for finding in counters.chain(nodes.iter().flat_map(|(id, node)| peers(*id, node, &nodes))) {
             note(&mut findings, finding);
         }
@@ -333,10 +336,11 @@ fn judge(nodes: &mut BTreeMap<NodeId, Node>, from: NodeId, key: &Key, value: &[u
     Judged::Whole
 }
 
-/// Numbers that a node made that is not there: the first node's counters are above them, from where a node begins that is added.
+/// Numbers that a node made that is not there: the counters of all are above them, since a node that is added begins where the coordinator's are, which any
+/// may be.
 fn of_absent(nodes: &mut BTreeMap<NodeId, Node>, maker: NodeId, [inode, object]: [u64; 2]) {
-    if let (Some(mut first), true) = (nodes.first_entry(), maker != 0) {
-        let [inodes, objects] = &mut first.get_mut().absent;
+    for node in nodes.values_mut().filter(|_| maker != 0) {
+        let [inodes, objects] = &mut node.absent;
         (*inodes, *objects) = (inode.max(*inodes), object.max(*objects));
     }
 }
@@ -416,6 +420,16 @@ fn counters(id: NodeId, node: &Node, newest: u64) -> Vec<Finding> {
     findings
 }
 
+/// What is wrong with the record of the lease that a node's clients have.
+fn lease(id: NodeId, node: &Node) -> Option<Finding> {
+    let why = decode_ceiling(node.records.get(LEASE)?).err()?;
+    let finding =
+        Finding::new(FindingKind::SystemWrong, format!("node {id}: {}", readable(LEASE)), why.to_string());
+    let says = "removed: the node waits for clients as long as its own lease at its next start";
+    let act = Act::AtNode(id, vec![delete(&Key::new(Table::System, 0, LEASE))]);
+    Some(finding.with(Stage::Numbers, says, act))
+}
+
 /// How often a node was started.
 fn starts(node: &Node) -> u64 {
     node.records.get(EPOCH).and_then(|row| decode_ceiling(row).ok()).unwrap_or(0)
@@ -468,7 +482,22 @@ fn newest_clock(nodes: &BTreeMap<NodeId, Node>) -> u64 {
     clocks.max().unwrap_or_default()
 }
 
-/// Records of the whole: the newest of the nodes' clocks, and the sum of their figures if all of them were stopped.
+/// Records of tokens: what any node knows of each. One that cannot be read is left to who looks at its node.
+fn tokens_of(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
+    let mut all: BTreeMap<Box<[u8]>, TokenRecord> = BTreeMap::new();
+    let records = nodes.values().flat_map(|node| &node.records).filter(|(name, _)| tokens::is_one(name));
+    for (name, value) in records {
+        let Ok(record) = TokenRecord::decode(value) else { continue };
+        match all.get_mut(name).filter(|known| known.id == record.id) {
+            Some(known) => drop(known.merge(&record)),
+            None => drop(all.insert(name.clone(), record)),
+        }
+    }
+    let row = |(name, record): (Box<[u8]>, TokenRecord)| put(Table::System, 0, &name, record.encode());
+    all.into_iter().map(row).collect()
+}
+
+/// Records of the whole: the newest of the nodes' clocks, the sum of their figures if all of them were stopped, and tokens.
 fn records(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
     let mut rows = vec![put(Table::System, 0, CLOCK, encode_ceiling(newest_clock(nodes)))];
     let figures: Option<Vec<[i64; 3]>> =
@@ -477,5 +506,6 @@ fn records(nodes: &BTreeMap<NodeId, Node>) -> Vec<Mutation> {
         let sum = |at: usize| figures.iter().fold(0_i64, |sum, node| sum.wrapping_add(node[at]));
         rows.push(put(Table::System, 0, USAGE, encode_usage([sum(0), sum(1), sum(2)])));
     }
+    rows.extend(tokens_of(nodes));
     rows
 }

@@ -190,6 +190,8 @@ pub const OBJECTS: &[u8] = b"objects";
 pub const USAGE: &[u8] = b"usage";
 /// Row of the ceiling of commit timestamps.
 pub const CLOCK: &[u8] = b"clock";
+/// Row of the longest lease that a client across a network may believe in, nanoseconds.
+pub const LEASE: &[u8] = b"lease";
 /// Row of how often one of several nodes was started.
 pub const EPOCH: &[u8] = b"epoch";
 /// Row of how many workers have shares.

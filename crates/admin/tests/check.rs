@@ -431,6 +431,14 @@ fn volume_wide_records() {
     let volume = Volume::new();
     volume.apply(vec![usage(7, 200_128)]);
     assert_eq!(volume.check().0, []);
+    let leased = Volume::new();
+    leased.apply(vec![put(Table::System, 0, b"lease", encode_ceiling(60_000_000_000))]);
+    assert_eq!(leased.check().0, []);
+    mends(
+        "a damaged lease",
+        |v| v.apply(vec![put(Table::System, 0, b"lease", [1].into())]),
+        &[K::SystemWrong],
+    );
     mends("wrong sums", |v| v.apply(vec![usage(8, 200_128)]), &[K::SystemWrong]);
     mends(
         "damaged sums",

@@ -114,7 +114,7 @@ fn a_row_at_a_node_that_does_not_own_it_is_found_and_does_not_count() {
 #[test]
 fn a_directory_that_was_started_less_often_than_others_have_seen_is_found() {
     let nodes = nodes();
-    let known = |birth, epoch| Known { birth, epoch, start: 7 }.encode();
+    let known = |birth, epoch| Known { birth, epoch, start: 7, address: None }.encode();
     change(&nodes[1].1, put(Table::System, 0, b"epoch", encode_ceiling(3)));
     change(&nodes[0].1, put(Table::System, 0, b"peer 2", known(1, 3)));
     assert_eq!(kinds(&nodes), []);

@@ -249,7 +249,7 @@ fn what_is_in_motion_is_not_repaired() {
     nodes.apply_at(
         1,
         vec![
-            put(Table::System, 0, b"peer 2", Known { birth: 1, epoch: 9, start: 7 }.encode()),
+            put(Table::System, 0, b"peer 2", Known { birth: 1, epoch: 9, start: 7, address: None }.encode()),
             link(A, "gone", 78),
         ],
     );

@@ -16,6 +16,7 @@ mod signals;
 mod units;
 mod verbs;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -23,8 +24,8 @@ use log::LevelFilter;
 
 use failure::{Failure, Verdict};
 use verbs::{
-    cluster, compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs, objbench,
-    serve as serve_verb, stats, status, umount, warmup,
+    backup, cluster, compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs, objbench,
+    serve as serve_verb, stats, status, token, umount, warmup,
 };
 
 /// A file system for many small, versioned files.
@@ -36,6 +37,9 @@ use verbs::{
     after_help = "Exit codes: 0 done; 1 it could not be done, or what was found is not as it should be; 2 wrong usage."
 )]
 struct Cli {
+    /// File with the token to show to servers; by default the one that KESTREL_TOKEN_FILE names
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Access")]
+    token_file: Option<PathBuf>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -56,8 +60,10 @@ enum Verb {
     Compact(compact::CompactArgs),
     Warmup(warmup::WarmupArgs),
     Dump(dump::DumpArgs),
+    Backup(backup::BackupArgs),
     Load(load::LoadArgs),
     Cluster(cluster::ClusterArgs),
+    Token(token::TokenArgs),
     Bench(bench::BenchArgs),
     Objbench(objbench::ObjbenchArgs),
     #[command(hide = true)]
@@ -90,8 +96,10 @@ fn run(verb: &Verb) -> Result<Verdict, Failure> {
         Verb::Compact(args) => compact::run(args),
         Verb::Warmup(args) => warmup::run(args),
         Verb::Dump(args) => dump::run(args),
+        Verb::Backup(args) => backup::run(args),
         Verb::Load(args) => load::run(args),
         Verb::Cluster(args) => cluster::run(args),
+        Verb::Token(args) => token::run(args),
         Verb::Bench(args) => bench::run(args),
         Verb::Objbench(args) => objbench::run(args),
         Verb::NullFs(args) => null_fs::run(args),
@@ -117,7 +125,10 @@ fn give_large_memory_back() {
 
 fn main() -> ExitCode {
     give_large_memory_back();
-    let verb = Cli::parse().verb;
+    let Cli { token_file, verb } = Cli::parse();
+    if let Some(file) = &token_file {
+        kestrel_client::remote::read_token_from(file);
+    }
     if !matches!(verb, Verb::Mount(_) | Verb::NullFs(_) | Verb::Serve(_)) {
         // A reader that goes away (`kestrel fsck | head`) ends this program as it ends any other. A server must not end
         // because somebody who asked it something went away.

@@ -241,6 +241,10 @@ metrics! {
     "metadata_sent_bytes_total" Counter "bytes" Stable "bytes sent to a metadata server";
     "metadata_received_bytes_total" Counter "bytes" Stable "bytes received from it";
     "metadata_writes_total" Counter "writes" Internal "writes they were sent with";
+    "store_dumps_total" Counter "dumps" Stable "dumps of the metadata that were put into the block store";
+    "store_dump_failures_total" Counter "dumps" Stable "dumps that could not be: more than 0 needs attention";
+    "store_dump_time_seconds" Gauge "seconds" Stable
+        "when the newest dump in the block store was begun, seconds since 1970, as far as this process knows; else 0";
     "shortcut_lookups_faked_total" Counter "lookups" Stable "directories in mid-path that the mount answered without a request";
     "shortcut_lookups_left_to_create_total" Counter "lookups" Stable
         "names to be created that the mount answered \"not there\" without a request";
@@ -257,6 +261,29 @@ metrics! {
     "passthrough_refreshes_total" Counter "copies" Stable "whole copies brought up to date while in use, because the file had changed";
     "passthrough_copies_total" Counter "copies" Stable "whole copies made";
     "passthrough_copied_bytes_total" Counter "bytes" Stable "bytes of these";
+    "cluster_table_version" Gauge "tables" Stable "version of the table of placement, of a node of a cluster";
+    "cluster_exceptions" Gauge "names" Stable "names in it that are not placed by their hash";
+    "cluster_nodes" Gauge "nodes" Stable "nodes of the cluster";
+    "cluster_nodes_up" Gauge "nodes" Stable "of these, those that this node is connected to, itself included: fewer needs attention";
+    "cluster_slots" Gauge "slots" Stable "slots that this node owns";
+    "cluster_coordinates" Gauge "nodes" Stable "1 if this node leads changes of the table";
+    "cluster_table_changing" Gauge "changes" Stable "1 while the table changes";
+    "cluster_rows_sent_total" Counter "rows" Internal "rows copied to other nodes because the table changes";
+    "cluster_rows_taken_total" Counter "rows" Internal "rows got from other nodes";
+    "cluster_lease_held" Gauge "leases" Stable "1 if most nodes let this one resolve paths: 0 needs attention";
+    "cluster_lease_lapses_total" Counter "leases" Stable "how often it has lost its lease";
+    "cluster_fences_total" Counter "fences" Stable "nodes that it began to fence, for changes of directories that it leads";
+    "cluster_fenced_total" Counter "fences" Stable "of these, those that came to hold: a directory changed without the node";
+    "cluster_strays_total" Counter "requests" Internal "requests of clients for which other nodes were needed";
+    "cluster_misdirected_total" Counter "requests" Stable "requests of clients that another node leads";
+    "cluster_messages_sent_total" Counter "messages" Internal "messages to other nodes";
+    "cluster_messages_received_total" Counter "messages" Internal "messages of other nodes";
+    "cluster_messages_dropped_total" Counter "messages" Stable "messages dropped: too many waited, or too large";
+    "cluster_balance_looks_total" Counter "looks" Stable "how often it has looked whether nodes are to be evened out";
+    "cluster_balance_changes_total" Counter "changes" Stable "changes of the table that came of that";
+    "cluster_takeovers_total" Counter "nodes" Stable "nodes of which this process has started one in place of their own";
+    "cluster_takeovers_failed_total" Counter "nodes" Stable "nodes of which it could not";
+    "cluster_stands_in" Gauge "1 or 0" Stable "1 if this process serves a node in place of that node's own";
     "server_sessions" Gauge "clients" Stable "clients of this server that have a session";
     "server_connected" Gauge "clients" Stable "of these, those connected now";
     "server_connections" Gauge "connections" Stable "connections open";
@@ -274,6 +301,9 @@ metrics! {
     "server_superseded_total" Counter "connections" Internal "connections that a newer one of the same client replaced";
     "server_malformed_total" Counter "connections" Stable "connections closed because of bytes that are no messages";
     "server_cut_off_total" Counter "connections" Stable "connections closed because the client was silent or took nothing";
+    "server_encrypted_total" Counter "connections" Stable "connections that were encrypted";
+    "server_not_encrypted_total" Counter "connections" Stable "handshakes of TLS that failed or took too long";
+    "server_unwanted_total" Counter "connections" Stable "connections refused because they were in clear, or because they were not";
     "server_sessions_begun_total" Counter "sessions" Stable "sessions begun";
     "server_sessions_ended_total" Counter "sessions" Stable "sessions whose clients said farewell";
     "server_sessions_expired_total" Counter "sessions" Stable "sessions whose clients were not heard of within the lease";

@@ -1,19 +1,27 @@
 //! What a process that serves a volume does besides serving it: answers questions, gives figures, goes to the background.
 
 pub mod attendant;
+pub mod balance;
+pub mod census;
 pub mod clients;
 pub mod control;
 pub mod daemon;
 pub mod facts;
 pub mod holder;
 pub mod http;
+pub mod keeper;
 pub mod limits;
 pub mod node;
 pub mod part;
 pub mod process;
 pub mod remote;
+pub mod role;
 pub mod runtime;
+pub mod settings;
+pub mod successor;
 pub mod table;
+pub mod tls;
+pub mod tokens;
 
 use kestrel_types::wire::WHO_BYTES_MAX;
 

@@ -1,5 +1,6 @@
 //! One module a verb: its arguments, what it does, what it prints.
 
+pub mod backup;
 pub mod cluster;
 pub mod compact;
 pub mod config;
@@ -17,13 +18,15 @@ pub mod serve;
 pub mod stats;
 pub mod status;
 pub mod store_args;
+pub mod token;
 pub mod umount;
 pub mod warmup;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kestrel_client::descriptor::{Descriptor, volume_dir};
+use kestrel_client::error::VolumeError;
 use kestrel_client::remote::{self, RemoteUrl};
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_fuse::mount::{MountEntry, mounts};
@@ -96,21 +99,21 @@ pub fn locate(verb: &str, url: &str) -> Result<PathBuf, Failure> {
 /// Opens a volume that nobody serves.
 fn open(verb: &str, url: &str, store: &StoreArgs) -> Result<Volume, Failure> {
     let role = format!("kestrel {verb}");
-    let resources = Resources { store: store.options(verb)?, ..Resources::default() };
+    let resources = Resources { store: store.options(), ..Resources::default() };
     Volume::open(url, &role, &resources).map_err(|why| Failure::new(verb, why))
 }
 
-/// Asks the process that serves the volume at `dir`; `None` if nobody has it open.
+/// How long a process that has a volume open may not answer: it begins, or ends.
+const UNSETTLED: Duration = Duration::from_secs(10);
+
+/// Asks the process that serves the volume at `dir`; `None` if nobody has it open, or not any more.
 pub(crate) fn ask(
     verb: &str,
     dir: &Path,
     question: &Value,
     limit: Option<Duration>,
 ) -> Result<Option<Value>, Failure> {
-    if VolumeLock::holder(dir).is_none() {
-        return Ok(None);
-    }
-    kestrel_client::control::ask(dir, question, limit).map(Some).map_err(|why| Failure::new(verb, why))
+    ask_with(verb, dir, question, limit, &mut |_| {})
 }
 
 /// The same for work that takes long: `on_event` gets what it tells meanwhile.
@@ -121,11 +124,15 @@ fn ask_with(
     limit: Option<Duration>,
     on_event: &mut dyn FnMut(Value),
 ) -> Result<Option<Value>, Failure> {
-    if VolumeLock::holder(dir).is_none() {
-        return Ok(None);
+    let begun = Instant::now();
+    while VolumeLock::holder(dir).is_some() {
+        match kestrel_client::control::ask_with(dir, question, limit, on_event) {
+            Err(VolumeError::Unanswered(_)) if begun.elapsed() < UNSETTLED => {}
+            answer => return answer.map(Some).map_err(|why| Failure::new(verb, why)),
+        }
+        std::thread::sleep(Duration::from_millis(10));
     }
-    let answer = kestrel_client::control::ask_with(dir, question, limit, on_event);
-    answer.map(Some).map_err(|why| Failure::new(verb, why))
+    Ok(None)
 }
 
 /// The KestrelFS mount a path lies in: the longest mount point above it, and the last one there.

@@ -7,8 +7,8 @@ use kestrel_types::key::{Key, Table};
 use super::{Check, World};
 use crate::finding::{Act, Finding, FindingKind, Stage};
 use crate::rows::{
-    CLOCK, DirId, INODES, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage, delete, encode_ceiling,
-    get, put, readable,
+    CLOCK, DirId, INODES, LEASE, SHARES, USAGE, WORKERS_MAX, decode_ceiling, decode_usage, delete,
+    encode_ceiling, get, put, readable,
 };
 
 /// Numbers that shares of the workers of several nodes may have.
@@ -44,7 +44,19 @@ pub fn check(check: &mut Check<'_>, world: &World) -> Result<(), EngineError> {
     numbers(check, INODES, highest)?;
     ceiling(check, CLOCK, world.newest_change)?;
     root_place(check)?;
+    lease(check)?;
     usage(check, world)
+}
+
+/// Where it is missing no start is known to have promised clients anything.
+fn lease(check: &mut Check<'_>) -> Result<(), EngineError> {
+    let key = Key::new(Table::System, 0, LEASE);
+    if let Some(Err(why)) = get(check.engine, key.clone())?.as_deref().map(decode_ceiling) {
+        let finding = Finding::new(FindingKind::SystemWrong, readable(LEASE), why.to_string());
+        let says = "removed: the next start waits for clients as long as its own lease";
+        check.found(finding.with(Stage::Derived, says, Act::Rows(vec![delete(&key)])));
+    }
+    Ok(())
 }
 
 /// Checks that a counter that numbers are taken from is above `highest`. Of several nodes each has its own, which is looked at when

@@ -2,8 +2,8 @@
 //!
 //! The dump is loaded into a scratch directory first, where its changes are carried out and its rows counted, and spread from there.
 //! Inode and object numbers stay: an inode's home is the slot in its low bits, whoever made it up, and counters go on above all that is in
-//! use. A node that is added later may get the number of one that made some of them: it begins to count where the node with the lowest number
-//! has come to (`kestrel_meta::member`), and that one's counters begin above what all made that are not there. A file whose name belongs to another node than its number is one that was renamed, as far as the nodes can tell, so it gets the
+//! use. A node that is added later may get the number of one that made some of them: it begins to count where the coordinator
+//! has come to (`kestrel_meta::member`), which any node may be some day, so the counters of all begin above what all made that are not there. A file whose name belongs to another node than its number is one that was renamed, as far as the nodes can tell, so it gets the
 //! row of table `moved` that says where it is.
 //!
 //! The root directory's entry comes last: without it nobody takes what has been loaded in part for a volume, and the load can be
@@ -18,6 +18,7 @@ use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_meta::member::change::records::ChangeRecords;
 use kestrel_meta::node::WORKERS_MAX;
+use kestrel_meta::tokens;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{ObjectId, ROOT};
 use kestrel_types::inode::Kind;
@@ -94,9 +95,11 @@ pub fn keep_clear_of(nodes: &Nodes<'_>, store: &dyn BlockStore) -> Result<(), Ch
         }
     }
     let absent = highest.iter().filter(|(maker, _)| is_absent(nodes, **maker)).map(|(_, counter)| *counter);
-    if let (Some(counter), Some(engine)) = (absent.max(), nodes.values().next()) {
-        raise(*engine, OBJECTS, counter.saturating_add(1))?;
-        engine.sync()?;
+    if let Some(counter) = absent.max() {
+        for engine in nodes.values() {
+            raise(*engine, OBJECTS, counter.saturating_add(1))?;
+            engine.sync()?;
+        }
     }
     Ok(())
 }
@@ -130,7 +133,8 @@ impl<'a> Spread<'a> {
         if !members.iter().eq(nodes.keys()) {
             return Err(refused("not all nodes of the volume are there"));
         }
-        let first = *members.first().ok_or_else(|| refused("the volume has no nodes"))?;
+        let first = placement.serving().next().map(|member| member.id);
+        let first = first.ok_or_else(|| refused("the volume has no nodes"))?;
         let table = NodeTable::new(first, placement.clone()).map_err(|why| refused(&why.reason))?;
         Ok(Self { nodes, table, members, batches: BTreeMap::new() })
     }
@@ -236,6 +240,15 @@ impl<'a> Spread<'a> {
                 self.send(self.keeper(object), Mutation { key, value: Some(value) })?;
             }
         }
+        // Every node has all of them.
+        for row in Rows::new(from, Table::System) {
+            let (key, value) = row?;
+            if tokens::is_one(&key.suffix) {
+                for node in self.nodes.keys().copied().collect::<Vec<_>>() {
+                    self.send(node, Mutation { key: key.clone(), value: Some(value.clone()) })?;
+                }
+            }
+        }
         self.flush()?;
         self.counters(from, &highest)?;
         for engine in self.nodes.values() {
@@ -299,7 +312,7 @@ impl<'a> Spread<'a> {
         .map_err(damaged)
     }
 
-    /// Every node counts on above what it has made up, whichever volume it did that for; the first also above what those did who are not there.
+    /// Every node counts on above what it has made up, whichever volume it did that for, and above what those did who are not there.
     fn counters(&self, from: &dyn Engine, highest: &Highest) -> Result<(), DumpError> {
         let clock = get(from, Key::new(Table::System, 0, CLOCK))?.and_then(|row| decode_ceiling(&row).ok());
         for (node, engine) in self.nodes {
@@ -311,9 +324,11 @@ impl<'a> Spread<'a> {
         }
         let absent = highest.counters.iter().filter(|(maker, _)| is_absent(self.nodes, **maker));
         let absent = absent.map(|(_, counters)| *counters).reduce(|a, b| [a[0].max(b[0]), a[1].max(b[1])]);
-        if let (Some([inodes, objects]), Some(engine)) = (absent, self.nodes.values().next()) {
-            raise(*engine, INODES, inodes.saturating_add(1))?;
-            raise(*engine, OBJECTS, objects.saturating_add(1))?;
+        if let Some([inodes, objects]) = absent {
+            for engine in self.nodes.values() {
+                raise(*engine, INODES, inodes.saturating_add(1))?;
+                raise(*engine, OBJECTS, objects.saturating_add(1))?;
+            }
         }
         Ok(())
     }

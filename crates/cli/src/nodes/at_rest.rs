@@ -210,7 +210,7 @@ impl AtRest {
     ) -> Result<Self, Failure> {
         let urls: Vec<&str> = std::iter::once(volume).chain(others.iter().map(String::as_str)).collect();
         let named = named(verb, &urls)?;
-        let resources = Resources { store: store.options(verb)?, ..Resources::default() };
+        let resources = Resources { store: store.options(), ..Resources::default() };
         let (mut parts, mut tables) = (BTreeMap::new(), Vec::with_capacity(named.len()));
         for (node, Named { dir, section, descriptor }) in &named {
             if let Some(pid) = VolumeLock::holder(dir) {
@@ -259,9 +259,8 @@ impl AtRest {
 
 #[cfg(test)]
 mod tests {
-    use kestrel_client::descriptor::{Durability, Settings};
+    use kestrel_client::descriptor::Durability;
     use kestrel_client::volume::{NewVolume, Token, form, join};
-    use kestrel_data::store::coded::Compression;
     use kestrel_meta::engine::{BatchKind, Mutation};
     use kestrel_types::key::{Key, Table};
     use kestrel_types::placement::ClusterMap;
@@ -271,18 +270,10 @@ mod tests {
     /// Two nodes of a cluster that a third has left, and one that was announced: their directories.
     fn cluster(place: &Path) -> [String; 4] {
         let dirs = [1, 2, 3, 4].map(|node| place.join(format!("node{node}")).to_str().unwrap().to_string());
-        let settings = Settings {
-            name: "shared".into(),
-            storage: None,
-            block_bytes: 4 << 20,
-            inline_max: 4096,
-            durability: Durability::Commit,
-            grace_seconds: 60,
-        };
-        let new = NewVolume { settings, compression: Compression::None, encrypt_with: None, force: false };
+        let new = NewVolume::plain("shared", Durability::Commit);
         let addresses = [1, 2, 3].map(|node| format!("127.0.0.1:{node}"));
         let options = StoreOptions::default();
-        let token = Token::of(&form(&dirs[0], new, &addresses, &options).unwrap()).unwrap();
+        let token = Token::of(&form(&dirs[0], new, &addresses, None, &options).unwrap()).unwrap();
         for node in [2, 3] {
             join(&dirs[node as usize - 1], &token, node, &options).unwrap();
         }
@@ -298,7 +289,8 @@ mod tests {
             part.engine.commit(BatchKind::Growing, vec![row]).unwrap();
             part.engine.sync().unwrap();
         }
-        let token = token.joining(&table, 4, "127.0.0.1:4", [16, 1]).unwrap();
+        let fourth = Member { id: 4, address: "127.0.0.1:4".into() };
+        let token = token.joining(&table, fourth, false, [16, 1]).unwrap();
         join(&dirs[3], &token, 4, &options).unwrap();
         dirs
     }

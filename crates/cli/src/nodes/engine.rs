@@ -1,11 +1,12 @@
 //! The rows of all nodes as one engine to read from, as they are while they are read: for what looks at a few of them.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use kestrel_admin::rows::Row as OwnedRow;
 use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::engine::{
-    BatchKind, Engine, EngineError, EngineStats, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
+    BatchKind, Engine, EngineError, EngineStats, Epoch, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
 };
 use kestrel_types::ids::Position;
 use kestrel_types::key::{Key, KeyRef, Table};
@@ -79,6 +80,14 @@ impl<'a> NodesEngine<'a> {
 }
 
 impl Engine for NodesEngine<'_> {
+    fn claim(self: Arc<Self>) -> Result<Arc<dyn Engine>, EngineError> {
+        Err(EngineError::Refused("rows of several nodes are only read here".into()))
+    }
+
+    fn epoch(&self) -> Epoch {
+        Epoch(0)
+    }
+
     fn get_many(
         &self,
         keys: &[KeyRef<'_>],

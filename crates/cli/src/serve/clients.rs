@@ -15,8 +15,14 @@ use super::control::Serving;
 /// Questions being answered at a time; each has a thread.
 const QUESTIONS_MAX: usize = 32;
 
+/// Longest question for the whereabouts of nodes that is answered at once, bytes.
+const WHEREABOUTS_BYTES_MAX: usize = 1024;
+
 /// Sessions told of in a status; all are counted.
 const SESSIONS_TOLD_MAX: usize = 1000;
+
+/// Characters of a question's verb in the log.
+const VERB_SHOWN: usize = 32;
 
 /// Who is served, and where.
 pub struct Clients {
@@ -103,6 +109,9 @@ impl Clients {
             ("server_accepted", wire.accepted),
             ("server_malformed", wire.malformed),
             ("server_cut_off", wire.cut_off),
+            ("server_encrypted", wire.encrypted),
+            ("server_not_encrypted", wire.not_encrypted),
+            ("server_unwanted", wire.unwanted),
             ("server_received_bytes", wire.bytes_in),
             ("server_sent_bytes", wire.bytes_out),
             ("server_writes", wire.writes),
@@ -132,6 +141,15 @@ impl Admin for Questions {
         let Some(serving) = self.serving.lock().upgrade() else {
             return refuse(asker, libc::EAGAIN, "the server is starting or ending; ask again".into());
         };
+        // Every client that has lost a node asks this, several times a second: it needs no thread, and no room among the others.
+        if question.len() <= WHEREABOUTS_BYTES_MAX
+            && let Ok(asked) = serde_json::from_slice::<Value>(&question)
+            && asked["verb"] == "whereabouts"
+            && let (Some(host), None) = (serving.fs.member(), asker.ended())
+        {
+            let answer = super::table::whereabouts(host, &asked).to_string();
+            return asker.answer(Ok(answer.into_bytes().into()));
+        }
         // Each thread holds one reference, and so does this.
         if Arc::strong_count(&self.answering) > QUESTIONS_MAX {
             return refuse(
@@ -163,9 +181,42 @@ fn answer(serving: &Serving, question: &[u8], asker: &Asker) -> Result<Box<[u8]>
         .map_err(|error| format!("the question is not valid JSON: {error}"))?;
     let verb = question["verb"].as_str().unwrap_or("?");
     // These are asked for page by page, or by every client.
-    let quiet = matches!(verb, "rows" | "sums" | "cut" | "table");
+    let quiet = matches!(verb, "rows" | "sums" | "cut" | "table" | "whereabouts" | "alive" | "unheard");
     let level = if quiet { log::Level::Debug } else { log::Level::Info };
-    log::log!(level, "{} asks: {verb}", asker.who());
+    let shown: String = verb.chars().take(VERB_SHOWN).collect();
+    log::log!(level, "{} asks: {shown:?}", asker.who());
     let mut tell = |event: &Value| asker.event(event.to_string().as_bytes());
-    Ok(serving.answer_afar(&question, &mut tell)?.to_string().into_bytes().into())
+    if let Err(why) = may_ask(verb, &question, asker) {
+        serving.audit_refused(verb, &why, asker);
+        return Err(why);
+    }
+    let answer = serving.answer_afar(&question, &mut tell);
+    serving.audit(&question, &answer, (&asker.who(), asker.from(), asker.token().map(|token| token.id)));
+    Ok(answer?.to_string().into_bytes().into())
+}
+
+/// Whether who asks may: with a token if that may administer, but for what every client has to know; without one what does not make
+/// tokens, since anybody on this machine is let in without.
+fn may_ask(verb: &str, question: &Value, asker: &Asker) -> Result<(), String> {
+    if let Some(why) = asker.ended() {
+        return Err(why.reason.to_string());
+    }
+    match asker.token() {
+        Some(token) if !token.admin && !matches!(verb, "table" | "whereabouts" | "alive") => {
+            Err(format!("{verb}: token {} ({}) may not administer the volume", token.id, token.name))
+        }
+        None if verb == "backup" && question["act"] == "prune" => {
+            // They are what is left when somebody has deleted all else.
+            Err("dumps are removed where the volume's directory is: name that, or show a token that may administer".into())
+        }
+        None if verb == "yield" => {
+            Err("a process that serves ends for nodes of its cluster, not for whoever asks: on its machine, `kestrel serve --stop`".into())
+        }
+        None if verb == "token" => {
+            Err("tokens are made where the volume's directory is: name that, or show a token that may \
+                                        administer"
+                .into())
+        }
+        _ => Ok(()),
+    }
 }

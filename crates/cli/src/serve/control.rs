@@ -1,25 +1,31 @@
 //! Questions to a process that serves a volume, over its control socket (`kestrel_client::control`): `{"verb": …}`.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Instant;
 
 use kestrel_admin::info;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::Fs;
 use kestrel_client::storage::Storage;
+use kestrel_cluster::admin::Asker;
+use kestrel_cluster::audit;
 use kestrel_data::store::BlockStore;
 use kestrel_meta::engine::Engine;
+use kestrel_types::token::TokenId;
 use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::attendant::Attendant;
 use super::clients::Clients;
 use super::facts::MountFacts;
+use super::keeper::Keeper;
 use super::node::NodeOfCluster;
 use super::part::cut::Cutting;
+use super::successor::Succession;
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
+use crate::serve::process::process_word;
 use crate::verbs::{compact, dump, fsck, gc, info as info_verb, status, warmup};
 
 /// What questions are about.
@@ -52,6 +58,12 @@ pub struct Serving {
     pub walking: Mutex<()>,
     /// What is recorded of this node for a cut of all.
     pub cutting: Cutting,
+    /// Dumps of it in its block store.
+    pub keeper: Keeper,
+    /// How other nodes are taken over, if they are.
+    pub succession: OnceLock<Arc<Succession>>,
+    /// Who hears that the process is to end, if it serves others.
+    pub end: Option<mpsc::Sender<()>>,
 }
 
 impl Attendant for Serving {
@@ -61,10 +73,57 @@ impl Attendant for Serving {
             clients.figures(&mut |name, value| snapshot.add(name, value));
         }
         self.facts.figures(&mut |name, value| snapshot.add(name, value));
+        self.keeper.figures(&mut |name, value| snapshot.add(name, value));
+        super::table::metrics(self, &mut |name, value| snapshot.add(name, value));
         snapshot
     }
 
     fn answer(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String> {
+        let answer = self.answer_unheard(question, tell);
+        self.audit(question, &answer, ("whoever may read the volume's directory", "local", None));
+        answer
+    }
+}
+
+impl Serving {
+    /// Puts an administrative operation into the audit log: who did it (as they say), where from, with which token.
+    pub fn audit(
+        &self,
+        question: &Value,
+        answer: &Result<Value, String>,
+        (who, from, token): (&str, &str, Option<TokenId>),
+    ) {
+        let Some(what) = administers(question) else { return };
+        let result = answer.as_ref().map_or_else(String::as_str, |_| "done");
+        self.note(audit::Entry { event: audit::Event::Admin, who, from, token, what: &what, result });
+    }
+
+    /// Puts a question of somebody who may not ask it among the refusals.
+    pub fn audit_refused(&self, verb: &str, result: &str, asker: &Asker) {
+        let (event, who) = (audit::Event::Operation, asker.who());
+        let (from, token) = (asker.from(), asker.token().map(|token| token.id));
+        self.note(audit::Entry { event, who: &who, from, token, what: verb, result });
+    }
+
+    fn note(&self, entry: audit::Entry<'_>) {
+        if let Some(clients) = self.clients.get() {
+            let server = clients.door.server();
+            server.audit().tell(server.wall(), entry);
+        }
+    }
+
+    fn answer_unheard(
+        &self,
+        question: &Value,
+        tell: &mut dyn FnMut(&Value) -> bool,
+    ) -> Result<Value, String> {
+        match question["verb"].as_str() {
+            Some("token") => return super::tokens::answer(self, question),
+            // Who unmounts wants to know that what was written last can be stored.
+            Some("alive") => return Ok(Value::Null),
+            Some("yield") => return self.give_way(question),
+            _ => {}
+        }
         if let Some(section) = &self.descriptor.cluster {
             return super::part::answer(self, section, question, tell);
         }
@@ -74,6 +133,7 @@ impl Attendant for Serving {
             Some("stats") => Ok(to_json(&self.snapshot())),
             Some("info") => self.info(question),
             Some("dump") => self.dump(question),
+            Some("backup") => self.keeper.answer(self, question, &feed),
             Some("fsck") => self.fsck(question, &feed),
             Some("gc") => self.gc(question, &feed),
             Some("compact") => self.compact(question, &feed),
@@ -85,9 +145,7 @@ impl Attendant for Serving {
             None => Err("the question has no verb".into()),
         }
     }
-}
 
-impl Serving {
     /// Answers one question that came over the network, from somebody who may not be who he says he is: what writes files of
     /// this machine is not done for him.
     ///
@@ -101,8 +159,9 @@ impl Serving {
         match question["verb"].as_str() {
             Some(
                 "status" | "stats" | "info" | "fsck" | "gc" | "compact" | "rows" | "sums" | "cut" | "reap"
-                | "coding" | "table" | "entries" | "change" | "forget",
-            ) => self.answer(question, tell),
+                | "coding" | "table" | "whereabouts" | "entries" | "change" | "forget" | "token" | "alive"
+                | "backup" | "yield" | "stand-in" | "unheard",
+            ) => self.answer_unheard(question, tell),
             verb => {
                 let verb = verb.unwrap_or("this");
                 Err(format!(
@@ -111,6 +170,19 @@ impl Serving {
                 ))
             }
         }
+    }
+
+    /// Ends the process, for one that is to serve in its place.
+    fn give_way(&self, question: &Value) -> Result<Value, String> {
+        // Its own question, which it has given up since, and which comes late.
+        if question["by"] == process_word() {
+            return Err("this process is the one that asked".into());
+        }
+        let end = self.end.as_ref().ok_or("it is a mount, which `kestrel umount` ends")?;
+        log::warn!("this process gives way to another one that serves in its place");
+        // Who does not listen any more is ending already.
+        let _ = end.send(());
+        Ok(serde_json::json!({ "pid": std::process::id() }))
     }
 
     fn status(&self) -> Result<Value, String> {
@@ -129,6 +201,7 @@ impl Serving {
         out["served"] = self.clients.get().map(Clients::status).into();
         out["read_only"] = self.read_only.into();
         self.facts.describe(out);
+        out["dumps"] = self.keeper.status();
         out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
     }
 
@@ -146,7 +219,7 @@ impl Serving {
             .map_err(|why| why.to_string())
     }
 
-    fn may_change(&self) -> Result<(), String> {
+    pub(super) fn may_change(&self) -> Result<(), String> {
         if self.read_only {
             return Err("the volume is mounted read-only; mount it for writing first".into());
         }
@@ -210,4 +283,26 @@ impl Serving {
         let wish = warmup::Wish::of(question)?;
         warmup::warm(&*self.engine, &*self.store, &wish, feed)
     }
+}
+
+/// What a question would do to the volume or to who may use it, in words; none if it only asks.
+fn administers(question: &Value) -> Option<String> {
+    let verb = question["verb"].as_str()?;
+    let only_asks = match verb {
+        "dump" | "fsck" | "reap" | "change" | "forget" | "expect" | "warmup" | "yield" | "stand-in" => false,
+        "gc" => question["delete"] != true,
+        "compact" => question["dry_run"] == true,
+        "token" => matches!(question["action"].as_str(), Some("list" | "show")),
+        "backup" => question["act"] == "list",
+        _ => true,
+    };
+    let more =
+        ["action", "act", "name", "token", "node", "file", "keep"].iter().filter_map(|name| match &question
+            [*name]
+        {
+            Value::String(text) => Some(text.clone()),
+            Value::Number(number) => Some(number.to_string()),
+            _ => None,
+        });
+    (!only_asks).then(|| std::iter::once(verb.to_string()).chain(more).collect::<Vec<_>>().join(" "))
 }

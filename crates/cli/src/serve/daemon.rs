@@ -1,13 +1,14 @@
 //! Going to the background: this program starts itself again, detached from the terminal, and waits until the copy says
 //! that it serves. The copy says so on its standard output, one line of JSON; standard error is the log file.
 
+use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
@@ -19,14 +20,25 @@ pub const REPORT_OPTION: &str = "--report-readiness";
 /// # Errors
 /// What the copy says went wrong, or that it ended without a word.
 pub fn start(log: &Path) -> Result<u32, String> {
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    launch(&args, Path::new("."), log).map(|child| child.id())
+}
+
+/// The same with other arguments, from the directory `dir`, and for whoever stays: the process.
+///
+/// # Errors
+/// As for [`start`].
+pub fn launch(args: &[OsString], dir: &Path, log: &Path) -> Result<Child, String> {
     let describe = |why: std::io::Error| {
         format!("cannot open the log {}: {why}; name another with --log", log.display())
     };
     let log_file = OpenOptions::new().create(true).append(true).mode(0o600).open(log).map_err(describe)?;
-    let program = std::env::current_exe().map_err(|why| format!("cannot find this program: {why}"))?;
-    let mut command = Command::new(program);
+    // The program that runs, also when a newer one has been put in the place of its file.
+    let mut command = Command::new("/proc/self/exe");
     command
-        .args(std::env::args_os().skip(1))
+        .arg0("kestrel")
+        .args(args)
+        .current_dir(dir)
         .args(["--foreground", REPORT_OPTION])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -45,7 +57,7 @@ pub fn start(log: &Path) -> Result<u32, String> {
     }
     let report: Value = serde_json::from_str(&line).unwrap_or_default();
     if report["ready"] == true {
-        return Ok(child.id());
+        return Ok(child);
     }
     let _ = child.wait();
     Err(match report["error"].as_str() {

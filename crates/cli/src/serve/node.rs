@@ -1,14 +1,19 @@
 //! A process as one of several nodes: who it is, and its connections to the others.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use kestrel_client::descriptor::{ClusterSection, Descriptor, random};
+use kestrel_client::descriptor::{ClusterSection, random};
+use kestrel_client::volume::Volume;
 use kestrel_cluster::peers::{Identity, Peers};
 use kestrel_cluster::server::Server;
 use kestrel_meta::member::host::MemberHost;
 use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::wire::PeerSecret;
 use serde_json::{Value, json};
+
+use super::balance::{Balancing, Pace};
+use super::tls::ServeTls;
 
 /// See the module's header.
 pub struct NodeOfCluster {
@@ -18,30 +23,44 @@ pub struct NodeOfCluster {
     pub identity: Identity,
     /// Its connections to the others.
     pub peers: Arc<Peers>,
+    /// How often it balances by itself, when it leads changes.
+    pub pace: Pace,
+    /// What came of that.
+    pub balancing: Arc<Balancing>,
     /// The table that it was formed with.
     formed: Placement,
     /// It was formed for a cluster that does not have it yet.
     joins: bool,
+    /// The node on whose machine it is served, and since when, if that is not its own.
+    pub stands_in: Option<(NodeId, Instant)>,
 }
 
 impl NodeOfCluster {
-    /// Who the descriptor says it is.
+    /// Who the descriptor says it is, and by what the others know it; they reach it at `address`.
     ///
     /// # Errors
     /// In words.
-    pub fn new(descriptor: &Descriptor, section: &ClusterSection) -> Result<Self, String> {
+    pub fn new(
+        volume: &Volume,
+        section: &ClusterSection,
+        pace: Pace,
+        address: String,
+    ) -> Result<Self, String> {
         let placement = section.placement().map_err(|why| why.to_string())?;
         let secret = section.secret().map_err(|why| why.to_string())?;
-        let birth = section.birth().map_err(|why| why.to_string())?;
+        let birth = volume.birth(section).map_err(|why| why.to_string())?;
         let start = u64::from_be_bytes(random().map_err(|why| why.to_string())?);
-        let (volume, secret) = (descriptor.uuid_bytes(), PeerSecret(secret));
-        let identity = Identity { volume, secret, birth, start };
+        let (volume, secret) = (volume.descriptor.uuid_bytes(), PeerSecret(secret));
+        let identity = Identity { volume, secret, birth, start, address };
         Ok(Self {
             node: section.node,
             identity,
             peers: Arc::default(),
+            pace,
+            balancing: Arc::default(),
             formed: placement,
             joins: section.joining,
+            stands_in: None,
         })
     }
 
@@ -49,8 +68,8 @@ impl NodeOfCluster {
     ///
     /// # Errors
     /// In words.
-    pub fn connect(&self, host: &MemberHost) -> Result<(), String> {
-        self.peers.introduce(&self.identity, self.node, host.epoch());
+    pub fn connect(&self, host: &MemberHost, tls: &ServeTls) -> Result<(), String> {
+        self.peers.introduce(&self.identity, host, tls.to_nodes(self.node)?);
         let begun = self.peers.meet(&host.placement());
         begun.map_err(|why| format!("no threads for connections to the other nodes: {why}"))
     }
@@ -71,6 +90,18 @@ impl NodeOfCluster {
                 log::error!("no threads for connections to new nodes: {why}; start this node again");
             }
         }));
+    }
+
+    /// Has all nodes know the same tokens.
+    pub fn share_tokens(&self, host: &Arc<MemberHost>, server: &Server) {
+        let host = Arc::downgrade(host);
+        let nodes = move || {
+            let placement = host.upgrade().map(|host| host.placement());
+            placement.map_or(Vec::new(), |placement| {
+                placement.map.members().iter().map(|member| member.id).collect()
+            })
+        };
+        server.tokens().are_shared(self.node, self.peers.clone(), Box::new(nodes));
     }
 
     /// What a status tells of the connections to members.

@@ -9,12 +9,14 @@ use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::Value;
 
 use super::control::Serving;
+use crate::feed::Feed;
 use crate::metrics::to_json;
 use crate::serve::attendant::Attendant;
 use crate::verbs::config;
 use crate::verbs::status::several::describe_part;
 
-/// Answers one question.
+/// Answers one question. What tells of rows, or changes them, is not done while another process may serve this node (`MemberHost::may_answer`), and
+/// not answered if that has come to be so meanwhile: whoever puts rows of all nodes together would have those of two moments.
 ///
 /// # Errors
 /// In words.
@@ -24,16 +26,47 @@ pub fn answer(
     question: &Value,
     tell: &mut dyn FnMut(&Value) -> bool,
 ) -> Result<Value, String> {
+    if !is_of_rows(question["verb"].as_str().unwrap_or_default()) {
+        return answer_now(serving, section, question, tell);
+    }
+    in_touch(serving, section)?;
+    let answer = answer_now(serving, section, question, tell)?;
+    in_touch(serving, section).map(|()| answer)
+}
+
+/// Whether a question is about rows; the others are also for finding out why a node answers nobody.
+fn is_of_rows(verb: &str) -> bool {
+    matches!(verb, "rows" | "sums" | "cut" | "entries" | "reap" | "coding")
+}
+
+fn in_touch(serving: &Serving, section: &ClusterSection) -> Result<(), String> {
+    match serving.fs.member().is_none_or(|host| host.may_answer()) {
+        true => Ok(()),
+        false => Err(format!(
+            "node {} is not in touch with most of the others, or with its metadata, so another process may serve in its place: ask again",
+            section.node
+        )),
+    }
+}
+
+fn answer_now(
+    serving: &Serving,
+    section: &ClusterSection,
+    question: &Value,
+    tell: &mut dyn FnMut(&Value) -> bool,
+) -> Result<Value, String> {
     match question["verb"].as_str() {
         Some("status") => status(serving, section),
         Some("stats") => Ok(to_json(&serving.snapshot())),
         Some("rows") => rows::page(&*serving.engine, question),
-        Some("table" | "entries" | "change" | "expect" | "forget") => {
+        Some("table" | "whereabouts" | "entries" | "change" | "expect" | "forget") => {
             super::table::answer(serving, question, tell)
         }
+        Some("unheard" | "stand-in") => super::successor::answer(serving, question),
         Some("sums") => rows::sums(&*serving.engine, question),
         Some("cut") => cut::answer(serving, question),
         Some("reap") => schedule(serving, question),
+        Some("backup") => serving.keeper.answer(serving, question, &Feed::new(tell)),
         Some("coding") => Ok(config::describe(&serving.descriptor)),
         Some(verb @ ("fsck" | "info" | "dump" | "gc" | "compact")) => Err(format!(
             "node {} has only a part of the volume; use `kestrel {verb}` with {}",

@@ -5,19 +5,29 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use clap::Args;
+use kestrel_client::descriptor::random;
+use kestrel_client::hex::to_hex;
 use log::LevelFilter;
 
 use super::daemon;
+use super::settings::bounded;
 use crate::failure::{Failure, Verdict};
 use crate::units::{log_level_arg, size_arg};
 
 /// Smallest memory for metadata, in bytes: below it rows go to disk with every few requests.
 const METADATA_MEMORY_MIN: u64 = 16 << 20;
 
+/// What tells this process from all others, wherever they run: numbers of processes are those of one machine, or container.
+pub fn process_word() -> &'static str {
+    static WORD: OnceLock<String> = OnceLock::new();
+    WORD.get_or_init(|| random::<16>().map_or_else(|_| std::process::id().to_string(), |word| to_hex(&word)))
+}
+
 /// The options of every verb that serves something.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct ProcessArgs {
     /// Stay in the foreground and log to the terminal
     #[arg(short, long)]
@@ -32,8 +42,12 @@ pub struct ProcessArgs {
     #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = log_level_arg)]
     pub log_level: LevelFilter,
     /// Memory for metadata rows
-    #[arg(long, value_parser = size_arg, value_name = "SIZE", default_value = "512M")]
+    #[arg(long, value_parser = bounded(size_arg, METADATA_MEMORY_MIN, u64::MAX, "at least 16M"), value_name = "SIZE", default_value = "512M")]
     pub metadata_memory: u64,
+    /// Metadata in PostgreSQL: take it over from the process that has it open, which can write nothing any more. A node of a cluster that is
+    /// served asks that process to end first
+    #[arg(long)]
+    pub take_over: bool,
     /// Set for the process in the background
     #[arg(long, hide = true)]
     pub report_readiness: bool,
@@ -60,20 +74,6 @@ impl ProcessArgs {
             daemon::report_error(&failure.reason());
         }
         served
-    }
-
-    /// What can be judged before anything is opened.
-    ///
-    /// # Errors
-    /// Which option cannot be as it is.
-    pub fn check(&self, verb: &'static str) -> Result<(), Failure> {
-        if self.metadata_memory < METADATA_MEMORY_MIN {
-            return Err(Failure::usage(format!(
-                "{verb}: --metadata-memory {}: at least 16M",
-                self.metadata_memory
-            )));
-        }
-        Ok(())
     }
 
     /// Starts the copy in the background, and returns its process number and its log file when it serves. `default_log` is where it

@@ -50,6 +50,7 @@ impl Attendant for RemoteMount {
     fn answer(&self, question: &Value, tell: &mut dyn FnMut(&Value) -> bool) -> Result<Value, String> {
         match question["verb"].as_str() {
             Some("stats") => Ok(to_json(&self.snapshot())),
+            Some("alive") => self.alive(question),
             Some("status") => {
                 let mut out = self.status(question)?;
                 out["mounted"] = true.into();
@@ -115,7 +116,7 @@ impl RemoteMount {
             let stats = link.remote.stats();
             json!({
                 "node": link.node,
-                "address": link.address,
+                "address": link.address(),
                 "up": link.remote.is_up(),
                 "outage_seconds": stats.outage.map_or(0, |outage| outage.as_secs()),
                 "calls": stats.calls,
@@ -128,6 +129,19 @@ impl RemoteMount {
             })
         };
         nodes.iter().map(of).collect()
+    }
+
+    /// Whether anybody answers: of several nodes one will do, as what was written last is stored where it belongs or said to be lost.
+    fn alive(&self, question: &Value) -> Result<Value, String> {
+        let metadata = self.fs.metadata().remote().ok_or("the volume is not served elsewhere")?;
+        let mut silent = None;
+        for node in metadata.ask_each(question, QUICK) {
+            match node.answer {
+                Ok(_) => return Ok(Value::Null),
+                Err(why) => silent = silent.or(Some(why.to_string())),
+            }
+        }
+        silent.map_or(Ok(Value::Null), Err)
     }
 
     fn status(&self, question: &Value) -> Result<Value, String> {

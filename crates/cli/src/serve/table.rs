@@ -1,33 +1,30 @@
 //! Questions to one of several nodes about the table of placement: what it is, what the node has that decides about it, and, to the
 //! coordinator, that it be another one.
 
-use std::ops::ControlFlow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use kestrel_admin::rows::{INODES, OBJECTS, decode_ceiling, get};
+use kestrel_client::descriptor::RowsAt;
 use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_meta::engine::Engine;
-use kestrel_meta::member::change::ChangeFigures;
+use kestrel_meta::member::change::{Announced, ChangeFigures, Phase};
 use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::member::lease::LeaseFigures;
-use kestrel_placement::frequent::{Frequent, NAMES_MAX};
-use kestrel_placement::report::names_wanted;
+use kestrel_meta::member::whereabouts::Whereabout;
 use kestrel_types::key::{Key, Table};
+use kestrel_types::placement::map::MEMBERS_MAX;
 use kestrel_types::placement::{NodeId, Placement};
 use serde_json::{Value, json};
 
+use super::census::count;
 use super::control::Serving;
+use super::role::Role;
 
 /// Bytes of a table in one answer.
 const PART_BYTES: usize = 256 << 10;
-
-/// Rows looked at in one go: between two of them others get the engine.
-const ROWS: usize = 4096;
-
-/// Rough size of the names in an answer, bytes; it has at most 1 MiB.
-const NAMES_BYTES_MAX: usize = 512 << 10;
 
 /// Time between two messages about a change that goes on.
 const TELL: Duration = Duration::from_millis(200);
@@ -44,6 +41,7 @@ pub fn answer(
     let host = serving.fs.member().ok_or("this is no node of a cluster")?;
     match question["verb"].as_str() {
         Some("table") => part_of_table(host, question),
+        Some("whereabouts") => Ok(whereabouts(host, question)),
         Some("entries") => entries(host, &*serving.engine, tell),
         Some("change") => change(host, question, tell),
         Some("expect") => expect(host, &*serving.engine, question),
@@ -55,23 +53,86 @@ pub fn answer(
 /// What a status tells of the table, and of a change that is under way.
 pub fn describe(serving: &Serving, out: &mut Value) {
     let Some(host) = serving.fs.member() else { return };
-    let placement = host.placement();
+    let placement = present(host);
     out["table"] = placement.version.into();
     out["exceptions"] = placement.exceptions.len().into();
     let slots = placement.map.slots_of_members();
     let node = |(member, slots): (&kestrel_types::placement::Member, usize)| {
         json!({
             "node": member.id, "address": member.address, "slots": slots, "leaving": placement.is_leaving(member.id),
+            "role": Role::of(placement.is_idle(member.id)).word(),
         })
     };
     out["nodes"] = placement.map.members().iter().zip(slots).map(node).collect();
-    let expected = host.expected();
-    out["expected"] =
-        expected.into_iter().map(|(node, address)| json!({ "node": node, "address": address })).collect();
+    out["coordinator"] = placement.coordinator.into();
+    out["kept"] = kept(serving, placement.is_idle(placement.coordinator)).into();
+    let expected = |(node, announced): (NodeId, Announced)| json!({ "node": node, "address": announced.address, "role": Role::of(announced.idle).word() });
+    out["expected"] = host.expected().into_iter().map(expected).collect();
     out["joining"] = serving.node.as_ref().is_some_and(|node| node.is_joining(host)).into();
     out["change"] = figures(&host.change_figures());
     let LeaseFigures { held, lapses, fences, fenced } = host.lease_figures();
     out["lease"] = json!({ "held": held, "lapses": lapses, "fences": fences, "fenced": fenced });
+    if let Some(node) = &serving.node {
+        let home = node
+            .stands_in
+            .map(|(home, since)| json!({ "machine_of": home, "seconds": since.elapsed().as_secs() }));
+        out["stands_in"] = home.into();
+        out["standing_in"] = serving.succession.get().map(|succession| succession.describe()).into();
+        out["balance"] = node.balancing.describe(node.pace, host.leads_changes());
+    }
+}
+
+/// Where the coordinator, which is idle or not, keeps the table and what it decides; none if in its directory.
+fn kept(serving: &Serving, idle: bool) -> Option<String> {
+    // It could be read when this process began.
+    match serving.descriptor.rows_of(idle).ok()? {
+        RowsAt::Directory => None,
+        RowsAt::Postgres(place) => Some(place.shown().into()),
+        RowsAt::Etcd(place) => Some(place.shown().into()),
+    }
+}
+
+/// What the metrics of a node tell of its table, its lease, and the other nodes.
+pub fn metrics(serving: &Serving, put: &mut dyn FnMut(&'static str, u64)) {
+    let (Some(host), Some(node)) = (serving.fs.member(), &serving.node) else { return };
+    let (table, change) = (host.table(), host.change_figures());
+    let placement = &table.placement;
+    let members = placement.map.members();
+    let slots = members.iter().zip(placement.map.slots_of_members());
+    let own = slots.filter(|(member, _)| member.id == node.node).map(|(_, slots)| slots as u64).sum();
+    let up = node
+        .peers
+        .figures()
+        .into_iter()
+        .filter(|(other, figures)| figures.up && placement.map.member(*other).is_some());
+    put("cluster_table_version", placement.version);
+    put("cluster_exceptions", placement.exceptions.len() as u64);
+    put("cluster_nodes", members.len() as u64);
+    // This one is among them.
+    put("cluster_nodes_up", up.count() as u64 + 1);
+    put("cluster_slots", own);
+    put("cluster_coordinates", host.leads_changes().into());
+    put("cluster_table_changing", (change.phase != Phase::None || change.leads).into());
+    put("cluster_rows_sent", change.rows_sent);
+    put("cluster_rows_taken", change.rows_taken);
+    let lease = host.lease_figures();
+    put("cluster_lease_held", lease.held.into());
+    put("cluster_lease_lapses", lease.lapses);
+    put("cluster_fences", lease.fences);
+    put("cluster_fenced", lease.fenced);
+    let figures = host.figures();
+    put("cluster_strays", figures.strays);
+    put("cluster_misdirected", figures.misdirected);
+    put("cluster_messages_sent", figures.sent);
+    put("cluster_messages_received", figures.received);
+    put("cluster_messages_dropped", figures.overrun + figures.unsent);
+    let [taken, failed] = serving.succession.get().map_or([0; 2], |succession| succession.figures());
+    put("cluster_takeovers", taken);
+    put("cluster_takeovers_failed", failed);
+    put("cluster_stands_in", node.stands_in.is_some().into());
+    let [looks, changes] = node.balancing.figures();
+    put("cluster_balance_looks", looks);
+    put("cluster_balance_changes", changes);
 }
 
 fn figures(figures: &ChangeFigures) -> Value {
@@ -85,15 +146,39 @@ fn figures(figures: &ChangeFigures) -> Value {
     })
 }
 
-/// The table's bytes in hexadecimal digits, from the byte `from` on.
+/// The table, with nodes where they are.
+fn present(host: &MemberHost) -> Placement {
+    host.placement().at(&host.whereabouts())
+}
+
+/// Where nodes are that have said so, each with the number of the start that did: `nodes` of the question, or all. From memory, without
+/// waiting for anything: clients that have lost a node ask again and again.
+pub fn whereabouts(host: &MemberHost, question: &Value) -> Value {
+    let told = |at: Whereabout| json!([at.node, at.epoch, at.address]);
+    let kept = host.whereabouts_kept();
+    let nodes: Value = match question["nodes"].as_array() {
+        Some(nodes) => {
+            let nodes =
+                nodes.iter().filter_map(|node| NodeId::try_from(node.as_u64()?).ok()).take(MEMBERS_MAX);
+            nodes.filter_map(|node| kept.of(node)).map(told).collect()
+        }
+        None => kept.all().into_iter().map(told).collect(),
+    };
+    json!({ "nodes": nodes })
+}
+
+/// The table's bytes in hexadecimal digits, from the byte `from` on. Parts are of one table if `version` and `moves`, the changes of nodes'
+/// addresses so far, are the same.
 fn part_of_table(host: &MemberHost, question: &Value) -> Result<Value, String> {
-    let placement = host.placement();
+    // First: an address that changes now is in a part with too low a number, which fits no other.
+    let moves = host.whereabouts_kept().changes();
+    let placement = present(host);
     let bytes = placement.encode();
     let from = question["from"].as_u64().unwrap_or(0);
     let rest =
         usize::try_from(from).ok().and_then(|from| bytes.get(from..)).ok_or("the table ends before")?;
     let part = &rest[..rest.len().min(PART_BYTES)];
-    Ok(json!({ "version": placement.version, "bytes": bytes.len(), "part": to_hex(part) }))
+    Ok(json!({ "version": placement.version, "moves": moves, "bytes": bytes.len(), "part": to_hex(part) }))
 }
 
 /// Counts the node's entries, and its most frequent names.
@@ -102,41 +187,13 @@ fn entries(
     engine: &dyn Engine,
     tell: &mut dyn FnMut(&Value) -> bool,
 ) -> Result<Value, String> {
-    let table = host.node().cluster().ok_or("this is no node of a cluster")?.table();
-    let placement = &table.placement;
-    let mut frequent = Frequent::new(&placement.exceptions, NAMES_MAX);
-    let mut from: Option<Key> = None;
-    loop {
-        let (mut rows, mut next) = (0, None);
-        let visited = engine.scan_table(Table::Entry, from.as_ref().map(Key::borrow), &mut |key, _| {
-            if rows == ROWS {
-                next = Some(key.to_owned());
-                return ControlFlow::Break(());
-            }
-            rows += 1;
-            // It may have copies of what another node owns.
-            if table.owns(key.table, key.id, key.suffix) {
-                frequent.count(key.suffix);
-            }
-            ControlFlow::Continue(())
-        });
-        visited.map_err(|why| why.to_string())?;
-        from = next;
-        if from.is_none() {
-            break;
-        }
-        if !tell(&json!({ "entries": frequent.entries() })) {
-            return Err("nobody waits for the answer any more".into());
-        }
-    }
-    let report = frequent.report(host.me(), names_wanted(placement.map.members().len()));
-    let mut bytes = 0;
-    let names = report.names.iter().take_while(|count| {
-        bytes += 2 * count.name.as_bytes().len() + 16;
-        bytes <= NAMES_BYTES_MAX
-    });
-    let names: Value = names.map(|count| json!([to_hex(count.name.as_bytes()), count.entries])).collect();
-    Ok(json!({ "node": report.node, "table": placement.version, "entries": report.entries, "names": names }))
+    let table = host.table();
+    let counted = count((host.me(), &table), engine, &mut |entries| tell(&json!({ "entries": entries })))?;
+    let report = counted.ok_or("nobody waits for the answer any more")?;
+    let names: Value =
+        report.names.iter().map(|count| json!([to_hex(count.name.as_bytes()), count.entries])).collect();
+    let version = table.placement.version;
+    Ok(json!({ "node": report.node, "table": version, "entries": report.entries, "names": names }))
 }
 
 /// Makes this the cluster's table. Tells how it goes, and answers when all nodes have it.
@@ -147,6 +204,10 @@ fn change(
 ) -> Result<Value, String> {
     let bytes = question["table"].as_str().and_then(from_hex).ok_or("the question has no table")?;
     let next = Placement::decode(&bytes).map_err(|why| why.to_string())?;
+    // Who asks has been told where nodes are; in the table they stay where they joined.
+    let joined: BTreeMap<NodeId, String> =
+        host.placement().map.members().iter().map(|member| (member.id, member.address.clone())).collect();
+    let next = next.at(&joined);
     let version = next.version;
     let (ended, end) = mpsc::channel();
     host.change(
@@ -185,10 +246,11 @@ fn forget(host: &MemberHost, question: &Value) -> Result<Value, String> {
 
 /// Reserves the number of a node to come, and tells where its counters are to begin: where this node's have come to.
 fn expect(host: &MemberHost, engine: &dyn Engine, question: &Value) -> Result<Value, String> {
-    let address = question["address"].as_str().ok_or("the question has no address")?;
+    let address = question["address"].as_str().ok_or("the question has no address")?.to_string();
+    let idle = question["role"] == Role::Coordinator.word();
     let (reserved, number) = mpsc::channel();
     host.expect(
-        address.to_string(),
+        Announced { address, idle },
         Box::new(move |result| {
             let _ = reserved.send(result);
         }),
@@ -201,6 +263,6 @@ fn expect(host: &MemberHost, engine: &dyn Engine, question: &Value) -> Result<Va
         decode_ceiling(&row).map_err(|why| why.to_string())
     };
     let (inodes, objects) = (counter(INODES)?, counter(OBJECTS)?);
-    let table = to_hex(&host.placement().encode());
+    let table = to_hex(&present(host).encode());
     Ok(json!({ "node": node, "table": table, "inodes": inodes, "objects": objects }))
 }

@@ -1,9 +1,12 @@
 //! `kestrel cluster`.
 
 mod add_node;
-mod balance;
+pub mod balance;
+mod ca;
 mod change;
+mod coordinator;
 mod drain;
+mod hand_over;
 mod init;
 mod join;
 mod plan;
@@ -27,6 +30,7 @@ use crate::failure::{Failure, Verdict};
   kestrel cluster add-node /data/node1 --node 10.0.0.4:9440 | ssh node4 kestrel cluster join - /data/node4
   kestrel cluster balance kestrel://10.0.0.1/photos
   kestrel cluster remove-node kestrel://10.0.0.1/photos --node 3
+  kestrel cluster hand-over kestrel://10.0.0.1/photos --node 2
   find /data -mindepth 1 | kestrel cluster plan --nodes 16
 
 docs/operations.md tells how a cluster is formed, run and changed.")]
@@ -40,10 +44,13 @@ enum Action {
     Init(init::InitArgs),
     Join(join::JoinArgs),
     Token(token::TokenArgs),
+    Ca(ca::CaArgs),
     AddNode(add_node::AddNodeArgs),
     Balance(balance::BalanceArgs),
     Drain(drain::DrainArgs),
+    HandOver(hand_over::HandOverArgs),
     RemoveNode(remove_node::RemoveNodeArgs),
+    Coordinator(coordinator::CoordinatorArgs),
     Status(status::StatusArgs),
     Plan(plan::PlanArgs),
 }
@@ -54,10 +61,13 @@ pub fn run(args: &ClusterArgs) -> Result<Verdict, Failure> {
         Action::Init(args) => init::run(args),
         Action::Join(args) => join::run(args),
         Action::Token(args) => token::run(args),
+        Action::Ca(args) => ca::run(args),
         Action::AddNode(args) => add_node::run(args),
         Action::Balance(args) => balance::run(args),
         Action::Drain(args) => drain::run(args),
+        Action::HandOver(args) => hand_over::run(args),
         Action::RemoveNode(args) => remove_node::run(args),
+        Action::Coordinator(args) => coordinator::run(args),
         Action::Status(args) => status::run(args),
         Action::Plan(args) => plan::run(args),
     }

@@ -189,7 +189,7 @@ fn of_nodes(args: &CompactArgs, url: &str) -> Result<Option<Value>, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("compact", format!("{url}: {why}"));
     let who = crate::serve::who("kestrel compact");
     let Some(panel) = Panel::connect(&args.target, &who).map_err(|why| fail(&why))? else { return Ok(None) };
-    let resources = Resources { store: args.store.options("compact")?, ..Resources::default() };
+    let resources = Resources { store: args.store.options(), ..Resources::default() };
     let introduction = Introduction { who, deadline: DEADLINE, read_only: args.dry_run };
     let volume = RemoteVolume::open(&args.target, &introduction, &resources).map_err(|why| fail(&why))?;
     let mut progress = Progress::new();
@@ -217,7 +217,7 @@ fn volume(args: &CompactArgs) -> Result<Value, Failure> {
         return Ok(done);
     }
     let fail = |why: &dyn std::fmt::Display| Failure::new("compact", format!("{target}: {why}"));
-    let resources = Resources { store: args.store.options("compact")?, ..Resources::default() };
+    let resources = Resources { store: args.store.options(), ..Resources::default() };
     let volume = open("compact", &args.target, &args.store)?;
     let served = volume.serve(&resources, false).map_err(|why| fail(&why))?;
     let mut tell = |event: &Value| {

@@ -29,6 +29,7 @@ pub enum Mode {
   kestrel format /data/vol
   kestrel format /data/vol --name photos --durability commit
   kestrel format file:///data/vol --storage file:///bigdisk/objects --block-size 8M
+  kestrel format /data/vol --metadata 'postgres://kestrel@db1,db2/kestrel?schema=photos' --storage 's3://…'
   kestrel format /data/vol --storage 's3://bucket/prefix?endpoint=https://s3.example.org&region=eu-1'
 
 Credentials of a store are never kept in the volume: see --credentials. A volume that several metadata nodes share is made by
@@ -36,9 +37,9 @@ Credentials of a store are never kept in the volume: see --credentials. A volume
 pub struct FormatArgs {
     /// Where: a path or file:///path; missing or empty
     pub volume: String,
-    /// When changes survive power loss
-    #[arg(long, value_enum, default_value = "fsync")]
-    pub durability: Mode,
+    /// When changes survive power loss: fsync by default, commit with --metadata
+    #[arg(long, value_enum)]
+    pub durability: Option<Mode>,
     #[command(flatten)]
     pub new: NewVolumeArgs,
 }
@@ -53,6 +54,10 @@ pub struct NewVolumeArgs {
     /// docs/store.md); inside the volume by default
     #[arg(long, value_name = "URL")]
     pub storage: Option<String>,
+    /// Keep metadata in PostgreSQL: postgres://USER@HOST[:PORT][,HOST2]/DATABASE?schema=NAME; in the volume's directory by default. The
+    /// password comes from PGPASSWORD or a password file (see docs/operations.md)
+    #[arg(long, value_name = "URL")]
+    pub metadata: Option<String>,
     /// Largest stored block: larger files are cut; 64K to 16M
     #[arg(long, value_name = "SIZE", value_parser = size_arg, default_value = "4M")]
     pub block_size: u64,
@@ -105,16 +110,32 @@ impl NewVolumeArgs {
             }
             (true, file) => file,
         };
-        Ok(NewVolume { settings, compression: self.compress, encrypt_with, force: self.force })
+        let metadata = self.metadata.clone();
+        Ok(NewVolume {
+            settings,
+            compression: self.compress,
+            encrypt_with,
+            metadata,
+            registry: None,
+            force: self.force,
+        })
     }
 }
 
 /// Creates the volume.
 pub fn run(args: &FormatArgs) -> Result<Verdict, Failure> {
     let dir = super::locate("format", &args.volume)?;
-    let durability = if args.durability == Mode::Commit { Durability::Commit } else { Durability::Fsync };
+    let durability = match (args.durability, &args.new.metadata) {
+        (Some(Mode::Fsync), Some(_)) => {
+            return Err(Failure::usage(
+                "format: --durability fsync: metadata in a database is of durability commit, as what is not there is lost with the process",
+            ));
+        }
+        (Some(Mode::Fsync) | None, None) => Durability::Fsync,
+        (Some(Mode::Commit), _) | (None, Some(_)) => Durability::Commit,
+    };
     let new = args.new.new_volume("format", &dir, durability)?;
-    let made = volume::format(&args.volume, new, &args.new.store.options("format")?)
+    let made = volume::format(&args.volume, new, &args.new.store.options())
         .map_err(|why| Failure::new("format", why))?;
     if args.new.json {
         print_json(&json!({ "volume": dir, "name": made.settings.name, "uuid": made.uuid }));

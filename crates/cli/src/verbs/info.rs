@@ -90,7 +90,7 @@ fn in_served(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
             .ask("info", &question, kestrel_client::control::QUICK, &mut |_| {})?
             .ok_or_else(|| fail(&"nobody serves it"));
     };
-    let storage = panel.open_storage(&args.store.options("info")?).map_err(|why| fail(&why))?;
+    let storage = panel.open_storage(&args.store.options()).map_err(|why| fail(&why))?;
     let engine = NodesEngine::new(&panel).map_err(|why| fail(&why))?;
     let inode = info::find_path(&engine, path).map_err(|why| fail(&why))?;
     let mut found = of_nodes(&panel, &engine, &inode).map_err(|why| fail(&why))?;

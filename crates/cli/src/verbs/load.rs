@@ -63,6 +63,9 @@ pub struct LoadArgs {
     /// Where the new volume keeps file data: file:///path or s3://…; inside the volume by default
     #[arg(long, value_name = "URL")]
     pub storage: Option<String>,
+    /// Where the new volume keeps metadata: postgres://…; inside the volume by default
+    #[arg(long, value_name = "URL")]
+    pub metadata: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -79,9 +82,9 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
     let from = args.objects.as_deref().map(|place| open_objects(args, place, &dumped)).transpose()?;
     let dir = locate("load", &args.volume)?;
     if at_rest::is_meant("load", &args.volume, &args.others) {
-        if args.name.is_some() || args.storage.is_some() {
+        if args.name.is_some() || args.storage.is_some() || args.metadata.is_some() {
             return Err(Failure::usage(
-                "load: --name and --storage are for a volume that is created; these nodes exist",
+                "load: --name, --storage and --metadata are for a volume that is created; these nodes exist",
             ));
         }
         return several::run(args, counts, from.as_deref());
@@ -89,8 +92,8 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
     // A volume that is there keeps its settings and its objects; the load refuses it if it holds files.
     let existing = Descriptor::read(&dir).ok();
     let made = match &existing {
-        Some(_) if args.name.is_some() || args.storage.is_some() => {
-            let why = "--name and --storage are for a volume that is created; this one exists";
+        Some(_) if args.name.is_some() || args.storage.is_some() || args.metadata.is_some() => {
+            let why = "--name, --storage and --metadata are for a volume that is created; this one exists";
             return Err(Failure::usage(format!("load: {}: {why}", dir.display())));
         }
         Some(existing) => existing.clone(),
@@ -101,8 +104,10 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
                 ..dumped.settings
             };
             let (compression, encrypt_with) = coding_like(args, dumped.coding.as_ref())?;
-            let new = NewVolume { settings, compression, encrypt_with, force: false };
-            volume::format(&args.volume, new, &args.store.options("load")?).map_err(|why| fail(&why))?
+            let metadata = args.metadata.clone();
+            let new =
+                NewVolume { settings, compression, encrypt_with, metadata, registry: None, force: false };
+            volume::format(&args.volume, new, &args.store.options()).map_err(|why| fail(&why))?
         }
     };
     let filled =
@@ -112,7 +117,7 @@ pub fn run(args: &LoadArgs) -> Result<Verdict, Failure> {
         Err(failure) => {
             if existing.is_none() {
                 // Half a volume must not be taken for a whole one.
-                discard(&dir);
+                discard(&dir, &made);
             }
             return Err(failure);
         }
@@ -153,7 +158,7 @@ fn open_objects(args: &LoadArgs, place: &str, dumped: &Descriptor) -> Result<Arc
     let settings = Settings { storage: Some(url), ..dumped.settings.clone() };
     settings.check().map_err(|why| fail(&why))?;
     let there = Descriptor { settings, ..dumped.clone() };
-    let options = args.store.options("load")?;
+    let options = args.store.options();
     Storage::open(Path::new(""), &there, &options).map(|open| open.store).map_err(|why| fail(&why))
 }
 
@@ -277,7 +282,8 @@ fn copy_objects(
 }
 
 /// Removes what this process created.
-fn discard(dir: &Path) {
+fn discard(dir: &Path, made: &Descriptor) {
+    let _ = volume::discard_rows(made);
     let _ = std::fs::remove_file(dir.join(kestrel_client::descriptor::FILE_NAME));
     let _ = std::fs::remove_dir_all(dir.join("meta"));
     let _ = std::fs::remove_dir_all(dir.join("objects"));

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::Fs;
-use kestrel_client::remote::{Introduction, RemoteUrl, RemoteVolume};
+use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
 use kestrel_mount::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
+use kestrel_net::tls::Mode;
 
 use super::locate;
 use super::store_args::{CacheArgs, StoreArgs};
@@ -20,6 +21,7 @@ use crate::failure::{Failure, Verdict};
 use crate::serve::attendant::{Attendant, Doors};
 use crate::serve::control::Serving;
 use crate::serve::facts::MountFacts;
+use crate::serve::keeper::{Keeper, KeeperArgs, Schedule};
 use crate::serve::process::ProcessArgs;
 use crate::serve::remote::RemoteMount;
 use crate::serve::runtime;
@@ -65,6 +67,8 @@ pub struct MountArgs {
     /// How long a call waits for a metadata server that does not answer, before it fails with EIO
     #[arg(long, value_parser = duration_arg, value_name = "TIME", default_value = "60s")]
     pub deadline: Duration,
+    #[command(flatten)]
+    pub trust: TrustArgs,
     /// Memory for verified file data; 64M by default, 256M with an s3:// store
     #[arg(long, value_parser = size_arg, value_name = "SIZE")]
     pub data_cache: Option<u64>,
@@ -97,6 +101,50 @@ pub struct MountArgs {
     pub cache: CacheArgs,
     #[command(flatten)]
     pub store: StoreArgs,
+    #[command(flatten)]
+    pub dumps: KeeperArgs,
+}
+
+/// How connections to a metadata server are encrypted, as the URL says it, too.
+#[derive(Debug, Args)]
+pub struct TrustArgs {
+    /// By what to know the metadata server: sha256:… or a file of certificates (`kestrel cluster ca` prints both); as ?ca=… in the URL
+    #[arg(long, value_name = "FILE|sha256:HEX")]
+    pub ca: Option<String>,
+    /// Which connections are encrypted: auto, those with other machines; on, all; off, none; as ?tls=… in the URL
+    #[arg(long, value_name = "auto|on|off")]
+    pub tls: Option<Mode>,
+    /// A file with the certificate that this client shows, and its key; as ?cert=… in the URL
+    #[arg(long, value_name = "FILE")]
+    pub certificate: Option<PathBuf>,
+}
+
+impl TrustArgs {
+    fn add_to(&self, url: &mut RemoteUrl) -> Result<(), Failure> {
+        let whole = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.into());
+        match self.ca.as_deref() {
+            None => {}
+            Some(fingerprint) if fingerprint.starts_with("sha256:") => {
+                let read = fingerprint.parse().map_err(|why| Failure::usage(format!("mount: --ca: {why}")));
+                url.ca = Some(read?);
+            }
+            Some(file) => url.ca = Some(Ca::File(whole(Path::new(file)))),
+        }
+        url.tls = self.tls.unwrap_or(url.tls);
+        if let Some(file) = &self.certificate {
+            url.certificate = Some(whole(file));
+        }
+        Ok(())
+    }
+
+    fn is_none(&self) -> Result<(), Failure> {
+        match (&self.ca, &self.tls, &self.certificate) {
+            (None, None, None) => Ok(()),
+            _ => Err(Failure::usage(
+                "mount: --ca, --tls and --certificate are for served volumes: kestrel://…",
+            )),
+        }
+    }
 }
 
 /// When the kernel reads files by itself.
@@ -125,7 +173,7 @@ impl Source {
     fn name(&self) -> String {
         match self {
             Self::Here(dir) => dir.to_string_lossy().into_owned(),
-            Self::Served(url) => url.to_string(),
+            Self::Served(url) => url.place(),
         }
     }
 }
@@ -153,9 +201,16 @@ fn names_arg(text: &str) -> Result<Duration, String> {
 /// What can be judged without opening the volume, so that mistakes are told before a process goes to the background.
 fn check(args: &MountArgs) -> Result<Plan, Failure> {
     let source = if RemoteUrl::is_one(&args.volume) {
-        let url = RemoteUrl::parse(&args.volume);
-        Source::Served(url.map_err(|why| Failure::usage(format!("mount: {why}")))?)
+        let mut url =
+            RemoteUrl::parse(&args.volume).map_err(|why| Failure::usage(format!("mount: {why}")))?;
+        args.trust.add_to(&mut url)?;
+        // A file that cannot be used is told now.
+        remote::token()
+            .and_then(|token| url.client_tls(token.as_deref()))
+            .map_err(|why| Failure::new("mount", why))?;
+        Source::Served(url)
     } else {
+        args.trust.is_none()?;
         let volume = locate("mount", &args.volume)?;
         Descriptor::read(&volume).map_err(|why| Failure::new("mount", why))?;
         Source::Here(volume)
@@ -184,14 +239,17 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     }
     options.allow_other |= args.allow_other;
     options.read_only |= args.read_only;
-    args.process.check("mount")?;
     if args.workers > WORKERS_MAX {
         return Err(Failure::usage(format!("mount: --workers {}: at most {WORKERS_MAX}", args.workers)));
     }
     if !DEADLINES.contains(&args.deadline) {
         return Err(Failure::usage(format!("mount: --deadline {:?}: 1s to 15m", args.deadline)));
     }
-    args.store.options("mount")?;
+    if matches!(source, Source::Served(_)) && args.dumps != KeeperArgs::default() {
+        return Err(Failure::usage(
+            "mount: --dump-every, --dump-keep: the volume's server takes its dumps: give them to `kestrel serve`",
+        ));
+    }
     Ok(Plan { source, dir, options })
 }
 
@@ -214,10 +272,11 @@ fn background(args: &MountArgs) -> Result<Verdict, Failure> {
 }
 
 fn resources(args: &MountArgs) -> Result<Resources, Failure> {
-    let mut store = args.store.options("mount")?;
+    let mut store = args.store.options();
     args.cache.add_to(&mut store);
     Ok(Resources {
         metadata_bytes: args.process.metadata_memory,
+        take_over: args.process.take_over,
         data_cache_bytes: args.data_cache.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         dirty_bytes_max: args.write_buffer,
         store,
@@ -265,8 +324,13 @@ fn serve_here(args: &MountArgs, plan: &Plan, volume_dir: &Path) -> Result<Verdic
         begun,
         walking: parking_lot::Mutex::default(),
         cutting: crate::serve::part::cut::Cutting::default(),
+        keeper: Keeper::new(args.dumps, args.store.options(), Mode::Auto),
+        succession: OnceLock::new(),
+        end: None,
     });
+    let schedule = Schedule::begin(&serving).map_err(|why| fail(&format!("no thread for dumps: {why}")))?;
     let result = attend(args, plan, (&fs, &serving.storage), volume_dir, (&serving, &serving.facts), begun);
+    drop(schedule);
     let stored = fs
         .shutdown()
         .map_err(|why| why.to_string())

@@ -61,6 +61,8 @@ fn settings(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Value {
         "created": crate::logger::utc(descriptor.created),
         "durability": settings.durability,
         "storage": settings.storage,
+        // Without its password.
+        "metadata": descriptor.metadata().ok().flatten().map(|place| place.shown().to_string()),
         "block_size": settings.block_bytes,
         "inline_max": settings.inline_max,
         "grace_seconds": settings.grace_seconds,
@@ -120,6 +122,7 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
         text("created")
     );
     println!("storage      {}", status["storage"].as_str().unwrap_or("inside the volume"));
+    println!("metadata     {}", status["metadata"].as_str().unwrap_or("inside the volume"));
     println!(
         "settings     durability {}, blocks of {}, inline up to {}, grace {} s",
         text("durability"),

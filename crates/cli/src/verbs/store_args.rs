@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use clap::Args;
 use kestrel_client::storage::StoreOptions;
 
-use crate::failure::Failure;
 use crate::units::size_arg;
 
 /// Most requests of a kind at a time.
@@ -24,10 +23,10 @@ pub struct StoreArgs {
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
     /// Uploads at a time
-    #[arg(long, value_name = "N", default_value_t = StoreOptions::default().max_uploads)]
+    #[arg(long, value_name = "N", value_parser = requests_arg, default_value_t = StoreOptions::default().max_uploads)]
     pub max_uploads: usize,
     /// Downloads at a time
-    #[arg(long, value_name = "N", default_value_t = StoreOptions::default().max_downloads)]
+    #[arg(long, value_name = "N", value_parser = requests_arg, default_value_t = StoreOptions::default().max_downloads)]
     pub max_downloads: usize,
     /// Most bytes a second to an s3:// store, as 50M; 0: no limit
     #[arg(long, value_name = "SIZE", value_parser = size_arg, default_value = "0")]
@@ -53,6 +52,13 @@ pub struct CacheArgs {
     pub free_space_ratio: Option<f64>,
 }
 
+fn requests_arg(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if (1..=REQUESTS_MAX).contains(&number) => Ok(number),
+        _ => Err(format!("from 1 to {REQUESTS_MAX}")),
+    }
+}
+
 fn ratio_arg(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(ratio) if (0.0..=0.9).contains(&ratio) => Ok(ratio),
@@ -61,14 +67,9 @@ fn ratio_arg(text: &str) -> Result<f64, String> {
 }
 
 impl StoreArgs {
-    /// As the client takes them; `verb` for what is told about mistakes.
-    pub fn options(&self, verb: &str) -> Result<StoreOptions, Failure> {
-        for (name, number) in [("--max-uploads", self.max_uploads), ("--max-downloads", self.max_downloads)] {
-            if !(1..=REQUESTS_MAX).contains(&number) {
-                return Err(Failure::usage(format!("{verb}: {name} {number}: from 1 to {REQUESTS_MAX}")));
-            }
-        }
-        Ok(StoreOptions {
+    /// As the client takes them.
+    pub fn options(&self) -> StoreOptions {
+        StoreOptions {
             credentials: self.credentials.clone(),
             key_file: self.key_file.clone(),
             max_uploads: self.max_uploads,
@@ -76,7 +77,7 @@ impl StoreArgs {
             upload_limit: NonZeroU64::new(self.upload_limit),
             download_limit: NonZeroU64::new(self.download_limit),
             ..StoreOptions::default()
-        })
+        }
     }
 }
 

@@ -35,7 +35,7 @@ fn server_answers(args: &UmountArgs, entry: &MountEntry, dir: &Path) -> Result<(
         return Ok(());
     }
     // The mounting process passes it on, and waits for less than a call would.
-    let question = serde_json::json!({ "verb": "status" });
+    let question = serde_json::json!({ "verb": "alive" });
     super::ask("umount", dir, &question, kestrel_client::control::QUICK).map(drop).map_err(|why| {
         let dir = args.dir.display();
         let why = why.reason();

@@ -9,11 +9,12 @@ use kestrel_client::descriptor::Descriptor;
 use kestrel_client::hex::from_hex;
 use kestrel_client::remote::address;
 use kestrel_client::volume::Token;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::{Value, json};
 
 use super::failed;
 use crate::failure::{Failure, Verdict};
+use crate::serve::role::Role;
 use crate::units::duration_arg;
 use crate::verbs::print_json;
 
@@ -27,16 +28,21 @@ const LOOK: Duration = Duration::from_millis(500);
   kestrel cluster join token /data/node4          (there)
   kestrel serve /data/node4                       (there: returns when it has joined)
   kestrel cluster balance kestrel://10.0.0.1/photos
+  (umask 077; kestrel cluster add-node /data/node1 --node 10.0.0.5:9440 --role coordinator > token)
 
-DIR is that of the node with the lowest number, which leads changes of the cluster; it runs. The new node gets a number of its own, for
+DIR is that of the node that leads changes of the cluster; it runs. The new node gets a number of its own, for
 ever, and joins without owning anything; `kestrel cluster balance` gives it its part. Clients go on, and connect to it by themselves.
-All nodes have to be up; one that is not is waited for.")]
+All nodes have to be up; one that is not is waited for. With --role coordinator it never owns anything and serves no clients: it waits to be told
+to lead changes (`kestrel cluster coordinator`).")]
 pub struct AddNodeArgs {
     /// The directory of the node that leads changes: a path or file:///path
     pub directory: String,
     /// Address under which clients and the other nodes reach the new one: HOST or HOST:PORT
     #[arg(long = "node", value_name = "ADDR")]
     pub node: String,
+    /// What it is there for: its part of the volume, or to coordinate only
+    #[arg(long, value_enum, default_value = "metadata")]
+    pub role: Role,
     /// How long a node that is not up is waited for
     #[arg(long, value_name = "TIME", value_parser = duration_arg, default_value = "30s")]
     pub wait: Duration,
@@ -61,7 +67,7 @@ pub fn run(args: &AddNodeArgs) -> Result<Verdict, Failure> {
         return Err(Failure::usage(format!("cluster: --node {}: {why}", args.node)));
     }
     wait_for_all(&dir, args.wait)?;
-    let answer = ask(&dir, &json!({ "verb": "expect", "address": address }))?;
+    let answer = ask(&dir, &json!({ "verb": "expect", "address": address, "role": args.role.word() }))?;
     let bytes = answer["table"].as_str().and_then(from_hex).unwrap_or_default();
     let placement = Placement::decode(&bytes).map_err(fail)?;
     let node = answer["node"].as_u64().and_then(|node| NodeId::try_from(node).ok());
@@ -71,9 +77,12 @@ pub fn run(args: &AddNodeArgs) -> Result<Verdict, Failure> {
     let [Some(inodes), Some(objects)] = counters else {
         return Err(fail("the node's answer has no counters; use the same version of kestrel"));
     };
-    let token = token.joining(&placement, node, &address, [inodes, objects]).map_err(failed)?;
+    let member = Member { id: node, address: address.clone() };
+    let idle = args.role == Role::Coordinator;
+    let token = token.joining(&placement, member, idle, [inodes, objects]).map_err(failed)?;
     if args.json {
-        print_json(&json!({ "node": node, "address": address, "token": token.to_string() }));
+        let role = args.role.word();
+        print_json(&json!({ "node": node, "address": address, "role": role, "token": token.to_string() }));
         return Ok(Verdict::Good);
     }
     eprintln!(
@@ -95,13 +104,14 @@ fn wait_for_all(dir: &Path, limit: Duration) -> Result<(), Failure> {
     let (begun, mut told) = (Instant::now(), String::new());
     loop {
         let status = ask(dir, &json!({ "verb": "status" }))?;
-        let first = status["nodes"].as_array().and_then(|nodes| nodes.first()).cloned().unwrap_or_default();
-        if first["node"] != status["node"] {
+        if status["coordinator"] != status["node"] {
+            let nodes = status["nodes"].as_array().into_iter().flatten();
+            let leads = nodes.into_iter().find(|node| node["node"] == status["coordinator"]);
             return Err(fail(format!(
                 "{}: node {} leads changes of this cluster, at {}; give its directory, there",
                 dir.display(),
-                first["node"],
-                first["address"].as_str().unwrap_or("?")
+                status["coordinator"],
+                leads.and_then(|node| node["address"].as_str()).unwrap_or("?")
             )));
         }
         let members = status["nodes"].as_array().into_iter().flatten();

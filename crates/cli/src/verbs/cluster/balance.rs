@@ -1,8 +1,8 @@
 //! `kestrel cluster balance`: the same number of slots for every node, and exceptions for names that would overflow one.
 
 use clap::Args;
-use kestrel_placement::balance::{Change, Goal, balance};
-use kestrel_placement::slots::resize;
+use kestrel_placement::balance::Change;
+use kestrel_placement::next::{ROUNDS_MAX, even_names, even_slots};
 use kestrel_types::placement::{NodeId, Placement, Rule};
 use serde_json::{Value, json};
 
@@ -11,12 +11,6 @@ use crate::failure::{Failure, Verdict};
 use crate::progress::Progress;
 use crate::units::count;
 use crate::verbs::print_json;
-
-/// Most changes of names in one go: names that are spread do not land quite evenly.
-const ROUNDS_MAX: usize = 4;
-
-/// Fewer entries than this on each node are not evened out by names, unless a goal is given: chance alone makes nodes differ by some.
-const ENTRIES_MIN: u64 = 2000;
 
 /// Even out what the nodes of a cluster have.
 #[derive(Debug, Args)]
@@ -74,28 +68,24 @@ pub fn run(args: &BalanceArgs) -> Result<Verdict, Failure> {
         }
     }
     let mut done = Done::default();
-    let without = [&args.without[..], &present.leaving].concat();
-    let resized = resize(&present.map, present.map.members(), &without);
-    let (map, moves) = resized.map_err(fail)?;
-    done.slots_moved = moves.len();
-    if !moves.is_empty() {
-        let next = Placement { version: present.version + 1, map, ..present.clone() };
+    if let Some((next, moves)) = even_slots(&present, &args.without).map_err(fail)? {
+        done.slots_moved = moves;
         if !args.dry_run {
             target.change(&next, &mut progress)?;
         }
         if !args.json {
             let moved = if args.dry_run { "slots would move" } else { "slots moved" };
-            println!("{} {moved}; each node has about {}", count(moves.len() as u64), fair_part(&next));
+            println!("{} {moved}; each node has about {}", count(moves as u64), fair_part(&next));
         }
         present = next;
     }
-    if args.dry_run && !moves.is_empty() {
+    if args.dry_run && done.slots_moved > 0 {
         // Nobody knows what each would have then.
         if !args.json {
             println!("which names become exceptions is found when the slots have moved");
         }
     } else {
-        even_names(args, &target, &mut present, &mut done, &mut progress)?;
+        names(args, &target, &mut present, &mut done, &mut progress)?;
     }
     if args.json {
         print_json(&json!({
@@ -116,7 +106,7 @@ fn fair_part(placement: &Placement) -> String {
 }
 
 /// Makes and takes back exceptions until the nodes are even enough, or nothing helps.
-fn even_names(
+fn names(
     args: &BalanceArgs,
     target: &Target,
     present: &mut Placement,
@@ -125,16 +115,9 @@ fn even_names(
 ) -> Result<(), Failure> {
     for _ in 0..ROUNDS_MAX {
         let reports = target.reports(progress)?;
-        let owners = present.map.slots_of_members().into_iter().filter(|slots| *slots > 0).count();
-        let total: u64 = reports.iter().map(|report| report.entries).sum();
-        let goal = args.epsilon.map_or_else(|| Goal::usual(owners), |epsilon| Goal { epsilon });
-        let plan = balance(present, &reports, &goal).map_err(fail)?;
+        let (plan, next) = even_names(present, &reports, args.epsilon).map_err(fail)?;
         (done.loads, done.limit) = (plan.before.clone(), plan.limit);
-        let too_few = args.epsilon.is_none() && total < ENTRIES_MIN * owners as u64;
-        if plan.changes.is_empty() || too_few {
-            return Ok(());
-        }
-        let next = Placement { version: present.version + 1, exceptions: plan.exceptions, ..present.clone() };
+        let Some(next) = next else { return Ok(()) };
         if !args.dry_run {
             target.change(&next, progress)?;
         }
@@ -152,6 +135,7 @@ fn even_names(
     Ok(())
 }
 
+/// What becomes of a name.
 fn rule(change: &Change, next: &Placement) -> String {
     match change.to {
         None => "placed by its hash again".into(),
@@ -160,7 +144,8 @@ fn rule(change: &Change, next: &Placement) -> String {
     }
 }
 
-fn tell(change: &Change, next: &Placement) -> String {
+/// The same with the name, for people.
+pub fn tell(change: &Change, next: &Placement) -> String {
     let name = String::from_utf8_lossy(change.name.as_bytes()).into_owned();
     format!("{name:?} with {} entries: {}", count(change.entries), rule(change, next))
 }

@@ -39,8 +39,7 @@ impl Target {
     /// Connects to the node that leads changes, and to no other one.
     pub fn coordinator_of(url: &str, verb: &str) -> Result<Self, Failure> {
         RemoteUrl::parse(url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
-        let leads =
-            |table: &Placement, node| table.map.members().first().is_some_and(|first| first.id == node);
+        let leads = |table: &Placement, node| table.coordinator == node;
         let panel = Panel::connect_to(url, &crate::serve::who(verb), leads).map_err(failed)?;
         let panel =
             panel.ok_or_else(|| fail(format!("{url}: one node serves it; there is no table to change")))?;
@@ -64,7 +63,7 @@ impl Target {
 
     /// The node that leads changes.
     fn coordinator(&self) -> NodeId {
-        self.panel.placement.map.members().first().map_or(0, |first| first.id)
+        self.panel.placement.coordinator
     }
 
     /// The present table.
@@ -160,7 +159,7 @@ pub fn drained(present: &Placement, node: NodeId) -> Result<(Placement, usize), 
         without.push(node);
     }
     if without.len() == present.map.members().len() {
-        without = [&[node], &present.leaving[..]].concat();
+        without = [&[node], &present.leaving[..], &present.idle].concat();
     }
     let (map, moves) = resize(&present.map, present.map.members(), &without).map_err(fail)?;
     Ok((Placement { version: present.version + 1, map, ..present.clone() }, moves.len()))

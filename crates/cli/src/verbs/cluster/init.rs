@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::failed;
 use crate::failure::{Failure, Verdict};
+use crate::serve::role::Role;
 use crate::verbs::format::{Mode, NewVolumeArgs};
 use crate::verbs::print_json;
 
@@ -15,12 +16,15 @@ use crate::verbs::print_json;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel cluster init /data/node1 --node 10.0.0.1 --node 10.0.0.2 --node 10.0.0.3 --name photos --storage s3://…
+  kestrel cluster init /data/node1 --node 10.0.0.1 --node 10.0.0.2 --node 10.0.0.3 --coordinator 10.0.0.9 --storage s3://…
+  kestrel cluster init /data/node1 --node 10.0.0.1 --node 10.0.0.2 --coordinator 10.0.0.9 --registry etcd://10.0.0.4,10.0.0.5,10.0.0.6/photos
   kestrel cluster init n1 --node 127.0.0.1:9441 --node 127.0.0.1:9442 --node 127.0.0.1:9443     (all on this machine)
 
 The nodes are numbered from 1 in the order of their addresses, the first is the one in this directory. Prints the token with
 which `kestrel cluster join` makes the directories of the others; whoever has it can speak as a node, so keep it as a
 password is kept. When all have joined, serve each with `kestrel serve DIR`. Addresses are those under which clients and
-the other nodes reach a node, and cannot be changed later; `kestrel cluster add-node` adds nodes. Without --storage file data goes
+the other nodes reach a node, and cannot be changed later; `kestrel cluster add-node` adds nodes. Node 1 coordinates unless --coordinator
+gives the address of one more node, with the last number, that does nothing else; it joins as the others do. Without --storage file data goes
 to objects/ in this directory, which all nodes and all clients must then reach under the same path.")]
 pub struct InitArgs {
     /// Where: a path or file:///path; missing or empty
@@ -28,6 +32,13 @@ pub struct InitArgs {
     /// Address of a node: HOST or HOST:PORT; once for each node, at least two
     #[arg(long = "node", value_name = "ADDR", required = true)]
     pub nodes: Vec<String>,
+    /// Address of a node more that owns nothing and only coordinates: HOST or HOST:PORT
+    #[arg(long, value_name = "ADDR")]
+    pub coordinator: Option<String>,
+    /// Keep what the coordinator knows in etcd: etcd://HOST[:PORT][,HOST2]/PREFIX, or etcds:// for TLS; in its directory by default. The
+    /// password comes from ETCDCTL_PASSWORD or a file (see docs/operations.md)
+    #[arg(long, value_name = "URL", requires = "coordinator")]
+    pub registry: Option<String>,
     /// When changes survive power loss: before they are acknowledged; a cluster knows no other way
     #[arg(long, value_enum, default_value = "commit")]
     pub durability: Mode,
@@ -35,11 +46,12 @@ pub struct InitArgs {
     pub new: NewVolumeArgs,
 }
 
-/// The nodes' addresses, each with its port.
+/// The nodes' addresses, each with its port; the coordinator's comes last, if it is one by itself.
 fn addresses(args: &InitArgs) -> Result<Vec<String>, Failure> {
-    let mut addresses: Vec<String> = Vec::with_capacity(args.nodes.len());
-    for node in &args.nodes {
-        let bad = |why: &str| Failure::usage(format!("cluster: --node {node}: {why}"));
+    let mut addresses: Vec<String> = Vec::with_capacity(args.nodes.len() + 1);
+    let nodes = args.nodes.iter().map(|node| ("--node", node));
+    for (flag, node) in nodes.chain(args.coordinator.iter().map(|node| ("--coordinator", node))) {
+        let bad = |why: &str| Failure::usage(format!("cluster: {flag} {node}: {why}"));
         let address = address(node).map_err(bad)?;
         if ["0.0.0.0:", "[::]:", "*:"].iter().any(|anywhere| address.starts_with(anywhere)) {
             return Err(bad(
@@ -51,12 +63,17 @@ fn addresses(args: &InitArgs) -> Result<Vec<String>, Failure> {
         }
         addresses.push(address);
     }
-    if addresses.len() < 2 {
+    if args.nodes.len() < 2 {
         return Err(Failure::usage(
             "cluster: a cluster has at least two nodes; `kestrel format` makes a volume of one",
         ));
     }
     Ok(addresses)
+}
+
+/// What a node is there for.
+fn role(args: &InitArgs, node: usize) -> Role {
+    Role::of(node > args.nodes.len())
 }
 
 /// Creates the volume.
@@ -69,14 +86,17 @@ pub fn run(args: &InitArgs) -> Result<Verdict, Failure> {
              several share has durability commit",
         ));
     }
-    let new = args.new.new_volume("cluster", &dir, Durability::Commit)?;
-    let options = args.new.store.options("cluster")?;
-    let made = volume::form(&args.directory, new, &addresses, &options).map_err(failed)?;
+    let mut new = args.new.new_volume("cluster", &dir, Durability::Commit)?;
+    new.registry.clone_from(&args.registry);
+    let options = args.new.store.options();
+    let (nodes, coordinator) = addresses.split_at(args.nodes.len());
+    let coordinator = coordinator.first().map(String::as_str);
+    let made = volume::form(&args.directory, new, nodes, coordinator, &options).map_err(failed)?;
     let token = Token::of(&made).map_err(failed)?;
     if args.new.json {
         let nodes: Vec<Value> = (1..)
             .zip(&addresses)
-            .map(|(node, address)| json!({ "node": node, "address": address }))
+            .map(|(node, address)| json!({ "node": node, "address": address, "role": role(args, node).word() }))
             .collect();
         print_json(&json!({
             "volume": dir, "name": made.settings.name, "uuid": made.uuid, "node": 1, "nodes": nodes,
@@ -84,9 +104,13 @@ pub fn run(args: &InitArgs) -> Result<Verdict, Failure> {
         }));
         return Ok(Verdict::Good);
     }
-    println!("volume {:?} created, which {} nodes share:", made.settings.name, addresses.len());
+    println!("volume {:?} created, which {} nodes share:", made.settings.name, nodes.len());
     for (node, address) in (1..).zip(&addresses) {
-        let place = if node == 1 { format!("  {}", dir.display()) } else { String::new() };
+        let place = match role(args, node) {
+            Role::Coordinator => "  coordinates".into(),
+            Role::Metadata if node == 1 => format!("  {}", dir.display()),
+            Role::Metadata => String::new(),
+        };
         println!("  node {node}  {address}{place}");
     }
     println!("make the directory of each other node N with: kestrel cluster join TOKEN DIR --node N");

@@ -118,7 +118,7 @@ pub fn run(args: &JoinArgs) -> Result<Verdict, Failure> {
     let token = token(&args.token)?;
     let placement = token.placement().map_err(failed)?;
     let node = choose(args, token.joins_as(), placement.map.members())?;
-    let options = args.store.options("cluster")?;
+    let options = args.store.options();
     let made = volume::join(&args.directory, &token, node, &options).map_err(failed)?;
     let dir = crate::verbs::locate("cluster", &args.directory)?;
     if args.json {

@@ -37,7 +37,8 @@ objects, and it is a node of the cluster no more: its process ends by itself, an
 All nodes have to be up. A verb that was stopped, or whose time was over, can be run again; --undo takes it back.
 
 A node that was announced and never came, and one that was added and was lost before it joined, are taken out at once: start it no more. A node
-that has joined and was lost cannot be removed: restore its directory. Nor can the node with the lowest number, which leads changes.")]
+that has joined and was lost cannot be removed: restore its directory. Nor can the one that leads changes, before another one does
+(`kestrel cluster coordinator`).")]
 pub struct RemoveNodeArgs {
     /// The volume: kestrel://host[:port][,host2[:port]…]/NAME
     pub url: String,
@@ -63,11 +64,10 @@ fn fail(why: impl std::fmt::Display) -> Failure {
 pub fn run(args: &RemoveNodeArgs) -> Result<Verdict, Failure> {
     let target = Target::coordinator_of(&args.url, VERB)?;
     let present = target.table()?;
-    let members = present.map.members();
-    if members.first().is_some_and(|first| first.id == args.node) {
+    if present.coordinator == args.node {
         return Err(fail(format!(
-            "node {} leads changes of this cluster: the node with the lowest number cannot leave yet",
-            args.node
+            "node {} leads changes of this cluster; have another one do so first: kestrel cluster coordinator {} --node N",
+            args.node, args.url
         )));
     }
     let is_member = present.map.member(args.node).is_some();
@@ -250,7 +250,6 @@ fn named(clients: &[String]) -> String {
 /// Who gets the part of a node that leaves: of those who stay the one that has inherited least.
 fn heir(present: &Placement) -> Option<NodeId> {
     let inherited = |node: NodeId| present.former.iter().filter(|(_, heir)| *heir == node).count();
-    let staying =
-        present.map.members().iter().map(|member| member.id).filter(|node| !present.is_leaving(*node));
+    let staying = present.serving().map(|member| member.id).filter(|node| !present.is_leaving(*node));
     staying.min_by_key(|node| inherited(*node))
 }

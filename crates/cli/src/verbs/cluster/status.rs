@@ -8,6 +8,7 @@ use super::change::Target;
 use super::failed;
 use crate::failure::{Failure, Verdict};
 use crate::progress::Progress;
+use crate::serve::role::Role;
 use crate::units::{bytes, count};
 use crate::verbs::print_json;
 use crate::verbs::status::several;
@@ -19,7 +20,7 @@ use crate::verbs::status::several;
   kestrel cluster status kestrel://10.0.0.1/photos --json
   kestrel cluster status kestrel://10.0.0.1/photos --count
 
-`entries` and `bytes` are the node's parts of sums: what was added at it less what was removed at it, wherever it lies now. One node that answers is enough to learn of the others. The exit code is 0 if all of them answer, reach each other and have leases, 1 if not.")]
+`entries` and `bytes` are the node's parts of sums: what was added at it less what was removed at it, wherever it lies now. The role with an asterisk is that of the node that leads changes. One node that answers is enough to learn of the others. The exit code is 0 if all of them answer, reach each other and have leases, 1 if not.")]
 pub struct StatusArgs {
     /// The volume: kestrel://host[:port][,host2[:port]…]/NAME
     pub url: String,
@@ -48,7 +49,7 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
         out["all_up"] = is_well.into();
         print_json(&out);
     } else {
-        table(nodes);
+        table(nodes, &status["coordinator"]);
         changes(&status, nodes);
     }
     Ok(if is_well { Verdict::Good } else { Verdict::Bad })
@@ -72,8 +73,14 @@ fn changes(status: &Value, nodes: &[Value]) {
     let exceptions = status["exceptions"].as_u64().unwrap_or(0);
     let version = if least == most { most.to_string() } else { format!("{least} to {most}") };
     println!("table {version}, {} exceptions", count(exceptions));
+    if let Some(kept) = status["kept"].as_str() {
+        println!("kept by the coordinator in {kept}");
+    }
     for node in status["expected"].as_array().into_iter().flatten() {
         println!("node {} is expected at {}", node["node"], node["address"].as_str().unwrap_or("?"));
+    }
+    for node in nodes.iter().filter(|node| node["balance"]["leads"] == true) {
+        balancing(&node["balance"]);
     }
     for node in nodes {
         let change = &node["change"];
@@ -86,11 +93,31 @@ fn changes(status: &Value, nodes: &[Value]) {
                 count(rows)
             );
         }
+        if let Some(home) = node["stands_in"]["machine_of"].as_u64() {
+            let seconds = node["stands_in"]["seconds"].as_u64().unwrap_or(0);
+            println!(
+                "node {} is served in place of its own process, on the machine of node {home}, for {} s",
+                node["node"],
+                count(seconds)
+            );
+        }
         if node["joining"] == true {
             println!("node {} has not joined yet", node["node"]);
-        } else if node["lease"]["held"] == false {
+        } else if !has_lease(node) {
             println!("node {} has no lease: it reaches too few nodes and resolves no paths", node["node"]);
         }
+    }
+}
+
+/// What the node that leads changes does by itself.
+fn balancing(told: &Value) {
+    let Some(every) = told["every_seconds"].as_u64() else { return println!("balancing: off") };
+    let ago = |name: &str| told[name].as_u64().map(|seconds| format!("{} s ago", count(seconds)));
+    let found = ago("looked_seconds_ago")
+        .map_or("not looked yet".into(), |ago| format!("{ago}: {}", told["found"].as_str().unwrap_or("?")));
+    println!("balancing: every {} s; {found}", count(every));
+    if let Some(ago) = ago("did_seconds_ago") {
+        println!("balancing: {ago}: {}", told["did"].as_str().unwrap_or("?"));
     }
 }
 
@@ -99,15 +126,27 @@ fn peers(node: &Value) -> &[Value] {
 }
 
 fn is_well(node: &Value) -> bool {
-    node["up"] == true && node["lease"]["held"] == true && peers(node).iter().all(|peer| peer["up"] == true)
+    node["up"] == true && has_lease(node) && peers(node).iter().all(|peer| peer["up"] == true)
 }
 
-fn table(nodes: &[Value]) {
+/// Whether it has the lease that it needs. Who serves no clients needs none, and who is down is told of as such.
+fn has_lease(node: &Value) -> bool {
+    node["role"] == Role::Coordinator.word() || node["lease"]["held"] != false
+}
+
+/// What a node is there for; the one that leads changes is marked.
+fn role(node: &Value, coordinator: &Value) -> String {
+    let role = node["role"].as_str().unwrap_or("?");
+    if node["node"] == *coordinator { format!("{role}*") } else { role.into() }
+}
+
+fn table(nodes: &[Value], coordinator: &Value) {
     let all: u64 = nodes.iter().filter_map(|node| node["owned"].as_u64()).sum();
     println!(
-        "{:>5}  {:<28} {:>6}  {:<7} {:>9} {:>9} {:>11} {:>10}  {}not reached",
+        "{:>5}  {:<28} {:<12} {:>6}  {:<7} {:>9} {:>9} {:>11} {:>10}  {}not reached",
         "node",
         "address",
+        "role",
         "slots",
         "state",
         "up for s",
@@ -124,7 +163,8 @@ fn table(nodes: &[Value]) {
             (true, true) => "leaving",
             (false, _) => "down",
         };
-        print!("{:>5}  {address:<28} {:>6}  {state:<7}", number("node"), number("slots"));
+        let role = role(node, coordinator);
+        print!("{:>5}  {address:<28} {role:<12} {:>6}  {state:<7}", number("node"), number("slots"));
         if node["up"] != true {
             println!(" {}", node["why"].as_str().unwrap_or(""));
             continue;

@@ -21,7 +21,7 @@ fn failed(why: impl std::fmt::Display) -> Failure {
 pub fn check(args: &FsckArgs, feed: &Feed<'_>) -> Result<Option<Value>, Failure> {
     let who = crate::serve::who("kestrel fsck");
     let Some(panel) = Panel::connect(&args.volume, &who).map_err(failed)? else { return Ok(None) };
-    let storage = panel.open_storage(&args.store.options("fsck")?).map_err(failed)?;
+    let storage = panel.open_storage(&args.store.options()).map_err(failed)?;
     // The moment that "young" counts from lies before the cut.
     let now = SystemClock.now();
     let mut progress = |done| feed.progress("fetching metadata", done);

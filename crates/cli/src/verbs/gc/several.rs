@@ -63,7 +63,7 @@ pub fn collect(args: &GcArgs, target: &Target, feed: &Feed<'_>) -> Result<Option
 }
 
 fn served(args: &GcArgs, panel: &Panel, feed: &Feed<'_>) -> Result<Value, Failure> {
-    let storage = panel.open_storage(&args.store.options("gc")?).map_err(failed)?;
+    let storage = panel.open_storage(&args.store.options()).map_err(failed)?;
     // What is written from now on is young.
     let options = options(args.grace.as_secs(), false, &|_| false);
     let scratch = std::env::temp_dir();

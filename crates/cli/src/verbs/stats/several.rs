@@ -7,8 +7,17 @@ use serde_json::{Map, Value, json};
 use super::{difference, grown};
 use crate::metrics::percentile_ns;
 
-/// Not added up: it is the longest of the nodes'.
-const UPTIME: &str = "uptime_seconds";
+/// Not added up, since each node tells the same thing: it is the most of what they tell.
+const MOST: [&str; 5] = [
+    "uptime_seconds",
+    "cluster_table_version",
+    "cluster_exceptions",
+    "cluster_nodes",
+    "cluster_table_changing",
+];
+
+/// The same, the least.
+const LEAST: &str = "cluster_nodes_up";
 
 /// Asks whoever serves the volume: one node, or all.
 ///
@@ -53,7 +62,8 @@ fn add(sums: &mut Map<String, Value>, figures: &Map<String, Value>) {
             None => {
                 sums.insert(name.clone(), figure.clone());
             }
-            Some(sum) if name == UPTIME => *sum = sum.as_u64().max(figure.as_u64()).into(),
+            Some(sum) if MOST.contains(&name.as_str()) => *sum = sum.as_u64().max(figure.as_u64()).into(),
+            Some(sum) if name == LEAST => *sum = sum.as_u64().min(figure.as_u64()).into(),
             Some(sum) => add_value(sum, figure),
         }
     }
@@ -87,8 +97,8 @@ fn add_value(sum: &mut Value, other: &Value) {
 pub fn print_nodes(now: &Value, before: &Value, seconds: f64) {
     let Some(nodes) = now["nodes"].as_array() else { return };
     println!(
-        "{:<16} {:>10} {:>10} {:>10} {:>10} {:>8}",
-        "node", "per s", "p50 µs", "p99 µs", "files open", "clients"
+        "{:<16} {:>10} {:>10} {:>10} {:>10} {:>8} {:>6} {:>11} {:>7}",
+        "node", "per s", "p50 µs", "p99 µs", "files open", "clients", "lease", "leases lost", "fenced"
     );
     for node in nodes {
         let name = format!("{} {}", node["node"], node["address"].as_str().unwrap_or("?"));
@@ -102,12 +112,15 @@ pub fn print_nodes(now: &Value, before: &Value, seconds: f64) {
         let latency = latency(figures, earlier);
         let us = |part: f64| percentile_ns(&latency, part) as f64 / 1000.0;
         println!(
-            "{name:<16} {:>10.0} {:>10.1} {:>10.1} {:>10} {:>8}",
+            "{name:<16} {:>10.0} {:>10.1} {:>10.1} {:>10} {:>8} {:>6} {:>11} {:>7}",
             grown(figures, earlier, "metadata_requests_total") as f64 / seconds,
             us(0.5),
             us(0.99),
             figures["metadata_open_files"],
-            figures["server_connected"]
+            figures["server_connected"],
+            if figures["cluster_lease_held"] == 1 { "yes" } else { "no" },
+            figures["cluster_lease_lapses_total"],
+            figures["cluster_fenced_total"]
         );
     }
 }
@@ -137,7 +150,7 @@ mod tests {
     fn figures_are_added_up_and_who_is_away_is_told() {
         let figures = |requests: u64, kind: &str| {
             json!({
-                "uptime_seconds": requests, "metadata_requests_total": requests, "metadata_batches_log2": [requests, 1],
+                "uptime_seconds": requests, "cluster_nodes_up": requests, "metadata_requests_total": requests, "metadata_batches_log2": [requests, 1],
                 "metadata_requests": [{ "kind": kind, "requests": requests, "latency_log2_ns": [0, requests] }],
             })
         };
@@ -146,6 +159,7 @@ mod tests {
         let whole = vec![answer(1, Ok(figures(3, "a"))), answer(2, Ok(figures(5, "a"))), answer(3, away())];
         let whole = add_up(whole).unwrap();
         assert_eq!((&whole["metadata_requests_total"], &whole["uptime_seconds"]), (&json!(8), &json!(5)));
+        assert_eq!(whole["cluster_nodes_up"], 3);
         assert_eq!(whole["metadata_batches_log2"], json!([8, 2]));
         assert_eq!(whole["metadata_requests"][0]["latency_log2_ns"], json!([0, 8]));
         assert_eq!(whole["nodes"][1]["figures"]["metadata_requests_total"], 5);

@@ -83,6 +83,7 @@ pub fn add_up(answers: Vec<NodeAnswer>) -> Result<Value, VolumeError> {
     }) {
         node["slots"] = listed["slots"].clone();
         node["leaving"] = listed["leaving"].clone();
+        node["role"] = listed["role"].clone();
     }
     // The root belongs to no directory.
     whole["directories"] = (whole["directories"].as_i64().unwrap_or(0) + 1).into();
@@ -105,6 +106,8 @@ fn of_node(node: u32, address: &str, status: &Value) -> Value {
         "change": status["change"],
         "joining": status["joining"],
         "lease": status["lease"],
+        "balance": status["balance"],
+        "stands_in": status["stands_in"],
         "uptime_seconds": status["uptime_seconds"],
         "process": status["pid"],
         "sessions": served["sessions_total"],

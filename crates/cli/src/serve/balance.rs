@@ -1,0 +1,331 @@
+//! The coordinator balances by itself: from time to time it asks all nodes what they have and does what [`kestrel_placement::next`] decides. Every node
+//! of a cluster has this thread, since any may come to lead changes; those that do not lead only look whether they do.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kestrel_meta::engine::Engine;
+use kestrel_meta::member::change::Phase;
+use kestrel_meta::member::host::MemberHost;
+use kestrel_placement::next::{Decision, ROUNDS_MAX, Reason, Sight, decide};
+use kestrel_placement::report::Report;
+use kestrel_types::error::FsResult;
+use kestrel_types::placement::{NodeId, Placement};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::census::Census;
+use super::node::NodeOfCluster;
+use crate::units::duration_arg;
+use crate::verbs::cluster::balance::tell;
+
+/// How long nodes may count what they have, in one look.
+const COUNT_MAX: Duration = Duration::from_secs(600);
+
+/// How long rows of the table before are waited for to be deleted, between two changes of one look.
+const SETTLE_MAX: Duration = Duration::from_secs(30);
+
+/// Time between two looks at what is waited for.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Shortest time between two looks at the cluster.
+const EVERY_MIN: Duration = Duration::from_secs(1);
+
+/// How often the coordinator balances by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    /// With this time in between.
+    Every(Duration),
+    /// Never.
+    Off,
+}
+
+/// Parses `every=10m` and `off`.
+///
+/// # Errors
+/// What may be written.
+pub fn pace_arg(text: &str) -> Result<Pace, String> {
+    if text == "off" {
+        return Ok(Pace::Off);
+    }
+    let every = text.strip_prefix("every=").ok_or_else(|| format!("{text:?}: write every=10m, or off"))?;
+    match duration_arg(every).map_err(|why| format!("{text}: {why}"))? {
+        every if every >= EVERY_MIN => Ok(Pace::Every(every)),
+        _ => Err(format!("{text}: a second is the shortest")),
+    }
+}
+
+/// What was found and done.
+#[derive(Default)]
+struct Told {
+    looks: u64,
+    changes: u64,
+    looked: Option<Instant>,
+    /// What came of the last look.
+    found: String,
+    /// The last change, and when it was made.
+    did: Option<(Instant, String)>,
+}
+
+/// What a status tells of it.
+#[derive(Default)]
+pub struct Balancing {
+    told: Mutex<Told>,
+}
+
+impl Balancing {
+    /// As JSON.
+    pub fn describe(&self, pace: Pace, leads: bool) -> Value {
+        let told = self.told.lock();
+        let every = match pace {
+            Pace::Every(every) => Some(every.as_secs()),
+            Pace::Off => None,
+        };
+        let ago = |then: Instant| then.elapsed().as_secs();
+        json!({
+            "every_seconds": every,
+            "leads": leads,
+            "looked_seconds_ago": told.looked.map(ago),
+            "found": told.found,
+            "did": told.did.as_ref().map(|(_, what)| what),
+            "did_seconds_ago": told.did.as_ref().map(|(when, _)| ago(*when)),
+        })
+    }
+
+    /// Looks and changes so far.
+    pub fn figures(&self) -> [u64; 2] {
+        let told = self.told.lock();
+        [told.looks, told.changes]
+    }
+
+    /// What a look came to. The log has it if it is no usual thing, and not that of the look before.
+    fn found(&self, what: &str, is_usual: bool) {
+        let mut told = self.told.lock();
+        told.looks += 1;
+        told.looked = Some(Instant::now());
+        if told.found != what {
+            let level = if is_usual { log::Level::Debug } else { log::Level::Info };
+            log::log!(level, "balancing: {what}");
+            told.found = what.into();
+        }
+    }
+
+    fn did(&self, what: String) {
+        log::info!("balancing: {what}");
+        let mut told = self.told.lock();
+        told.changes += 1;
+        told.did = Some((Instant::now(), what));
+    }
+}
+
+/// The threads that count and that balance; they end when this is dropped.
+pub struct Balancer {
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    _census: Census,
+}
+
+impl Balancer {
+    /// Starts them.
+    ///
+    /// # Errors
+    /// If they do not start.
+    pub fn start(
+        host: &Arc<MemberHost>,
+        engine: &Arc<dyn Engine>,
+        node: &NodeOfCluster,
+    ) -> std::io::Result<Self> {
+        let census = Census::start(host, engine)?;
+        let (end, ended) = mpsc::channel();
+        let Pace::Every(every) = node.pace else {
+            return Ok(Self { end: None, thread: None, _census: census });
+        };
+        let looker = Looker {
+            host: host.clone(),
+            me: node.node,
+            peers: node.peers.clone(),
+            balancing: node.balancing.clone(),
+            ended,
+        };
+        let work = move || looker.work(every);
+        let thread = std::thread::Builder::new().name("kestrel-balance".into()).spawn(work)?;
+        Ok(Self { end: Some(end), thread: Some(thread), _census: census })
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            // If it panicked, that has been reported by the panic itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Looker {
+    host: Arc<MemberHost>,
+    me: NodeId,
+    peers: Arc<kestrel_cluster::peers::Peers>,
+    balancing: Arc<Balancing>,
+    /// Nothing comes here; it is closed when the thread is to end.
+    ended: mpsc::Receiver<()>,
+}
+
+/// The process ends.
+struct Ends;
+
+impl Looker {
+    fn work(&self, every: Duration) {
+        while self.rest(every).is_ok() {
+            if self.host.leads_changes() && self.look().is_err() {
+                return;
+            }
+        }
+    }
+
+    fn rest(&self, time: Duration) -> Result<(), Ends> {
+        match self.ended.recv_timeout(time) {
+            Err(RecvTimeoutError::Timeout) => Ok(()),
+            _ => Err(Ends),
+        }
+    }
+
+    /// Looks once, and changes what is to be changed.
+    fn look(&self) -> Result<(), Ends> {
+        for _ in 0..ROUNDS_MAX {
+            let (present, away) = (self.host.placement(), self.away());
+            let sight = Sight { present: &present, changing: self.is_changing(), away: &away, reports: None };
+            let mut decision = decide(&sight);
+            if decision == Decision::Ask {
+                let reports = match self.reports()? {
+                    Ok(reports) => reports,
+                    Err(why) => {
+                        self.balancing.found(&why, false);
+                        return Ok(());
+                    }
+                };
+                let (now, away) = (self.host.placement(), self.away());
+                // What was counted counts by the table that it was counted by.
+                let changing = self.is_changing() || now != present;
+                let sight = Sight { present: &present, changing, away: &away, reports: Some(&reports) };
+                decision = decide(&sight);
+            }
+            let (next, what) = match decision {
+                Decision::Wait(reason) => {
+                    let is_usual = matches!(reason, Reason::Alone | Reason::Even(..) | Reason::Few(..));
+                    self.balancing.found(&reason.to_string(), is_usual);
+                    return Ok(());
+                }
+                // It was answered.
+                Decision::Ask => return Ok(()),
+                Decision::Slots(next, moves) => (next, format!("{moves} slots moved")),
+                Decision::Names(next, plan) => {
+                    let names: Vec<String> = plan.changes.iter().map(|change| tell(change, &next)).collect();
+                    (next, shortened(&names))
+                }
+            };
+            match self.change(next)? {
+                Ok(()) => {
+                    self.balancing.did(what);
+                    self.balancing.found("nodes were evened out", true);
+                }
+                Err(why) => {
+                    self.balancing.found(&format!("the table did not change: {}", why.reason), false);
+                    return Ok(());
+                }
+            }
+            let since = Instant::now();
+            while self.is_changing() && since.elapsed() < SETTLE_MAX {
+                self.rest(LOOK)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_changing(&self) -> bool {
+        let figures = self.host.change_figures();
+        figures.phase != Phase::None || figures.leads || figures.purging
+    }
+
+    /// Members that this one does not reach.
+    fn away(&self) -> Vec<NodeId> {
+        let figures = self.peers.figures();
+        let is_up = |node| figures.iter().any(|(other, figures)| *other == node && figures.up);
+        let placement = self.host.placement();
+        let members = placement.map.members().iter().map(|member| member.id);
+        members.filter(|node| *node != self.me && !is_up(*node)).collect()
+    }
+
+    /// What all nodes have, or why nobody knows.
+    fn reports(&self) -> Result<Result<Vec<Report>, String>, Ends> {
+        let begun = Instant::now();
+        loop {
+            let (tell, told) = mpsc::channel();
+            self.host.count_entries(Box::new(move |reports| {
+                // Whoever does not listen any more does not need it.
+                let _ = tell.send(reports);
+            }));
+            let why = match self.wait(&told)? {
+                Ok(reports) => return Ok(Ok(reports)),
+                Err(why) => why,
+            };
+            if let Some(node) = self.away().first() {
+                return Ok(Err(Reason::Away(*node).to_string()));
+            }
+            if why.errno != libc::ETIMEDOUT || begun.elapsed() > COUNT_MAX {
+                return Ok(Err(format!("the nodes do not tell what they have: {}", why.reason)));
+            }
+        }
+    }
+
+    fn change(&self, next: Placement) -> Result<FsResult<()>, Ends> {
+        let (tell, told) = mpsc::channel();
+        self.host.change(
+            next,
+            Box::new(move |ended| {
+                let _ = tell.send(ended);
+            }),
+        );
+        self.wait(&told)
+    }
+
+    /// What is told, unless the process ends before.
+    fn wait<T>(&self, told: &mpsc::Receiver<T>) -> Result<T, Ends> {
+        loop {
+            match told.recv_timeout(LOOK) {
+                Ok(result) => return Ok(result),
+                Err(RecvTimeoutError::Timeout) => self.rest(Duration::ZERO)?,
+                Err(RecvTimeoutError::Disconnected) => return Err(Ends),
+            }
+        }
+    }
+}
+
+/// The first of what was done to names.
+fn shortened(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let first = names[..names.len().min(SHOWN)].join("; ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => first,
+        more => format!("{first}; and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paces() {
+        assert_eq!(pace_arg("off"), Ok(Pace::Off));
+        assert_eq!(pace_arg("every=90"), Ok(Pace::Every(Duration::from_secs(90))));
+        assert_eq!(pace_arg("every=10m"), Ok(Pace::Every(Duration::from_secs(600))));
+        for text in ["", "on", "10m", "every=", "every=0", "every=10ms", "every=2w"] {
+            let why = pace_arg(text).unwrap_err();
+            assert!(why.contains(text), "{why}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! What a node of a cluster is there for.
+
+use clap::ValueEnum;
+
+/// See the module's header. A node has it for as long as it is one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Role {
+    /// It owns a part of the volume and serves clients; it may coordinate besides.
+    Metadata,
+    /// It coordinates, or waits to, and serves no clients.
+    Coordinator,
+}
+
+impl Role {
+    /// That of a member that the table says is idle, or not.
+    pub fn of(idle: bool) -> Self {
+        if idle { Role::Coordinator } else { Role::Metadata }
+    }
+
+    /// As it is written.
+    pub fn word(self) -> &'static str {
+        match self {
+            Role::Metadata => "metadata",
+            Role::Coordinator => "coordinator",
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! How a process that serves encrypts its connections.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use kestrel_client::descriptor::Descriptor;
+use kestrel_client::remote::{self, Ca, RemoteUrl};
+use kestrel_net::tls::{Authority, ClientTls, Mode, OwnFiles, ServerTls};
+use kestrel_types::placement::NodeId;
+use kestrel_types::security::is_loopback;
+
+/// What `kestrel serve` is told of encryption.
+#[derive(Debug, Clone, Default, Args)]
+pub struct TlsArgs {
+    /// Which connections are encrypted: auto, those with other machines; on, all; off, none
+    #[arg(long, value_name = "auto|on|off", default_value_t)]
+    pub tls: Mode,
+    /// A certificate of your own for clients that go by its authority (?ca=FILE), with those that lead there; read again when it changes
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Serve only clients that show a certificate of an authority in this file, or of the volume's own
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    /// Whether what is said of certificates has any effect on who listens there.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn check(&self, listen: IpAddr) -> Result<(), String> {
+        let named = [(&self.tls_cert, "--tls-cert"), (&self.tls_ca, "--tls-ca")];
+        match named.iter().find(|(file, _)| file.is_some()) {
+            Some((_, name)) if !is_wanted(self.tls, listen) => Err(format!(
+                "{name} is for connections that are encrypted, and with --tls {} none to {listen} is",
+                self.tls
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How a process encrypts.
+pub struct ServeTls {
+    mode: Mode,
+    authority: Option<Arc<Authority>>,
+    /// For the listening side; none: all is in clear.
+    pub server: Option<Arc<ServerTls>>,
+}
+
+impl ServeTls {
+    /// Of the volume, or the node, in `dir`, served at `listen`. A volume without a secret gets one if it takes one.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn new(args: &TlsArgs, dir: &Path, listen: SocketAddr) -> Result<Self, String> {
+        let descriptor = Descriptor::read(dir).map_err(|why| why.to_string())?;
+        let node = descriptor.cluster.as_ref().map_or(0, |section| section.node);
+        let authority = match descriptor.authority().map_err(|why| why.to_string())? {
+            None if is_wanted(args.tls, listen.ip()) => {
+                Some(Descriptor::authority_at(dir).map_err(|why| why.to_string())?)
+            }
+            present => present,
+        };
+        let server = match &authority {
+            Some(authority) if args.tls != Mode::Off => {
+                let files = args.tls_cert.as_ref().zip(args.tls_key.as_ref());
+                let files = files.map(|(certificate, key)| {
+                    let [certificate, key] = [certificate, key].map(|path| whole(path));
+                    OwnFiles::open(&certificate, &key)
+                });
+                let files = files.transpose().map_err(|why| format!("--tls-cert, --tls-key: {why}"))?;
+                let clients_of = args.tls_ca.as_deref();
+                let server = ServerTls::new(authority.clone(), node, args.tls, files, clients_of);
+                Some(Arc::new(server.map_err(|why| why.to_string())?))
+            }
+            _ => None,
+        };
+        Ok(Self { mode: args.tls, authority, server })
+    }
+
+    /// For connections to other nodes.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn to_nodes(&self, me: NodeId) -> Result<ClientTls, String> {
+        let authority = self.authority.as_ref().ok_or("the node has no secret")?;
+        ClientTls::of_node(authority, me, self.mode).map_err(|why| why.to_string())
+    }
+
+    /// Has this process show the other nodes, where it is a client of theirs, that it is a node; not in clear.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn be_node(&self, dir: &Path) -> Result<(), String> {
+        let descriptor = Descriptor::read(dir).map_err(|why| why.to_string())?;
+        if let (Some(section), Some(authority)) = (&descriptor.cluster, &self.authority)
+            && self.mode != Mode::Off
+        {
+            let secret = section.secret().map_err(|why| why.to_string())?;
+            remote::be_node(&secret, authority.fingerprint().to_string());
+        }
+        Ok(())
+    }
+
+    /// URL of the volume for clients, with what tells its server from others if it is needed there.
+    pub fn url(&self, address: SocketAddr, name: &str) -> String {
+        let url = RemoteUrl::new(vec![address.to_string()], name);
+        let shown = self.authority.as_ref().filter(|_| is_wanted(self.mode, address.ip()));
+        let ca = shown.map(|authority| Ca::Fingerprint(authority.fingerprint()));
+        RemoteUrl { ca, ..url }.to_string()
+    }
+}
+
+/// Whether somebody who connects to this address may have to encrypt.
+fn is_wanted(mode: Mode, listen: IpAddr) -> bool {
+    mode == Mode::On || (mode == Mode::Auto && !is_loopback(listen))
+}
+
+/// The process may go elsewhere.
+fn whole(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}
+
+/// The URL that clients use for what a process serves that was started with `args`.
+///
+/// # Errors
+/// In words.
+pub fn url_of(args: &TlsArgs, dir: &Path, address: SocketAddr, name: &str) -> Result<String, String> {
+    let authority = Descriptor::read(dir).and_then(|descriptor| descriptor.authority());
+    let authority = authority.map_err(|why| why.to_string())?;
+    Ok(ServeTls { mode: args.tls, authority, server: None }.url(address, name))
+}
