@@ -2,6 +2,8 @@
 
 mod checks;
 mod envelopes;
+mod handshake;
 
 pub use checks::{message, stream};
 pub use envelopes::envelope;
+pub use handshake::handshake;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes the wire protocols, of clients and between nodes: each target for FUZZ_SECONDS (default 20) from the corpus in the repository.
+# Fuzzes the wire protocols, of clients and between nodes, and who is let in: each target for FUZZ_SECONDS (default 20) from the corpus in the repository.
 #
 #   fuzz/run.sh                         all targets
 #   fuzz/run.sh messages -runs=1000000  one target, with options of libFuzzer
@@ -14,7 +14,7 @@ root=$(cd .. && pwd)
 out=${CARGO_TARGET_DIR:-$root/target}/fuzz
 seconds=${FUZZ_SECONDS:-20}
 host=$(rustc -vV | sed -n 's/^host: //p')
-targets=(messages stream envelopes)
+targets=(messages stream envelopes handshake)
 options=("-max_total_time=$seconds")
 if [ $# -gt 0 ]; then
     targets=("$1")
