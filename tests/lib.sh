@@ -7,6 +7,7 @@
 #
 # KESTREL=local runs a script on the local file system instead: the test is tested.
 # KESTREL_STORE=s3 keeps the volumes' data in an object store of this run's own (tests/s3/store.sh).
+# KESTREL_METADATA=postgres keeps their metadata in a database of this run's own (tests/pg/server.sh).
 # KESTREL_SERVE=1 puts a server between: volumes are served on a loopback port and mounted from there (tests/cluster/serve.sh).
 # KESTREL_NODES=3 serves them by a cluster of so many nodes.
 # KESTREL_SHORTCUT=on|off and KESTREL_TRANSPORT=uring|device choose how the kernel is served (tests/shortcut/modes.sh).
@@ -41,6 +42,8 @@ SUMMARISED=
 AT_END=true AFTER_ALL=true
 # shellcheck source=tests/s3/store.sh
 . "$ROOT/tests/s3/store.sh"
+# shellcheck source=tests/pg/server.sh
+. "$ROOT/tests/pg/server.sh"
 # shellcheck source=tests/cluster/serve.sh
 . "$ROOT/tests/cluster/serve.sh"
 # shellcheck source=tests/shortcut/modes.sh
@@ -137,6 +140,7 @@ cleanup() {
     for job in $STORE_PID $PROXY_PID; do
         kill -9 "$job" 2>/dev/null
     done
+    stop_postgres
     "$AFTER_ALL"
     restore_modes
     # Only if nothing is mounted below it any more.
@@ -171,6 +175,10 @@ make_volume() {
             need_store
             set -- --storage "$(volume_url "$(basename "$volume")")" "$@"
         fi
+        if [ "${KESTREL_METADATA:-}" = postgres ]; then
+            need_postgres
+            set -- --metadata "$(pg_url "$(basename "$volume" | tr -c 'a-z0-9\n' _)")" "$@"
+        fi
         if [ "$NODES" = 1 ]; then "$KESTREL" format "$volume" "$@" >/dev/null; else make_cluster "$volume" "$@"; fi
         [ -z "$SERVING" ] || start_server "$volume"
     fi
@@ -181,6 +189,8 @@ mount_volume() {
     local volume=$1 dir=$2
     shift 2
     mkdir -p "$dir"
+    # Caches work as well on a machine whose disk is nearly full.
+    case " $* " in *" --free-space-ratio "*) ;; *" --cache-dir "*) set -- "$@" --free-space-ratio 0 ;; esac
     if [ -n "$LOCAL" ]; then
         mount --bind "$volume" "$dir"
     elif [ -n "$SERVING" ]; then

@@ -5,8 +5,9 @@
 #   tests/run.sh kill compare     these
 #   tests/run.sh --list           their names
 #
-# Most suites wait for processes, disks and clocks: $LANES (default 2) of them run at a time, in the order below; then, one after
-# the other, those that want the machine for themselves. The line of a suite appears when it has ended, its output goes to
+# Most suites wait for processes, disks and clocks: $LANES (default 2) of them run at a time, in the order below; beside them the
+# simulations, one after the other, with what they leave of the processors (nice 19); then, one after the other, those that want the
+# machine for themselves. The line of a suite appears when it has ended, its output goes to
 # target/test-logs/NAME.log, a report to target/test-report.json. Environment of the suites (CYCLES, FSX_OPS, COMPARE_OPS, …)
 # overrides the sizes below. The last line is "N passed, N failed". Interrupted, it ends the suites, which clean up after
 # themselves.
@@ -30,8 +31,8 @@ suites=(
     "kill 2400 tests/crash/kill.sh"
     "rust 1800 cargo test --workspace --locked --quiet --no-fail-fast"
     "fuzz 900 fuzz/run.sh"
-    "sim 1200 cargo run --locked --quiet --release -p kestrel-sim -- --seconds ${SIM_SECONDS:-60}"
-    "sim-nodes 1200 cargo run --locked --quiet --release -p kestrel-sim -- --nodes 3 --seconds ${SIM_SECONDS:-60}"
+    "sim-nodes 2400 cargo run --locked --quiet --release -p kestrel-sim -- --nodes 3 --seconds ${SIM_NODES_SECONDS:-600}"
+    "sim 1200 cargo run --locked --quiet --release -p kestrel-sim -- --seconds ${SIM_SECONDS:-180}"
     "semantics 300 tests/posix/semantics.sh"
     "pjdfstest 300 tests/posix/pjdfstest.sh"
     "fsx 900 tests/posix/fsx.sh"
@@ -56,6 +57,7 @@ suites+=(
     "s3-bad-input 600 tests/s3/bad-input.sh"
     "s3-admin 600 tests/s3/admin.sh"
     "s3-requests 300 tests/s3/requests.sh"
+    "s3-backup 300 tests/s3/backup.sh"
 )
 # A served volume, several clients.
 suites+=(
@@ -71,7 +73,9 @@ suites+=(
     "serve-kill 900 env CYCLES=${SERVE_CYCLES:-4} tests/cluster/kill.sh"
     "serve-two 600 tests/cluster/two.sh"
     "serve-partition 600 tests/cluster/partition.sh"
+    "tls 600 tests/cluster/tls.sh"
     "serve-bad-input 600 tests/cluster/bad-input.sh"
+    "serve-tokens 300 tests/cluster/tokens.sh"
     "serve-git 900 $serve tests/programs/git.sh"
     "serve-sqlite 900 $serve CYCLES=${SERVE_CYCLES:-4} tests/programs/sqlite.sh"
 )
@@ -82,6 +86,9 @@ suites+=(
     "nodes-change 900 tests/cluster/nodes-change.sh"
     "nodes-fence 600 tests/cluster/fence.sh"
     "nodes-leave 900 tests/cluster/leave.sh"
+    "nodes-balance 600 tests/cluster/balance.sh"
+    "nodes-elsewhere 600 tests/cluster/elsewhere.sh"
+    "nodes-roles 600 tests/cluster/roles.sh"
     "nodes-admin 900 tests/cluster/nodes-admin.sh"
     "nodes-semantics 600 $nodes tests/posix/semantics.sh"
     "nodes-pjdfstest 600 $nodes tests/posix/pjdfstest.sh"
@@ -93,6 +100,25 @@ suites+=(
     "nodes-s3 600 tests/s3/nodes.sh"
     "nodes-git 900 $nodes tests/programs/git.sh"
     "nodes-sqlite 900 $nodes CYCLES=2 tests/programs/sqlite.sh"
+)
+# What the coordinator knows in etcd.
+suites+=(
+    "registry 600 tests/ha/registry.sh"
+)
+# Metadata in PostgreSQL.
+pg="env KESTREL_METADATA=postgres"
+suites+=(
+    "pg-volume 300 tests/pg/volume.sh"
+    "pg-standby 300 tests/pg/standby.sh"
+    "pg-semantics 300 $pg tests/posix/semantics.sh"
+    "pg-compare 600 $pg COMPARE_OPS=${PG_COMPARE_OPS:-1000} COMPARE_SEEDS=1 tests/posix/compare.sh"
+    "pg-kill 600 $pg CYCLES=${PG_CYCLES:-4} tests/crash/kill.sh"
+    "pg-nodes 600 tests/pg/nodes.sh"
+    "ha-failover 600 tests/ha/failover.sh"
+    "ha-faults 600 tests/ha/faults.sh ${HA_SECONDS:-60}"
+    "ha-partitions 600 tests/ha/partitions.sh"
+    "pg-nodes-semantics 600 env KESTREL_METADATA=postgres KESTREL_NODES=3 tests/posix/semantics.sh"
+    "pg-nodes-compare 600 env KESTREL_METADATA=postgres KESTREL_NODES=3 COMPARE_OPS=${PG_COMPARE_OPS:-1000} COMPARE_SEEDS=1 tests/posix/compare.sh"
 )
 for script in tests/programs/*.sh; do
     suites+=("$(basename "$script" .sh) 900 $script")
@@ -133,6 +159,8 @@ suites+=(
 on_demand+=(plain-shortcut-actors)
 # Files that the kernel reads by itself from the disk cache.
 suites+=("passthrough 600 tests/passthrough/passthrough.sh")
+# Those that only compute, and that no clock judges: beside the others.
+beside=(sim-nodes sim)
 # Those that run alone, as they fill the processors, a disk or judge by a clock.
 alone=(stress-ng power full-disk s3-cache serve-partition nodes-cut)
 
@@ -174,6 +202,10 @@ is_alone() {
     printf '%s\n' "${alone[@]}" | grep -qxF -- "$1"
 }
 
+is_beside() {
+    printf '%s\n' "${beside[@]}" | grep -qxF -- "$1"
+}
+
 failure_lines='^FAIL|^error|panicked|^test .* FAILED'
 passed=0 failed=0
 declare -A running=() started=() limits=() entries=()
@@ -182,6 +214,7 @@ declare -A running=() started=() limits=() entries=()
 begin() {
     local name limit command
     read -r name limit command <<<"$1"
+    ! is_beside "$name" || command="nice -n 19 $command"
     # Jobs of a script ignore ^C, and what ignores it at its start cannot be told not to: the suites are to have their own way.
     # Word splitting is meant: the command is a list of words without quotes.
     # shellcheck disable=SC2086
@@ -226,14 +259,33 @@ interrupted() {
 }
 trap interrupted INT TERM
 
-only=("$@")
+# in_lanes: how many run that are not beside the others.
+in_lanes() {
+    local name count=0
+    for name in "${running[@]}"; do is_beside "$name" || count=$((count + 1)); done
+    echo "$count"
+}
+
+# begin_beside: the next of those beside the others, unless one runs.
+begin_beside() {
+    [ ${#waiting[@]} -gt 0 ] && [ "$(in_lanes)" = ${#running[@]} ] || return 0
+    begin "${waiting[0]}"
+    waiting=("${waiting[@]:1}")
+}
+
+only=("$@") waiting=()
 for suite in "${suites[@]}"; do
     name=${suite%% *}
-    if ! wanted "$name" || is_alone "$name"; then continue; fi
-    while [ ${#running[@]} -ge "${LANES:-2}" ]; do await; done
+    ! wanted "$name" || ! is_beside "$name" || waiting+=("$suite")
+done
+begin_beside
+for suite in "${suites[@]}"; do
+    name=${suite%% *}
+    if ! wanted "$name" || is_alone "$name" || is_beside "$name"; then continue; fi
+    while [ "$(in_lanes)" -ge "${LANES:-2}" ]; do await; begin_beside; done
     begin "$suite"
 done
-while [ ${#running[@]} -gt 0 ]; do await; done
+while [ ${#running[@]} -gt 0 ]; do await; begin_beside; done
 for suite in "${suites[@]}"; do
     name=${suite%% *}
     if ! wanted "$name" || ! is_alone "$name"; then continue; fi

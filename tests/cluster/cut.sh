@@ -22,7 +22,7 @@ make_network 1 2 3 a b
 
 SERVE_HOST="10.99.0.{}"
 IN_SERVER=(nsenter "--net=/run/netns/$net{}")
-SERVE_OPTIONS=(--lease "${lease}s")
+SERVE_OPTIONS=(--lease "${lease}s" --access open)
 make_volume "$volume" --grace 1s
 IN_CLIENT=(nsenter "--net=/run/netns/${net}a")
 mount_volume "$volume" "$a"

@@ -83,7 +83,7 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
     done
     status=0
     # The armed point of the last start may still be ahead.
-    until wait_until 1 gone "$load"; do
+    until wait_until 1 gone "$load" && wait_until 1 gone "$remover"; do
         if ! all_up; then
             at_point=$((at_point + 1)) hit[${point:-none}]=1
             start_server "$volume"

@@ -202,11 +202,12 @@ after=$(figures)
 are_members 1 2 3
 check "fsck --data while all serve" fsck_volume "$volume" --data
 
-# One that is added, and lost before it hears of that: nobody reaches it where it was announced.
+# One that is added, and lost before it hears of that: nobody reaches it where it says that it is.
 [ "$(announce)" = 7 ] && ok "the next one is announced" || fail "another number"
-read -r elsewhere < <(free_ports 1)
+read -r elsewhere nowhere < <(free_ports 2)
 "$KESTREL" cluster join "$WORK/token" "$(node_dir "$volume" 7)" >/dev/null
-timeout 100 "$KESTREL" serve "$(node_dir "$volume" 7)" --foreground --listen "127.0.0.1:$elsewhere" >"$WORK/seventh.out" 2>&1 &
+timeout 100 "$KESTREL" serve "$(node_dir "$volume" 7)" --foreground --listen "127.0.0.1:$elsewhere" \
+    --advertise "127.0.0.1:$nowhere" >"$WORK/seventh.out" 2>&1 &
 seventh=$!
 is_added() { [ "$(members)" = "1 2 3 7" ]; }
 check "a node is added that nobody reaches" wait_until 60 is_added

@@ -29,7 +29,7 @@ cut() {
 
 SERVE_HOST=$(address_of s)
 IN_SERVER=(nsenter "--net=/run/netns/${net}s")
-SERVE_OPTIONS=(--lease "${lease}s")
+SERVE_OPTIONS=(--lease "${lease}s" --access open)
 make_volume "$volume"
 IN_CLIENT=(nsenter "--net=/run/netns/${net}a")
 mount_volume "$volume" "$a"
@@ -43,13 +43,17 @@ verify() {
 
 # --- within the lease: pauses, no errors
 mkdir "$a/load"
-kestrel-crashload run --dir "$a/load" --log "$WORK/load.log" --threads 6 --seed "$seed" --ms $((rounds * 2600)) >"$WORK/run.out" 2>&1 &
+kestrel-crashload run --dir "$a/load" --log "$WORK/load.log" --threads 6 --seed "$seed" --ms $((rounds * 4000)) >"$WORK/run.out" 2>&1 &
 load=$!
+# What TCP sends again it sends after twice the time it has waited: a pause as long as the cut before it lets that through, so that nobody is silent for more than twice
+# as long as a link was cut.
+was_cut=0
 for ((round = 0; round < rounds; round++)); do
-    sleep "$(ms "$(random 100 700)")"
+    sleep "$(ms $((was_cut + $(random 100 700))))"
     way=(in out both)
+    was_cut=$(random 100 2200)
     cut a "${way[$((round % 3))]}"
-    sleep "$(ms "$(random 100 2500)")"
+    sleep "$(ms "$was_cut")"
     heal a
 done
 wait "$load" || true

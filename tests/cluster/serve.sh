@@ -24,9 +24,17 @@ serve_address() {
     echo "$SERVE_HOST:${SERVE_PORT[$1]}"
 }
 
-# serve_url VOLUME: what is mounted.
+# serve_url VOLUME: what is mounted. Servers in a network of their own are known by their volume's authority.
 serve_url() {
-    echo "kestrel://${NODE_ADDRESSES[$1]:-$(serve_address "$1")}/$(basename "$1")"
+    local url
+    url=kestrel://${NODE_ADDRESSES[$1]:-$(serve_address "$1")}/$(basename "$1")
+    [[ $SERVE_HOST == 127.* ]] || url+="?ca=$(fingerprint_of "$1")"
+    echo "$url"
+}
+
+# fingerprint_of VOLUME: of its authority.
+fingerprint_of() {
+    "$KESTREL" cluster ca "$1" | sed -n 1p
 }
 
 # node_dir VOLUME NODE: the directory of a node.
