@@ -1,12 +1,13 @@
 # Three commands do everything: `make demo`, `make demo-s3` and `make test`. They install what is missing (as root, Debian 12,
 # Rust present).
 
-.PHONY: help demo demo-s3 demo-cluster build test sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance bench-shortcut bench-passthrough lint fmt audit clean
+.PHONY: help demo demo-s3 demo-cluster demo-ha build test sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance bench-shortcut bench-passthrough lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
 	@echo "make demo-s3 the same with the files in an S3 store (versitygw): requests, hit rates, throughput, gc, fsck"
 	@echo "make demo-cluster  three metadata nodes, two mounts: ingest through one, kill -9 and restart a node, add a fourth, verify through the other"
+	@echo "make demo-ha    three nodes on PostgreSQL with a standby, coordinator on etcd: kill -9 one of each kind under load; a table of pauses"
 	@echo "make test    install what is missing, build, run every test"
 	@echo "make sim     simulate a node and its clients, or NODES=N nodes, under faults, SEEDS=FROM..TO"
 	@echo "make proptest property tests with random seeds, PROPTEST_SEEDS=N of them"
@@ -36,6 +37,11 @@ demo-cluster:
 	scripts/install-deps.sh --demo
 	$(MAKE) build
 	scripts/demo-cluster.sh
+
+demo-ha:
+	scripts/install-deps.sh
+	$(MAKE) build
+	scripts/demo-ha.sh
 
 test:
 	scripts/install-deps.sh

@@ -2,12 +2,13 @@
 """One metadata server and its clients on this machine, measured.
 
     bench/cluster.py [--out target/bench] [--scratch DIR] [--seconds 3] [--rounds 3] [--depths 1,16,256,1024] [--quick]
-                     [--only echo,native,threads,merging,shared,bursts,mount,nodes,times]
+                     [--only echo,native,tls,threads,merging,shared,bursts,mount,nodes,times]
                      [--nodes 1,2,4]
 
 - echo: the physical limit: the same frames between the same sockets, answered by a server that does nothing
   (crates/net/examples/echo); `raw` is written by hand, `link` has everything but a node.
 - native: one connection with whole paths, 1 to 1,024 calls in flight (crates/net/examples/netload); requests are counted.
+- tls: the same with 16 and 256 in flight, in clear and encrypted.
 - threads: 64 threads that wait for each answer, as the prototype of issue 4 had.
 - merging: 256 calls in flight with a server that executes what has come together, and with one that executes one at a time.
 - shared: 256 in flight with all files in one directory, and in 64.
@@ -22,7 +23,7 @@
 The server commits as a cluster does (`--durability commit`: every acknowledged change is on disk) and, for comparison, as an
 embedded volume does. Rounds are run in turn and the median is taken. Prints figures and the bars of issue 4, writes
 cluster.json and cluster.svg. Client, server and disk share the machine, so absolute figures mean something only on a quiet
-one; requests per operation and ratios within a run repeat.
+one; requests per operation and ratios within a run repeat. `--quick` is one round of half a second each: a few minutes.
 """
 
 import argparse
@@ -137,6 +138,7 @@ class Bench:
                     messages=row["messages_per_operation"],
                     writes=row["writes_per_operation"],
                     server_cpu_us=(now - before) * 1e6 / max(1, row["operations"]),
+                    client_cpu_us=row["client_cpu_us"],
                     failed=row["failed"],
                     p50_us=row["p50_us"],
                     p99_us=row["p99_us"],
@@ -159,6 +161,11 @@ class Bench:
     def merging(self):
         self.netload("merging on", "commit", 64, "256")
         self.netload("merging off", "commit", 64, "256", serve_options=("--batch-max", 1))
+
+    def tls(self):
+        """Both ends on this machine: what encrypting costs each."""
+        self.netload("in clear", "commit", 64, "16,256")
+        self.netload("encrypted", "commit", 64, "16,256", serve_options=("--tls", "on", "--access", "open"))
 
     def bursts(self):
         for burst in BURSTS:
@@ -347,11 +354,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--depths", default="1,16,256,1024")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="echo,native,threads,merging,shared,bursts,mount,nodes,times")
+    parser.add_argument("--only", default="echo,native,tls,threads,merging,shared,bursts,mount,nodes,times")
     parser.add_argument("--nodes", default="1,2,4")
     options = parser.parse_args()
     if options.quick:
-        options.seconds, options.rounds = min(options.seconds, 1), 1
+        options.seconds, options.rounds = min(options.seconds, 0.5), 1
     options.scratch = tempfile.mkdtemp(prefix="kestrel-bench.", dir=options.scratch)
     os.makedirs(options.out, exist_ok=True)
     bench = Bench(options)

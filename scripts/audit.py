@@ -16,8 +16,8 @@ ALLOWED = {
     "Apache-2.0 WITH LLVM-exception", "CC0-1.0", "MIT-0",
 }
 # Crates that ship with the binary; the bound is there so that growth is a decision.
-# TLS, HTTP and S3 take about half of them.
-CRATES_MAX = 160
+# TLS, HTTP and S3 take about half of them, PostgreSQL some twenty, certificates fifteen.
+CRATES_MAX = 190
 
 
 def allowed(expression):
@@ -31,17 +31,14 @@ def main():
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", "x86_64-unknown-linux-gnu"]
     data = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout)
-    packages = {package["id"]: package for package in data["packages"]}
-    nodes = {node["id"]: node for node in data["resolve"]["nodes"]}
-    cli = next(id for id, package in packages.items() if package["name"] == "kestrel")
-    shipped, queue = set(), [cli]
-    while queue:
-        id = queue.pop()
-        if id not in shipped:
-            shipped.add(id)
-            queue += [d["pkg"] for d in nodes[id]["deps"] if any(k["kind"] is None for k in d["dep_kinds"])]
+    # Not from the metadata's graph: that has what a feature would want of a dependency that nobody has chosen, too.
+    command = ["cargo", "tree", "--package", "kestrel", "--edges", "normal", "--prefix", "none", "--locked"]
+    command += ["--target", "x86_64-unknown-linux-gnu", "--format", "{p}"]
+    tree = subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout
+    lines = (line.split() for line in tree.splitlines() if line.strip())
+    shipped = {(words[0], words[1].removeprefix("v")) for words in lines}
     problems, versions = [], collections.defaultdict(set)
-    for id, package in packages.items():
+    for package in data["packages"]:
         if package["source"] is None:
             continue
         name = f"{package['name']} {package['version']}"
@@ -49,7 +46,7 @@ def main():
             problems.append(f"{name}: from {package['source']}, not from crates.io")
         if not allowed(package["license"] or ""):
             problems.append(f"{name}: licence {package['license'] or 'missing'} is not on the list")
-        if id in shipped:
+        if (package["name"], package["version"]) in shipped:
             versions[package["name"]].add(package["version"])
     foreign = sum(len(found) for found in versions.values())
     for name, found in sorted(versions.items()):
@@ -59,7 +56,7 @@ def main():
         problems.append(f"{foreign} foreign crates ship with the binary, at most {CRATES_MAX} are planned")
     for problem in problems:
         print(f"FAIL {problem}")
-    print(f"audit: {foreign} foreign crates in the binary, {len(packages)} packages in all, {len(problems)} problems")
+    print(f"audit: {foreign} foreign crates in the binary, {len(data['packages'])} packages in all, {len(problems)} problems")
     sys.exit(1 if problems else 0)
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# A volume with several metadata nodes and several clients, for real: three processes serve its metadata, the first of them coordinates
-# its changes, two mounts use it. A part of the demo's tree is ingested through one mount; meanwhile a node is killed (kill -9) and started
-# again, and a fourth node joins and is given its part. The other mount, which knew of three nodes, reads every file back in random order and
+# A volume with several metadata nodes and several clients, for real: three processes serve its metadata, a fourth only coordinates, two mounts use it. A part of the demo's tree is ingested through one mount; meanwhile a node is killed (kill -9) and started
+# again, and another node joins and is given its part. The other mount, which knew of three nodes, reads every file back in random order and
 # verifies it. Then fsck, online over the network and of all nodes at rest.
 #
 #   FILES=20000    how many files; `all` of the tree are 78,580
@@ -10,7 +9,7 @@
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
-KESTREL=${KESTREL:-$ROOT/target/release/kestrel}
+KESTREL=${KESTREL:-${CARGO_TARGET_DIR:-$ROOT/target}/release/kestrel}
 TREE=${KESTREL_TREE:-${KESTREL_TOOLS:-$HOME/.cache/kestrel-tools}/tree}
 FILES=${FILES:-20000}
 PROCESSES=${PROCESSES:-8}
@@ -19,8 +18,10 @@ NODES=${NODES:-3}
 begun=$SECONDS
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/kestrel-demo-cluster.XXXXXX")
 dirs=()
-# With room for the one that joins.
-for ((node = 1; node <= NODES + 1; node++)); do dirs+=("$work/node$node"); done
+# With room for the coordinator and the one that joins.
+for ((node = 1; node <= NODES; node++)); do dirs+=("$work/node$node"); done
+dirs+=("$work/coordinator" "$work/node$((NODES + 2))")
+serving=$NODES
 export KESTREL_RUNTIME_DIR=$work/run
 cleanup() {
     status=$?
@@ -55,13 +56,14 @@ else
     echo "== kestrel cluster init, join, serve, mount twice"
     nodes=()
     for address in "${addresses[@]:0:NODES}"; do nodes+=(--node "$address"); done
-    "$KESTREL" cluster init "${dirs[0]}" --name demo "${nodes[@]}" | grep -v ^kestrel-cluster
-    for ((node = 2; node <= NODES; node++)); do
+    "$KESTREL" cluster init "${dirs[0]}" --name demo "${nodes[@]}" --coordinator "${addresses[NODES]}" | grep -v ^kestrel-cluster
+    serving=$((NODES + 1))
+    for ((node = 2; node <= serving; node++)); do
         "$KESTREL" cluster token "${dirs[0]}" | "$KESTREL" cluster join - "${dirs[node - 1]}" --node "$node"
     done
-    joins=(--coordinator "${dirs[0]}" --joins "${dirs[NODES]}" "${addresses[NODES]}")
+    joins=(--coordinator "${dirs[NODES]}" --joins "${dirs[NODES + 1]}" "${addresses[NODES + 1]}")
 fi
-for ((node = 0; node < NODES; node++)); do "$KESTREL" serve "${dirs[node]}" --listen "${addresses[node]}"; done
+for ((node = 0; node < serving; node++)); do "$KESTREL" serve "${dirs[node]}" --listen "${addresses[node]}"; done
 "$KESTREL" mount "$url" "$work/one"
 "$KESTREL" mount "$url" "$work/two"
 python3 "$ROOT/scripts/demo_cluster.py" "$TREE" "$work/one" "$work/two" --url "$url" --kestrel "$KESTREL" --files "$FILES" \

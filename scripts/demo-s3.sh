@@ -5,7 +5,7 @@
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "$0")/.." && pwd)
-KESTREL=${KESTREL:-$ROOT/target/release/kestrel}
+KESTREL=${KESTREL:-${CARGO_TARGET_DIR:-$ROOT/target}/release/kestrel}
 TOOLS=${KESTREL_TOOLS:-$HOME/.cache/kestrel-tools}
 TREE=${KESTREL_TREE:-$TOOLS/tree}
 PROCESSES=${PROCESSES:-4}

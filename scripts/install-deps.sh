@@ -11,7 +11,7 @@ set -euo pipefail
 TOOLS=${KESTREL_TOOLS:-$HOME/.cache/kestrel-tools}
 what=${1:-all}
 demo_packages=(gcc libc6-dev python3 fuse3 xz-utils util-linux procps)
-test_packages=(xfsprogs e2fsprogs iproute2 iptables rsync sqlite3 git stress-ng fio attr tar python3-venv python3-pip shellcheck curl g++)
+test_packages=(xfsprogs e2fsprogs iproute2 iptables rsync sqlite3 git stress-ng fio attr tar python3-venv python3-pip shellcheck curl g++ openssl postgresql etcd-server)
 # Judges: exact versions, built with their own lock files.
 tools=(pjdfstest@0.2.2 fsx@0.3.2)
 # The object store of the tests and of demo-s3: a real HTTP S3 server whose conditional puts are atomic.
@@ -33,6 +33,10 @@ if [ ${#missing[@]} -gt 0 ]; then
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    # Tests run members of their own; the one that comes with the package stays out of their way.
+    if [[ " ${missing[*]} " == *" etcd-server "* ]] && command -v systemctl >/dev/null; then
+        systemctl disable --now etcd >/dev/null 2>&1 || true
+    fi
 fi
 
 # A real tree of small files: the kernel's sources, as Debian ships them. Downloaded, not installed: it takes 140 MB.
