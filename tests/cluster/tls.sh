@@ -123,7 +123,7 @@ issue() {
     openssl req -newkey ed25519 -nodes -keyout "$WORK/$1.key" -subj "/CN=$1" -out "$WORK/$1.csr" 2>/dev/null
     openssl x509 -req -in "$WORK/$1.csr" -CA "$WORK/own-ca.pem" -CAkey "$WORK/own-ca.key" -CAcreateserial -days 2 \
         -extfile <(echo "$2") -out "$WORK/$1.pem" 2>/dev/null
-    cat "$WORK/$1.pem" "$WORK/$1.key" >"$WORK/$1.both"
+    (umask 077 && cat "$WORK/$1.pem" "$WORK/$1.key" >"$WORK/$1.both")
 }
 issue server "subjectAltName=IP:$SERVE_HOST"
 issue elsewhere "subjectAltName=IP:10.99.0.77"
@@ -139,6 +139,8 @@ refuses "a new file is used, and has another name" 'not who it should be' kestre
 stop_server "$volume"
 refuses "a key of another certificate" 'another key' "${IN_SERVER[@]}" "$KESTREL" serve "$volume" --listen "$SERVE_HOST:1" \
     --tls-cert "$WORK/client.pem" --tls-key "$WORK/server.key"
+chmod 604 "$WORK/client.both"
+refuses "a key that others can read" 'chmod 600' kestrel_there status "$plain?ca=$fingerprint&cert=$WORK/client.both"
 
 # --- certificates of tokens
 open=("${SERVE_OPTIONS[@]}")

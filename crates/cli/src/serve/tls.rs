@@ -20,7 +20,7 @@ pub struct TlsArgs {
     /// A certificate of your own for clients that go by its authority (?ca=FILE), with those that lead there; read again when it changes
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// Its key
+    /// Its key, in a file that others cannot read
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
     /// Serve only clients that show a certificate of an authority in this file, or of the volume's own

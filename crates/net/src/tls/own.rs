@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -97,7 +98,8 @@ impl OwnFiles {
     /// Reads them: the certificate, with those that lead to its authority, and the key. They may be one file.
     ///
     /// # Errors
-    /// If they cannot be read, or do not belong together.
+    /// If they cannot be read, do not belong together, or the key is in a file that others than its owner, and the group that root gave
+    /// it to, can read.
     pub fn open(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let stamps = [certificate, key].map(stamp);
         let present =
@@ -153,8 +155,7 @@ fn stamp(path: &Path) -> Stamp {
 
 fn read(certificate: &Path, key: &Path) -> Result<CertifiedKey, TlsError> {
     let chain = certificates(certificate)?;
-    let private = PrivateKeyDer::from_pem_file(key)
-        .map_err(|why| failed(&key.display().to_string(), format!("no private key: {why}")))?;
+    let private = private_key(key).map_err(|why| failed(&key.display().to_string(), why))?;
     let private = any_supported_type(&private).map_err(|why| failed(&key.display().to_string(), why))?;
     let certified = CertifiedKey::new(chain, private);
     match certified.keys_match() {
@@ -165,6 +166,22 @@ fn read(certificate: &Path, key: &Path) -> Result<CertifiedKey, TlsError> {
             key.display()
         ))),
     }
+}
+
+/// The key in a file that is not for others' eyes. A group may read what is root's, as Debian has it for keys of services.
+fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    let bad = |why: &dyn fmt::Display| format!("no private key: {why}");
+    let file = fs::File::open(path).map_err(|why| bad(&why))?;
+    let about = file.metadata().map_err(|why| bad(&why))?;
+    let forbidden = if about.uid() == 0 { 0o027 } else { 0o077 };
+    if about.mode() & forbidden != 0 {
+        return Err(format!(
+            "it holds a private key, and its mode {:04o} lets others at it; `chmod 600` it, and have the certificate replaced if they may \
+             have read it",
+            about.mode() & 0o7777
+        ));
+    }
+    PrivateKeyDer::from_pem_reader(file).map_err(|why| bad(&why))
 }
 
 /// The certificates in a file; at least one.

@@ -2,8 +2,11 @@
 //!
 //! What counts as another machine here is decided by [`Mode::On`]: tests stay on loopback.
 
+use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use kestrel_types::clock::{Clock, Nanos, SECOND, SystemClock};
@@ -110,7 +113,12 @@ fn refusal(address: SocketAddr, tls: ClientTls) -> String {
 fn files(dir: &TempDir, name: &str, text: &str) -> OwnFiles {
     let path = dir.path().join(name);
     std::fs::write(&path, text).unwrap();
+    set_mode(&path, 0o600);
     OwnFiles::open(&path, &path).unwrap()
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
 #[test]
@@ -296,7 +304,11 @@ fn a_server_may_have_an_operator_s_certificate_and_ask_clients_for_theirs() {
     let cert = dir.path().join("cert");
     std::fs::write(&cert, made.cert.pem()).unwrap();
     assert!(OwnFiles::open(&cert, &dir.path().join("server")).unwrap_err().0.contains("another key"));
+    set_mode(&cert, 0o600);
     assert!(OwnFiles::open(&cert, &cert).unwrap_err().0.contains("no private key"));
+    // Nor a key that others can read.
+    set_mode(&dir.path().join("server"), 0o604);
+    assert!(OwnFiles::open(&cert, &dir.path().join("server")).unwrap_err().0.contains("chmod 600"));
 }
 
 #[test]
