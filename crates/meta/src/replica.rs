@@ -1,8 +1,12 @@
 //! The namespace replica: a cache of dentries, never authoritative, bounded in memory, filled lazily.
 //!
 //! Two tables: directory id → dentry (with its name), and hash of `(parent, name)` → where the dentry is. A hit in the second counts
-//! only if the first confirms it, so hash collisions and evictions are harmless. A directory takes less than 100 bytes in both if its name
+//! only if the first confirms it, so hash collisions and evictions are harmless. A directory takes less than 90 bytes in both if its name
 //! has no more than 21 (`crates/meta/examples/replica_bench`).
+//!
+//! Both are split into parts of different sizes, the last one twice the first (`part_of`). Hash tables double, and parts of one size would
+//! all do it at about the same number of directories: right after it half of them would be empty, and everybody would wait at once. So some
+//! have always just doubled and some are nearly full.
 //!
 //! **Coherence.** A change to a directory that paths depend on (rmdir, chmod, chown, rename) runs with every worker's
 //! role held and takes the dentry out before it lets them go. Whoever fills or reads the replica for an operation holds
@@ -18,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::name::Place;
-use kestrel_types::placement::{hash_entry, hash_inode, place_of};
+use kestrel_types::placement::{hash_entry, hash_inode};
 use parking_lot::RwLock;
 
 use crate::perm::Dentry;
@@ -30,11 +34,40 @@ use shard::Shard;
 
 const SHARDS: usize = 64;
 
+/// A hash's highest bits choose its part.
+const CHOOSING_BITS: u32 = 10;
+
+/// Values of the choosing bits below part `part`. Parts grow linearly: the sum of `1 + i / SHARDS` over those before it, of what it is over all.
+const fn share_before(part: usize) -> usize {
+    ((part * (2 * SHARDS + part)) << CHOOSING_BITS) / (3 * SHARDS * SHARDS)
+}
+
+/// Part by choosing bits.
+const PARTS: [u8; 1 << CHOOSING_BITS] = {
+    let mut parts = [0; 1 << CHOOSING_BITS];
+    let mut part = 0;
+    while part < SHARDS {
+        let mut at = share_before(part);
+        while at < share_before(part + 1) {
+            parts[at] = part as u8;
+            at += 1;
+        }
+        part += 1;
+    }
+    parts
+};
+
+/// The part of a table that has what has this hash.
+#[inline]
+fn part_of(hash: u64) -> usize {
+    usize::from(PARTS[(hash >> (u64::BITS - CHOOSING_BITS)) as usize])
+}
+
 /// The replica.
 pub struct Replica {
     dirs: Box<[RwLock<Shard>]>,
     names: Box<[RwLock<Names>]>,
-    shard_bytes_max: usize,
+    bytes_max: usize,
     /// Directories that it was told to forget so far.
     forgotten: AtomicU64,
     guesses: Guesses,
@@ -46,14 +79,20 @@ impl Replica {
         Self {
             dirs: (0..SHARDS).map(|_| RwLock::default()).collect(),
             names: (0..SHARDS).map(|_| RwLock::default()).collect(),
-            shard_bytes_max: (bytes_max / SHARDS).clamp(4 * DENTRY_BYTES, SLOTS_MAX * DENTRY_BYTES),
+            bytes_max,
             forgotten: AtomicU64::new(0),
             guesses: Guesses::default(),
         }
     }
 
     fn shard(&self, ino: InodeId) -> &RwLock<Shard> {
-        &self.dirs[place_of(hash_inode(ino), SHARDS)]
+        &self.dirs[part_of(hash_inode(ino))]
+    }
+
+    /// Most bytes that a part may be reckoned to take.
+    fn part_bytes_max(&self, part: usize) -> usize {
+        let share = share_before(part + 1) - share_before(part);
+        ((self.bytes_max >> CHOOSING_BITS) * share).clamp(4 * DENTRY_BYTES, SLOTS_MAX * DENTRY_BYTES)
     }
 
     /// A directory by number.
@@ -82,7 +121,7 @@ impl Replica {
     /// As [`Replica::find_dir`], with the [`hash_entry`] of both.
     #[inline]
     pub fn find_hashed(&self, parent: InodeId, name: &[u8], hash: u64) -> Option<(Dentry, Position)> {
-        self.names[place_of(hash, SHARDS)].read().find(hash, |at| self.at(at, parent, name))
+        self.names[part_of(hash)].read().find(hash, |at| self.at(at, parent, name))
     }
 
     /// The directory there, if it is the one at this place. Of the two tables that of names is locked first, if both are.
@@ -123,13 +162,13 @@ impl Replica {
 
     /// Takes a directory in. The caller holds a role.
     pub fn insert(&self, dir: Dentry, name: &[u8], changed_at: Position) {
-        let number = place_of(hash_inode(dir.ino), SHARDS);
+        let number = part_of(hash_inode(dir.ino));
         let mut dropped = Vec::new();
         let slot = self.dirs[number].write().insert(
             dir,
             name,
             changed_at,
-            self.shard_bytes_max,
+            self.part_bytes_max(number),
             &mut |slot, parent, name| {
                 dropped.push((hash_entry(parent, name), Whereabouts::new(number, slot)))
             },
@@ -138,7 +177,7 @@ impl Replica {
         let hash = hash_entry(dir.parent, name);
         let is_same = |other| self.at(other, dir.parent, name).is_some();
         let at = Whereabouts::new(number, slot);
-        self.names[place_of(hash, SHARDS)].write().insert(hash, at, is_same);
+        self.names[part_of(hash)].write().insert(hash, at, is_same);
         if self.at(at, dir.parent, name).is_none() {
             // Somebody has evicted it in between, and found no name to drop.
             self.drop_names(vec![(hash, at)]);
@@ -147,7 +186,7 @@ impl Replica {
 
     fn drop_names(&self, dropped: Vec<(u64, Whereabouts)>) {
         for (hash, at) in dropped {
-            self.names[place_of(hash, SHARDS)].write().remove(hash, at);
+            self.names[part_of(hash)].write().remove(hash, at);
         }
     }
 
@@ -155,7 +194,7 @@ impl Replica {
     pub fn remove(&self, ino: InodeId) {
         // Also of one that is not cached any more: it may have been when a path was walked.
         self.forgotten.fetch_add(1, Ordering::Relaxed);
-        let number = place_of(hash_inode(ino), SHARDS);
+        let number = part_of(hash_inode(ino));
         let mut dropped = Vec::new();
         self.dirs[number].write().remove(ino, &mut |slot, parent, name| {
             dropped.push((hash_entry(parent, name), Whereabouts::new(number, slot)));
@@ -219,6 +258,15 @@ mod tests {
         replica.remove(17);
         assert!(replica.is_empty() && replica.find(2, b"b").is_none());
         assert!(replica.names.iter().all(|names| names.read().len() == 0));
+    }
+
+    #[test]
+    fn parts_have_different_sizes_and_cover_all_hashes() {
+        let sizes: Vec<usize> = (0..SHARDS).map(|part| share_before(part + 1) - share_before(part)).collect();
+        assert_eq!((sizes.iter().sum::<usize>(), sizes[0], sizes[SHARDS - 1]), (1 << CHOOSING_BITS, 10, 22));
+        assert!(sizes.iter().all(|size| (10..=22).contains(size)));
+        assert_eq!((part_of(0), part_of(u64::MAX)), (0, SHARDS - 1));
+        assert!(PARTS.is_sorted());
     }
 
     #[test]

@@ -10,9 +10,9 @@ use crate::perm::{Dentry, Guard};
 /// Longest name that lies in the dentry itself.
 const NAME_INLINE: usize = 21;
 
-/// What one dentry is reckoned to cost: its slot, an eighth of it that may not be in use yet, and its places in the tables of numbers and of
-/// names when they have just doubled.
-pub const DENTRY_BYTES: usize = 95;
+/// What one dentry is reckoned to cost: its slot, a part of it that may not be in use yet, and its places in the tables of numbers and of
+/// names, which are between half and wholly full; as measured (`crates/meta/examples/replica_bench`).
+pub const DENTRY_BYTES: usize = 90;
 
 /// What a longer name is reckoned to cost besides its bytes: its place in the list, an eighth of that, and what the allocator adds.
 const LONG_NAME_BYTES: usize = 48;
