@@ -35,7 +35,7 @@ suites=(
     "sim 1200 cargo run --locked --quiet --release -p kestrel-sim -- --seconds ${SIM_SECONDS:-180}"
     "semantics 300 tests/posix/semantics.sh"
     "pjdfstest 300 tests/posix/pjdfstest.sh"
-    "fsx 900 tests/posix/fsx.sh"
+    "fsx 1800 tests/posix/fsx.sh"
     "compare 900 tests/posix/compare.sh"
     "stress-ng 900 tests/posix/stress-ng.sh"
     "fio 600 tests/posix/fio.sh"

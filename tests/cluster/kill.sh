@@ -42,6 +42,12 @@ all_up() {
     done
 }
 
+# all_alive PID…
+all_alive() {
+    local pid
+    for pid in "$@"; do alive "$pid" || return; done
+}
+
 verify() {
     kestrel-crashload verify --dir "$1" --log "$2" --mode process
 }
@@ -57,16 +63,18 @@ for ((cycle = 1; cycle <= cycles; cycle++)); do
     remover=$!
     point=
     for ((kill = 0; kill < kills; kill++)); do
+        pids=()
+        for ((node = 1; node <= NODES; node++)); do pids+=("$(node_pid "$volume" "$node")"); done
         # One of them, of several nodes.
-        pid=$(node_pid "$volume" "$(random 1 "$NODES")")
-        # At an armed point it goes by itself, and is given time.
+        pid=${pids[$(random 0 $((NODES - 1)))]}
+        # At an armed point it goes by itself, and is given time. Or another one does, which must not be away for a lease.
         ticks=$(random 2 50)
         [ -z "$point" ] || ticks=150
         for ((; ticks > 0; ticks--)); do
-            alive "$pid" || break
+            all_alive "${pids[@]}" || break
             sleep 0.02
         done
-        if alive "$pid"; then
+        if all_alive "${pids[@]}"; then
             kill_pid "$pid"
             killed=$((killed + 1))
         else
