@@ -100,14 +100,20 @@ impl Allocator {
 pub struct Block {
     next: u64,
     end: u64,
+    /// Why there are no more.
+    failed: Option<EngineError>,
 }
 
 impl Block {
     /// Makes sure that `count` numbers are there.
+    ///
+    /// # Errors
+    /// The engine's. Whoever takes a number that is not there hears of it, too.
     pub fn fill(&mut self, count: u64, from: &Allocator, engine: &dyn Engine) -> Result<(), EngineError> {
+        self.failed = None;
         if self.end - self.next < count {
             let take = count.max(1024);
-            self.next = from.take(engine, take)?;
+            self.next = from.take(engine, take).inspect_err(|why| self.failed = Some(why.clone()))?;
             self.end = self.next + take;
         }
         Ok(())
@@ -115,15 +121,19 @@ impl Block {
 
     /// Just this number.
     pub fn of_one(number: u64) -> Self {
-        Self { next: number, end: number + 1 }
+        Self { next: number, end: number + 1, failed: None }
     }
 
-    /// A number, if one is left.
-    pub fn take(&mut self) -> Option<u64> {
-        (self.next < self.end).then(|| {
+    /// A number.
+    ///
+    /// # Errors
+    /// If none is left: why [`Block::fill`] failed.
+    pub fn take(&mut self) -> Result<u64, EngineError> {
+        if self.next < self.end {
             self.next += 1;
-            self.next - 1
-        })
+            return Ok(self.next - 1);
+        }
+        Err(self.failed.clone().unwrap_or(EngineError::NoSpace))
     }
 }
 
@@ -162,5 +172,24 @@ impl Timestamps {
             }
         }
         Ok(stamp)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::memory::{MemoryEngine, SyncWhen};
+
+    /// Seed 1922 of three nodes: a disk that had failed was told to be full.
+    #[test]
+    fn who_finds_no_number_hears_why() {
+        let (engine, all, mut block) =
+            (MemoryEngine::new(SyncWhen::Told), Allocator::new("inodes", 16), Block::default());
+        let broken = EngineError::Io("injected".into());
+        for why in [broken, EngineError::NoSpace] {
+            engine.fail_commit(why.clone());
+            assert_eq!((block.fill(1, &all, &engine), block.take()), (Err(why.clone()), Err(why)));
+        }
+        assert_eq!((block.fill(1, &all, &engine), block.take()), (Ok(()), Ok(16)));
     }
 }

@@ -115,7 +115,7 @@ pub fn run(means: &Means<'_>, desk: &mut Desk<'_>, jobs: &[Job], steps: &mut Vec
         return [0; 3];
     }
     let stamp = means.stamps.tick(means.engine, means.now);
-    // Any other failure shows when an operation finds no number left.
+    // Any other failure is that of an operation that finds no number left.
     let filled = desk.ids.fill(jobs.len() as u64, means.inodes, means.engine);
     if let Some(why) = taken_over(means, &filled) {
         hand_back(jobs.len(), &why, first, steps);

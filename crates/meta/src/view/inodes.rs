@@ -7,8 +7,9 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Place};
 use kestrel_types::placement::{COUNTERS_MAX, id_in, slot_of_id};
 
-use super::{Route, Run, View, damaged, fail};
+use super::{Route, Run, Stop, View, damaged, fail};
 use crate::perm::{Dentry, Guard};
+use crate::pipeline::engine_error;
 use crate::rows::{CellId, Value};
 
 /// A place in the tree: the directory, and the cells of the entry and of its worker's share of the directory.
@@ -268,8 +269,7 @@ impl View<'_> {
 
     /// A number for a new inode with this name. Without a name it gets the home of the directory.
     pub fn new_ino(&mut self, parent: InodeId, name: &[u8]) -> Run<InodeId> {
-        let none = fail(libc::ENOSPC, "metadata: no inode number could be reserved");
-        let counter = self.ids.take().ok_or(none)?;
+        let counter = self.ids.take().map_err(|why| Stop::Fail(engine_error(why)))?;
         match self.table {
             None => Ok(counter),
             Some(table) if counter < COUNTERS_MAX => {
