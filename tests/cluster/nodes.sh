@@ -11,7 +11,7 @@ KESTREL_NODES=3
 needs_kestrel
 
 volume=$WORK/volume a=$WORK/a b=$WORK/b
-lease=3 kills=${KILLS:-6}
+lease=5 kills=${KILLS:-6}
 SERVE_OPTIONS=(--lease "${lease}s")
 make_volume "$volume" --grace 1s
 stop_server "$volume"

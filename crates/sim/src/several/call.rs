@@ -9,6 +9,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::{Answer, Op, Outcome, Reply, Request};
 
+use super::host::is_no_answer;
 use super::leaving::staying;
 use super::objects::LINGERS;
 use super::opens::Held;
@@ -200,6 +201,10 @@ impl Several {
             self.clients[place].waiting = Some(Waiting { misdirected: true, ..waiting });
             let after = self.dice.between(5 * MS, 100 * MS);
             return self.plan_in(after, Event::AskAgain(place, number));
+        }
+        if is_no_answer(&reply) {
+            // The store of another node failed, which had a part in it: the caller hears so, and the call did nothing.
+            return self.plan_in(MS, Event::Think(place));
         }
         if let Err(Outcome::Failed(why)) = &reply
             && [libc::EIO, libc::ENOTSUP].contains(&why.errno)

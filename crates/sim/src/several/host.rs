@@ -508,9 +508,9 @@ impl Host {
         self.member.as_mut().map_or_else(Vec::new, Member::take_outbox)
     }
 
-    /// What it has answered clients.
+    /// What it has answered clients; what is known to have failed with its store nobody hears, as it ends.
     pub fn take_replies(&mut self) -> Vec<(usize, u64, Reply)> {
         let replies = std::mem::take(&mut *self.replies.lock());
-        replies.into_iter().filter(|(.., reply)| !is_no_answer(reply)).collect()
+        replies.into_iter().filter(|(.., reply)| !(self.failed && is_no_answer(reply))).collect()
     }
 }

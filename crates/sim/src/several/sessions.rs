@@ -177,6 +177,8 @@ impl Sessions {
         match reply {
             Ok(_) => {}
             Err(why) if is_timeout(why) => self.abandoned.push(ino),
+            // A store has failed, this process's own or that of a node that had a part in it.
+            Err(_) if is_no_answer(reply) => self.abandoned.push(ino),
             Err(why) => self.wrong = Some(format!("an open of file {ino} is not given back: {why:?}")),
         }
     }
