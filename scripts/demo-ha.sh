@@ -70,18 +70,10 @@ sleep 1
 told "PostgreSQL primary" "$from" "the standby, promoted 0.3 s later by hand"
 
 echo "== what is there"
-status=0
-wait "$load" || status=$?
-if [ "$status" = 0 ] && grep -q 'ended by: done' "$WORK/run.out"; then ok "no call of the load failed: $(tail -n 1 "$WORK/run.out")"; else
-    cat "$WORK/run.out"
-    fail "the load saw an error"
-fi
+load_ended "$load" "no call of the load failed"
 kill -TERM "$probe"
 wait "$probe" || true
-for mount in "$a" "$b"; do
-    check "every acknowledged change is at mount $(basename "$mount")" \
-        kestrel-crashload verify --dir "$mount/load" --log "$WORK/load.log" --mode process
-done
+all_acknowledged "$a" "$b"
 check "fsck --data while all serve" fsck_volume "$volume" --data
 umount_volume "$b"
 umount_volume "$a"

@@ -250,6 +250,25 @@ close_and_check() {
     check "fsck --data finds nothing" fsck_volume "$1" --data
 }
 
+# load_ended PID WHAT: waits for a kestrel-crashload whose output is $WORK/run.out: it has seen no error and was not cut short.
+load_ended() {
+    local status=0
+    wait "$1" || status=$?
+    if [ "$status" = 0 ] && grep -q 'ended by: done' "$WORK/run.out"; then ok "$2: $(tail -n 1 "$WORK/run.out")"; else
+        cat "$WORK/run.out"
+        fail "the load saw an error"
+    fi
+}
+
+# all_acknowledged MOUNT…: what the log of a load in DIR/load has as acknowledged is there.
+all_acknowledged() {
+    local mount
+    for mount in "$@"; do
+        check "everything acknowledged is at $(basename "$mount")" \
+            kestrel-crashload verify --dir "$mount/load" --log "$WORK/load.log" --mode process
+    done
+}
+
 # random FROM TO
 random() {
     echo $(($1 + (RANDOM * 32768 + RANDOM) % ($2 - $1 + 1)))

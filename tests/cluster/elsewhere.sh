@@ -67,16 +67,8 @@ check "and is reached there" settled "$volume"
 kill_node "$volume" 2
 check "and elsewhere once more" elsewhere 2
 check "and is reached there, too" at 2 "127.0.0.1:${port[2]}" "$(url_of "${port[3]}")"
-status=0
-wait "$load" || status=$?
-if [ "$status" = 0 ] && grep -q 'ended by: done' "$WORK/run.out"; then ok "the load saw no error"; else
-    cat "$WORK/run.out"
-    fail "the load saw an error"
-fi
-for mount in "$a" "$b"; do
-    check "everything acknowledged is at $(basename "$mount")" \
-        kestrel-crashload verify --dir "$mount/load" --log "$WORK/load.log" --mode process
-done
+load_ended "$load" "the load saw no error"
+all_acknowledged "$a" "$b"
 
 # Two at once: each finds the other by the one that stays.
 kill_node "$volume" 2

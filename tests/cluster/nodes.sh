@@ -69,16 +69,8 @@ for ((kill = 0; kill < kills; kill++)); do
     sleep "$(ms "$(random 0 500)")"
     start_node "$volume" "$node"
 done
-status=0
-wait "$load" || status=$?
-if [ "$status" = 0 ] && grep -q 'ended by: done' "$WORK/run.out"; then ok "$kills nodes killed under load"; else
-    cat "$WORK/run.out"
-    fail "the load saw an error"
-fi
-for mount in "$a" "$b"; do
-    check "everything acknowledged is at $(basename "$mount")" \
-        kestrel-crashload verify --dir "$mount/load" --log "$WORK/load.log" --mode process
-done
+load_ended "$load" "$kills nodes killed under load"
+all_acknowledged "$a" "$b"
 check "fsck after the kills" fsck_volume "$volume"
 
 # What the tests of locks run while they go on.

@@ -88,16 +88,8 @@ check "all is well" wait_for 20 has_moved "$volume" 3 "$pid"
 seen "hand-over" "$begun" "$swift_max"
 check "it is taken back" start_node "$volume" 3 --take-over
 
-status=0
-wait "$load" || status=$?
-if [ "$status" = 0 ] && grep -q 'ended by: done' "$WORK/run.out"; then ok "the load saw no error"; else
-    cat "$WORK/run.out"
-    fail "the load saw an error"
-fi
-for mount in "$a" "$b"; do
-    check "everything acknowledged is at $(basename "$mount")" \
-        kestrel-crashload verify --dir "$mount/load" --log "$WORK/load.log" --mode process
-done
+load_ended "$load" "the load saw no error"
+all_acknowledged "$a" "$b"
 check "fsck while all serve" fsck_volume "$volume"
 
 # A process that hangs keeps its session with the database: it is taken over all the same, later.

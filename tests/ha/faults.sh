@@ -100,22 +100,14 @@ while [ "$SECONDS" -lt $((seconds - 5)) ]; do
 done
 ok "${#events[@]} faults"
 
-status=0
-wait "$load" || status=$?
-if [ "$status" = 0 ] && grep -q 'ended by: done' "$WORK/run.out"; then ok "no call of the load failed"; else
-    cat "$WORK/run.out"
-    fail "the load saw an error"
-fi
+load_ended "$load" "no call of the load failed"
 if wait "$compare"; then ok "the same calls had the same answers as on the local file system"; else
     tail -n 30 "$WORK/compare.out"
     fail "calls differ"
 fi
 kill -TERM "$probe"
 wait "$probe" || true
-for mount in "$a" "$b"; do
-    check "every acknowledged change is at $(basename "$mount")" \
-        kestrel-crashload verify --dir "$mount/load" --log "$WORK/load.log" --mode process
-done
+all_acknowledged "$a" "$b"
 check "fsck --data while all serve" fsck_volume "$volume" --data
 mkdir -p "$(dirname "$report")"
 (

@@ -22,6 +22,7 @@ pub mod successor;
 pub mod table;
 pub mod tls;
 pub mod tokens;
+pub mod worker;
 
 use kestrel_types::wire::WHO_BYTES_MAX;
 

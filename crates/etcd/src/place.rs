@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::uri::Authority;
+use kestrel_meta::engine::elsewhere;
 
 /// How such URLs begin.
 pub const SCHEMES: [&str; 2] = ["etcd://", "etcds://"];
@@ -19,10 +20,6 @@ const PORT_DEFAULT: u16 = 2379;
 const HOSTS_MAX: usize = 16;
 /// Longest prefix, bytes.
 const PREFIX_BYTES_MAX: usize = 128;
-/// How long commits wait for an etcd that does not answer.
-const DEADLINE_DEFAULT: Duration = Duration::from_secs(60);
-/// Bounds of that.
-const DEADLINE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// An etcd, and where in it.
 #[derive(Clone)]
@@ -72,11 +69,13 @@ impl Place {
             Some((who, hosts)) => (Some(who), hosts),
             None => (None, place),
         };
-        let (mut deadline, mut passfile, mut ca) = (DEADLINE_DEFAULT, None, None);
+        let (mut deadline, mut passfile, mut ca) = (elsewhere::DEADLINE_DEFAULT, None, None);
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
             match name {
-                "deadline" => deadline = seconds(value).ok_or_else(|| bad("deadline is not 1s to 24h"))?,
+                "deadline" => {
+                    deadline = elsewhere::deadline(value).ok_or_else(|| bad("deadline is not 1s to 24h"))?
+                }
                 "passfile" => passfile = Some(PathBuf::from(value)),
                 "ca" if is_tls => ca = Some(PathBuf::from(value)),
                 "ca" => return Err(bad("ca is for etcds://")),
@@ -115,19 +114,6 @@ fn endpoint(host: &str, scheme: &str) -> Option<String> {
         port => port.strip_prefix(':')?.parse().ok().filter(|port| *port > 0)?,
     };
     (!authority.host().is_empty()).then(|| format!("{scheme}://{}:{port}", authority.host()))
-}
-
-/// A duration of 1 s to 24 h: `90s`, `5m`, `1h`, or seconds.
-fn seconds(text: &str) -> Option<Duration> {
-    let digits = text.trim_end_matches(['s', 'm', 'h']);
-    let unit = match &text[digits.len()..] {
-        "" | "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        _ => return None,
-    };
-    let duration = Duration::from_secs(digits.parse::<u32>().ok()?.checked_mul(unit)?.into());
-    (Duration::from_secs(1)..=DEADLINE_MAX).contains(&duration).then_some(duration)
 }
 
 /// User and password: what stands in the URL, else the first line of the file, else the environment.

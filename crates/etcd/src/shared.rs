@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
+use kestrel_meta::engine::elsewhere::{is_within_limits, queued_bytes};
 use kestrel_meta::engine::tier::Tier;
-use kestrel_meta::engine::{
-    BATCH_MUTATIONS_MAX, BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation, Tap, TapGuard,
-};
+use kestrel_meta::engine::{BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation, Tap, TapGuard};
 use kestrel_types::ids::Position;
-use kestrel_types::key::SUFFIX_MAX;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -24,9 +22,6 @@ pub const SHARD_BYTES_MAX: usize = 16 << 20;
 const QUEUE_BYTES_MAX: usize = 24 << 20;
 /// Memory for rows beside those that etcd has, bytes.
 const ROW_BYTES: usize = 1 << 20;
-/// Bytes that a mutation takes beside its suffix and value.
-const MUTATION_OVERHEAD: usize = 64;
-
 /// See the module's header.
 pub struct Shared {
     pub client: Arc<Client>,
@@ -81,14 +76,6 @@ pub struct Counters {
     pub reads: AtomicU64,
 }
 
-fn bytes_of(mutations: &[Mutation]) -> usize {
-    let each = |mutation: &Mutation| {
-        let value = mutation.value.as_ref().map_or(0, |value| value.len());
-        mutation.key.suffix.len() + value + MUTATION_OVERHEAD
-    };
-    mutations.iter().map(each).sum()
-}
-
 impl Shared {
     /// For a shard that stands like this, and has these rows.
     pub fn new(
@@ -138,12 +125,8 @@ impl Shared {
         kind: BatchKind,
         mutations: Vec<Mutation>,
     ) -> Result<Position, EngineError> {
-        let fits = |mutation: &Mutation| {
-            mutation.key.suffix.len() <= SUFFIX_MAX
-                && mutation.value.as_ref().is_none_or(|value| value.len() <= store::BYTES_MAX)
-        };
-        let bytes = bytes_of(&mutations);
-        if mutations.len() > BATCH_MUTATIONS_MAX || bytes > QUEUE_BYTES_MAX || !mutations.iter().all(fits) {
+        let bytes = queued_bytes(&mutations);
+        if bytes > QUEUE_BYTES_MAX || !is_within_limits(&mutations, store::BYTES_MAX) {
             return Err(io("a batch, key or value is above its limit"));
         }
         let count = mutations.len() as u64;
@@ -193,7 +176,7 @@ impl Shared {
         loop {
             match queue.items.pop_front() {
                 Some(Item::Batch(position, mutations)) => {
-                    let more = bytes_of(&mutations);
+                    let more = queued_bytes(&mutations);
                     let fits = rows + mutations.len() <= store::ROWS_MAX && bytes + more <= store::BYTES_MAX;
                     if !batches.is_empty() && !fits {
                         queue.items.push_front(Item::Batch(position, mutations));

@@ -5,6 +5,7 @@
 mod claimed;
 mod disk;
 mod durability;
+pub mod elsewhere;
 pub mod embedded;
 #[cfg(any(test, feature = "exercise"))]
 pub mod exercise;

@@ -386,13 +386,7 @@ impl Engine for PgEngine {
     }
 
     fn sync(&self) -> Result<(), EngineError> {
-        let (sender, receiver) = mpsc::sync_channel(1);
-        let done = move |result| {
-            // The receiver waits below, so this cannot fail.
-            let _ = sender.send(result);
-        };
-        self.shared.tier.on_durable(self.shared.appended(), Box::new(done));
-        receiver.recv().unwrap_or_else(|_| Err(EngineError::Io("metadata engine: closed".into())))
+        self.shared.tier.wait(self.shared.appended())
     }
 
     fn tap(&self, tap: Tap) -> TapGuard {

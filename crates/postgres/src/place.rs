@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kestrel_meta::engine::elsewhere;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
@@ -20,10 +21,6 @@ pub const SCHEMES: [&str; 2] = ["postgres://", "postgresql://"];
 const SCHEMA_DEFAULT: &str = "kestrelfs";
 /// PostgreSQL cuts longer names.
 const SCHEMA_BYTES_MAX: usize = 63;
-/// How long commits and reads wait for a database that does not answer.
-const DEADLINE_DEFAULT: Duration = Duration::from_secs(60);
-/// Bounds of that.
-const DEADLINE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// How long connecting to one host may take, if the URL does not say.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// After this long without an acknowledgement a connection is lost, if the URL does not say.
@@ -71,7 +68,7 @@ impl Place {
         }
         let (base, query) = url.split_once('?').unwrap_or((url, ""));
         let mut schema = SCHEMA_DEFAULT.to_string();
-        let mut deadline = DEADLINE_DEFAULT;
+        let mut deadline = elsewhere::DEADLINE_DEFAULT;
         let mut synchronous_commit = "on";
         let (mut passfile, mut mode, mut authorities) = (None, "disable", None);
         let mut theirs = Vec::new();
@@ -79,7 +76,9 @@ impl Place {
             let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
             match name {
                 "schema" => schema = value.to_string(),
-                "deadline" => deadline = seconds(value).ok_or_else(|| bad("deadline is not 1s to 24h"))?,
+                "deadline" => {
+                    deadline = elsewhere::deadline(value).ok_or_else(|| bad("deadline is not 1s to 24h"))?
+                }
                 "synchronous_commit" => {
                     synchronous_commit = ["on", "remote_apply", "remote_write"]
                         .into_iter()
@@ -153,19 +152,6 @@ impl Place {
     pub fn shown(&self) -> &str {
         &self.shown
     }
-}
-
-/// A duration of 1 s to 24 h: `90s`, `5m`, `1h`, or seconds.
-fn seconds(text: &str) -> Option<Duration> {
-    let digits = text.trim_end_matches(['s', 'm', 'h']);
-    let unit = match &text[digits.len()..] {
-        "" | "s" => 1,
-        "m" => 60,
-        "h" => 3600,
-        _ => return None,
-    };
-    let duration = Duration::from_secs(digits.parse::<u32>().ok()?.checked_mul(unit)?.into());
-    (Duration::from_secs(1)..=DEADLINE_MAX).contains(&duration).then_some(duration)
 }
 
 fn shown(base: &str, schema: &str) -> String {

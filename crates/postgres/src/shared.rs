@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use kestrel_meta::engine::elsewhere::{is_within_limits, queued_bytes};
 use kestrel_meta::engine::tier::Tier;
-use kestrel_meta::engine::{
-    BATCH_MUTATIONS_MAX, BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation,
-};
+use kestrel_meta::engine::{BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation};
 use kestrel_types::ids::Position;
-use kestrel_types::key::SUFFIX_MAX;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
 
@@ -23,9 +21,6 @@ use crate::session::Session;
 const READERS: usize = 4;
 /// Most bytes of a value.
 const VALUE_MAX: usize = 16 << 20;
-/// Bytes that a mutation takes beside its suffix and value.
-const MUTATION_OVERHEAD: usize = 64;
-
 /// See the module's header.
 pub struct Shared {
     pub place: Place,
@@ -84,14 +79,6 @@ impl Counters {
         self.hits.fetch_add(hits as u64, Ordering::Relaxed);
         self.reads.fetch_add(reads as u64, Ordering::Relaxed);
     }
-}
-
-fn bytes_of(mutations: &[Mutation]) -> usize {
-    let each = |mutation: &Mutation| {
-        let value = mutation.value.as_ref().map_or(0, |value| value.len());
-        mutation.key.suffix.len() + value + MUTATION_OVERHEAD
-    };
-    mutations.iter().map(each).sum()
 }
 
 impl Shared {
@@ -198,14 +185,10 @@ impl Shared {
         kind: BatchKind,
         mutations: Vec<Mutation>,
     ) -> Result<Position, EngineError> {
-        let fits = |mutation: &Mutation| {
-            mutation.key.suffix.len() <= SUFFIX_MAX
-                && mutation.value.as_ref().is_none_or(|value| value.len() <= VALUE_MAX)
-        };
-        if mutations.len() > BATCH_MUTATIONS_MAX || !mutations.iter().all(fits) {
+        if !is_within_limits(&mutations, VALUE_MAX) {
             return Err(EngineError::Io("metadata engine: a batch, key or value is above its limit".into()));
         }
-        let bytes = bytes_of(&mutations);
+        let bytes = queued_bytes(&mutations);
         let count = mutations.len() as u64;
         let until = Instant::now() + self.place.deadline;
         let mut queue = self.queue.lock();
@@ -256,7 +239,7 @@ impl Shared {
             && let Some(batch) = queue.batches.pop_front()
         {
             mutations += batch.1.len();
-            bytes += bytes_of(&batch.1);
+            bytes += queued_bytes(&batch.1);
             taken.push(batch);
         }
         taken
@@ -276,7 +259,7 @@ impl Shared {
 
     /// Bytes of batches, as the queue counts them.
     pub fn weigh(batches: &[(Position, Vec<Mutation>)]) -> usize {
-        batches.iter().map(|(_, mutations)| bytes_of(mutations)).sum()
+        batches.iter().map(|(_, mutations)| queued_bytes(mutations)).sum()
     }
 
     /// The database's disk is full.

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kestrel_meta::engine::Engine;
@@ -18,6 +17,7 @@ use serde_json::{Value, json};
 
 use super::census::Census;
 use super::node::NodeOfCluster;
+use super::worker::{Ends, Rest, Worker};
 use crate::units::duration_arg;
 use crate::verbs::cluster::balance::tell;
 
@@ -122,8 +122,7 @@ impl Balancing {
 
 /// The threads that count and that balance; they end when this is dropped.
 pub struct Balancer {
-    end: Option<mpsc::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _worker: Option<Worker>,
     _census: Census,
 }
 
@@ -138,30 +137,14 @@ impl Balancer {
         node: &NodeOfCluster,
     ) -> std::io::Result<Self> {
         let census = Census::start(host, engine)?;
-        let (end, ended) = mpsc::channel();
         let Pace::Every(every) = node.pace else {
-            return Ok(Self { end: None, thread: None, _census: census });
+            return Ok(Self { _worker: None, _census: census });
         };
-        let looker = Looker {
-            host: host.clone(),
-            me: node.node,
-            peers: node.peers.clone(),
-            balancing: node.balancing.clone(),
-            ended,
-        };
-        let work = move || looker.work(every);
-        let thread = std::thread::Builder::new().name("kestrel-balance".into()).spawn(work)?;
-        Ok(Self { end: Some(end), thread: Some(thread), _census: census })
-    }
-}
-
-impl Drop for Balancer {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        if let Some(thread) = self.thread.take() {
-            // If it panicked, that has been reported by the panic itself.
-            let _ = thread.join();
-        }
+        let (host, me, peers) = (host.clone(), node.node, node.peers.clone());
+        let balancing = node.balancing.clone();
+        let looker = move |rest| Looker { host, me, peers, balancing, rest };
+        let worker = Worker::start("kestrel-balance", move |rest| looker(rest).work(every))?;
+        Ok(Self { _worker: Some(worker), _census: census })
     }
 }
 
@@ -170,26 +153,15 @@ struct Looker {
     me: NodeId,
     peers: Arc<kestrel_cluster::peers::Peers>,
     balancing: Arc<Balancing>,
-    /// Nothing comes here; it is closed when the thread is to end.
-    ended: mpsc::Receiver<()>,
+    rest: Rest,
 }
-
-/// The process ends.
-struct Ends;
 
 impl Looker {
     fn work(&self, every: Duration) {
-        while self.rest(every).is_ok() {
+        while self.rest.sleep(every).is_ok() {
             if self.host.leads_changes() && self.look().is_err() {
                 return;
             }
-        }
-    }
-
-    fn rest(&self, time: Duration) -> Result<(), Ends> {
-        match self.ended.recv_timeout(time) {
-            Err(RecvTimeoutError::Timeout) => Ok(()),
-            _ => Err(Ends),
         }
     }
 
@@ -239,7 +211,7 @@ impl Looker {
             }
             let since = Instant::now();
             while self.is_changing() && since.elapsed() < SETTLE_MAX {
-                self.rest(LOOK)?;
+                self.rest.sleep(LOOK)?;
             }
         }
         Ok(())
@@ -297,7 +269,7 @@ impl Looker {
         loop {
             match told.recv_timeout(LOOK) {
                 Ok(result) => return Ok(result),
-                Err(RecvTimeoutError::Timeout) => self.rest(Duration::ZERO)?,
+                Err(RecvTimeoutError::Timeout) => self.rest.sleep(Duration::ZERO)?,
                 Err(RecvTimeoutError::Disconnected) => return Err(Ends),
             }
         }

@@ -6,9 +6,7 @@
 use std::cell::LazyCell;
 use std::io::{BufWriter, Write};
 use std::path::Path;
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::Args;
@@ -24,6 +22,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::control::Serving;
+use super::worker::Worker;
 use crate::feed::Feed;
 use crate::nodes::cut;
 use crate::units::duration_arg;
@@ -363,8 +362,7 @@ pub fn prune(shelf: &Shelf, keep: usize) -> Result<Value, String> {
 
 /// The thread that keeps the schedule. It ends when this is dropped, after the dump that it is taking.
 pub struct Schedule {
-    stop: Option<mpsc::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _worker: Option<Worker>,
 }
 
 impl Schedule {
@@ -374,27 +372,16 @@ impl Schedule {
     /// If there is no thread for it.
     pub fn begin(serving: &Arc<Serving>) -> std::io::Result<Self> {
         let Some(every) = serving.keeper.args.every().filter(|_| !serving.read_only) else {
-            return Ok(Self { stop: None, thread: None });
+            return Ok(Self { _worker: None });
         };
-        let (stop, stopped) = mpsc::channel();
         let serving: Weak<Serving> = Arc::downgrade(serving);
-        let thread = std::thread::Builder::new().name("dumps".into()).spawn(move || {
+        let worker = Worker::start("dumps", move |rest| {
             let mut wait = LOOK_MAX.min(every);
-            while stopped.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
+            while rest.sleep(wait).is_ok() {
                 let Some(serving) = serving.upgrade() else { return };
                 wait = serving.keeper.look(&serving, every);
             }
         })?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for Schedule {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // A thread that has failed has said so.
-            let _ = thread.join();
-        }
+        Ok(Self { _worker: Some(worker) })
     }
 }

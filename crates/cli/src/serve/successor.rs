@@ -11,9 +11,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kestrel_client::descriptor::Descriptor;
@@ -26,6 +24,7 @@ use serde_json::{Value, json};
 
 use super::control::Serving;
 use super::daemon;
+use super::worker::{Rest, Worker};
 use vigil::{Deed, Found, HELD, Sight, Vigil};
 
 /// Time between two looks at the others.
@@ -316,8 +315,7 @@ pub fn answer(serving: &Serving, question: &Value) -> Result<Value, String> {
 
 /// The thread that watches; it ends when this is dropped.
 pub struct Successor {
-    end: Option<mpsc::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _worker: Worker,
 }
 
 impl Successor {
@@ -326,7 +324,6 @@ impl Successor {
     /// # Errors
     /// If it does not start.
     pub fn start(succession: &Arc<Succession>) -> std::io::Result<Self> {
-        let (end, ended) = mpsc::channel();
         let now = Instant::now();
         let watcher = Watcher {
             succession: succession.clone(),
@@ -335,19 +332,7 @@ impl Successor {
             begun: now,
             broken: now,
         };
-        let work = move || watcher.work(&ended);
-        let thread = std::thread::Builder::new().name("successor".into()).spawn(work)?;
-        Ok(Self { end: Some(end), thread: Some(thread) })
-    }
-}
-
-impl Drop for Successor {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        if let Some(thread) = self.thread.take() {
-            // If it panicked, that has been reported by the panic itself.
-            let _ = thread.join();
-        }
+        Ok(Self { _worker: Worker::start("successor", move |rest| watcher.work(&rest))? })
     }
 }
 
@@ -362,8 +347,8 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn work(mut self, ended: &mpsc::Receiver<()>) {
-        while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+    fn work(mut self, rest: &Rest) {
+        while rest.sleep(LOOK).is_ok() {
             let Some(host) = self.succession.host.upgrade() else { return };
             self.look(&host);
         }

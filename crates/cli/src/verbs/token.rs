@@ -59,7 +59,7 @@ struct CreateArgs {
     #[arg(long, value_name = "NAME")]
     name: String,
     /// When it ends, from now on; never by default
-    #[arg(long, value_name = "TIME", value_parser = long_duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration_arg)]
     expires: Option<Duration>,
     /// Nothing may be changed
     #[arg(long)]
@@ -136,16 +136,6 @@ fn ranges_arg(text: &str) -> Result<Ranges, String> {
 fn pair_arg(text: &str) -> Result<(u32, u32), String> {
     let pair = text.split_once(':').and_then(|(one, two)| Some((one.parse().ok()?, two.parse().ok()?)));
     pair.ok_or("two numbers with a colon between them".into())
-}
-
-/// Days, too, which nothing else takes that long.
-fn long_duration(text: &str) -> Result<Duration, String> {
-    let days = text.strip_suffix('d').map(|days| days.parse::<u32>());
-    match days {
-        Some(Ok(days)) => Ok(Duration::from_secs(u64::from(days) * 86_400)),
-        Some(Err(_)) => Err("a whole number of days".into()),
-        None => duration_arg(text),
-    }
 }
 
 fn fail(why: impl std::fmt::Display) -> Failure {
@@ -325,8 +315,8 @@ mod tests {
         }
         assert_eq!(pair_arg("500:1500"), Ok((500, 1500)));
         assert!(pair_arg("500").is_err() && pair_arg("a:b").is_err());
-        assert_eq!(long_duration("30d"), Ok(Duration::from_secs(30 * 86_400)));
-        assert_eq!(long_duration("5s"), Ok(Duration::from_secs(5)));
-        assert!(long_duration("xd").is_err());
+        assert_eq!(duration_arg("30d"), Ok(Duration::from_secs(30 * 86_400)));
+        assert_eq!(duration_arg("5s"), Ok(Duration::from_secs(5)));
+        assert!(duration_arg("xd").is_err());
     }
 }

@@ -4,7 +4,7 @@
 //! not have, the store, asked afterwards, does. Rows that the store has are kept as long as there is room.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
@@ -187,6 +187,20 @@ impl Tier {
     /// [`super::Engine::on_durable`].
     pub fn on_durable(&self, position: Position, done: OnDurable) {
         self.waiters.wait(position, done);
+    }
+
+    /// Waits until the batch at `position` is settled.
+    ///
+    /// # Errors
+    /// Why it never will be.
+    pub fn wait(&self, position: Position) -> Result<(), EngineError> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let done = move |result| {
+            // The receiver waits below, so this cannot fail.
+            let _ = sender.send(result);
+        };
+        self.waiters.wait(position, Box::new(done));
+        receiver.recv().unwrap_or_else(|_| Err(EngineError::Io("metadata engine: closed".into())))
     }
 
     /// [`super::Engine::tap`]; no batch may be applied meanwhile.
