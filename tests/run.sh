@@ -29,7 +29,7 @@ export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-20261121}
 # left at the end.
 suites=(
     "kill 2400 tests/crash/kill.sh"
-    "rust 1800 cargo test --workspace --locked --quiet --no-fail-fast"
+    "rust 1800 cargo test --workspace --locked --no-fail-fast"
     "fuzz 900 fuzz/run.sh"
     "sim-nodes 2400 cargo run --locked --quiet --release -p kestrel-sim -- --nodes 3 --seconds ${SIM_NODES_SECONDS:-600}"
     "sim 1200 cargo run --locked --quiet --release -p kestrel-sim -- --seconds ${SIM_SECONDS:-180}"
@@ -185,6 +185,20 @@ counts() {
         END { if (plain) print plain_passed, plain_failed; else print p + 0, f + 0 }' "$1"
 }
 
+# unfinished LOG: what ran when the suite was ended: tests of cargo that began and did not end, else the last line that
+# says how far it was.
+unfinished() {
+    awk '
+        /^     Running |^   Doc-tests / { at = $0 }
+        /^test .* has been running for over/ { slow[$2] = 1 }
+        /^test .* \.\.\. / { delete slow[$2] }
+        /^(ok|FAIL) / { at = "the check after: " $0 }
+        END {
+            for (test in slow) { print "running: " test; named = 1 }
+            if (!named && at != "") print "running: " at
+        }' "$1"
+}
+
 json_text() {
     python3 -c 'import json, sys; print(json.dumps(sys.stdin.read()), end="")'
 }
@@ -242,7 +256,10 @@ await() {
         printf 'FAIL %-16s %5d passed %4d failed %4d s  %s\n' "$name" "$good" "$bad" "$seconds" "$log"
         grep -E "$failure_lines" "$log" | head -n 12 | sed 's/^/       /' || true
         tail -n 40 "$log" | cut -c1-300 | sed 's/^/       | /'
-        [ "$status" != 124 ] || echo "       not finished after ${limits[$name]} s"
+        if [ "$status" = 124 ] || [ "$status" = 137 ]; then
+            echo "       not finished after ${limits[$name]} s"
+            unfinished "$log" | cut -c1-200 | sed 's/^/       /'
+        fi
         [ "$name" != rust ] || echo "       property tests: PROPTEST_RNG_SEED=$PROPTEST_RNG_SEED"
         failures=$({ grep -E "$failure_lines" "$log" || tail -n 20 "$log"; } | head -n 40 | json_text)
     fi

@@ -4,6 +4,7 @@
 
 mod common;
 
+use kestrel_judge::stop::StopOnDrop;
 use std::fs::File;
 use std::io::Cursor;
 use std::sync::Arc;
@@ -176,6 +177,7 @@ fn a_dump_of_a_volume_in_use_is_a_state_that_existed() {
     let filler = (0..20_000u64).map(|i| put(Table::Xattr, i, b"user.f", Box::new([1, 7]))).collect();
     engine.commit(BatchKind::Growing, filler).unwrap();
     let stop = Arc::new(AtomicBool::new(false));
+    let stopper = StopOnDrop::new(&stop);
     let writer = std::thread::spawn({
         let (engine, stop) = (engine.clone(), stop.clone());
         move || {
@@ -208,6 +210,6 @@ fn a_dump_of_a_volume_in_use_is_a_state_that_existed() {
             loaded.all().keys().filter(|key| key.table == Table::Sweep && *key.suffix == *b"one").count();
         assert!(ones <= 1, "{ones} of a row that exists once at a time");
     }
-    stop.store(true, Ordering::SeqCst);
+    drop(stopper);
     assert!(writer.join().unwrap() > 0);
 }

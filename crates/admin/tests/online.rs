@@ -4,6 +4,7 @@
 
 mod common;
 
+use kestrel_judge::stop::StopOnDrop;
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -285,10 +286,11 @@ fn a_cut_is_a_moment_of_a_volume_in_use() {
         let mut driver = Driver::new(seed);
         let engine = driver.engine.clone();
         (0..500).for_each(|_| driver.step());
-        let busy = AtomicBool::new(true);
+        let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let stopper = StopOnDrop::new(&stop);
             let worker = scope.spawn(|| {
-                while busy.load(Ordering::SeqCst) {
+                while !stop.load(Ordering::SeqCst) {
                     driver.step();
                 }
             });
@@ -297,7 +299,7 @@ fn a_cut_is_a_moment_of_a_volume_in_use() {
                 let cut = Cut::take(&*engine, dir.path(), 0, &mut |_| {}).unwrap();
                 assert_eq!(findings(cut.engine()).0, [], "seed {seed}, round {round}");
             }
-            busy.store(false, Ordering::SeqCst);
+            drop(stopper);
             worker.join().unwrap();
         });
     }

@@ -4,6 +4,7 @@
 
 mod common;
 
+use kestrel_judge::stop::StopOnDrop;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -133,15 +134,16 @@ fn checks_and_collections_beside_several_writers_lose_nothing() {
     let place = volume_without_grace();
     place.mount(&[]).expect(0, "");
     let mount = place.mount_point();
-    let busy = AtomicBool::new(true);
+    let stop = AtomicBool::new(false);
     let writers: Vec<Writer> = std::thread::scope(|scope| {
-        let (mount, busy) = (&mount, &busy);
+        let (mount, stop) = (&mount, &stop);
+        let stopper = StopOnDrop::new(stop);
         let threads: Vec<_> = (0..WRITERS)
             .map(|id| {
                 scope.spawn(move || {
                     let mut writer = Writer::new(mount, id);
                     let mut step = 0;
-                    while busy.load(Ordering::SeqCst) || step < 100 {
+                    while !stop.load(Ordering::SeqCst) || step < 100 {
                         writer.step(step * WRITERS + id);
                         step += 1;
                     }
@@ -161,7 +163,7 @@ fn checks_and_collections_beside_several_writers_lose_nothing() {
             let compacted = json(&["compact", &place.volume()]);
             assert_eq!(compacted["failed"], 0, "round {round}: {compacted}");
         }
-        busy.store(false, Ordering::SeqCst);
+        drop(stopper);
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     writers.iter().for_each(Writer::verify);

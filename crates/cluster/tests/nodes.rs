@@ -4,6 +4,7 @@
 
 mod cluster;
 
+use kestrel_judge::stop::StopOnDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -83,6 +84,7 @@ fn a_node_that_is_cut_off_or_started_again_is_waited_for() {
     let stop = AtomicBool::new(false);
     let clients: Vec<_> = (0..4).map(|_| cluster.client()).collect();
     let left: usize = thread::scope(|scope| {
+        let stopper = StopOnDrop::new(&stop);
         let threads: Vec<_> = clients
             .iter()
             .enumerate()
@@ -109,7 +111,7 @@ fn a_node_that_is_cut_off_or_started_again_is_waited_for() {
         thread::sleep(Duration::from_millis(500));
         cluster.sites[1].run();
         thread::sleep(Duration::from_millis(1000));
-        stop.store(true, Ordering::Relaxed);
+        drop(stopper);
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     assert_eq!(client.names("right").len(), left);

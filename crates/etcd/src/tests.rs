@@ -4,6 +4,7 @@
 mod relay;
 mod server;
 
+use kestrel_judge::stop::StopOnDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::thread;
 
@@ -345,10 +346,11 @@ fn written_while(place: &Place, happening: impl FnOnce()) {
     let engine = open(place).unwrap();
     let stop = AtomicBool::new(false);
     let count = thread::scope(|scope| {
+        let stopper = StopOnDrop::new(&stop);
         let writing = scope.spawn(|| write_all(&engine, &|_| stop.load(Ordering::Relaxed)));
         happening();
         thread::sleep(Duration::from_millis(300));
-        stop.store(true, Ordering::Relaxed);
+        drop(stopper);
         writing.join().unwrap()
     });
     assert!(count > 20, "{count}");

@@ -7,6 +7,7 @@
 //! - [`s3proxy`]: a proxy in front of an S3 store that fails on purpose and counts requests.
 //! - [`relay`]: latency between two programs of one machine.
 //! - [`traverse`]: random walks in a tree of a known shape.
+//! - [`stop`]: ends the threads of a test, also when it fails.
 
 pub mod args;
 pub mod compare;
@@ -17,5 +18,6 @@ pub mod json;
 pub mod relay;
 pub mod rng;
 pub mod s3proxy;
+pub mod stop;
 pub mod sys;
 pub mod traverse;

@@ -3,6 +3,7 @@
 mod relay;
 mod server;
 
+use kestrel_judge::stop::StopOnDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -248,6 +249,7 @@ fn a_server_that_dies_under_load_and_comes_back_has_everything_once() {
     let engine = open(&place).unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
     let count = thread::scope(|scope| {
+        let stopper = StopOnDrop::new(&stop);
         let writing = scope.spawn(|| write_all(&engine, &|_| stop.load(Ordering::Relaxed)));
         for _ in 0..3 {
             thread::sleep(Duration::from_millis(300));
@@ -255,7 +257,7 @@ fn a_server_that_dies_under_load_and_comes_back_has_everything_once() {
             server.resume();
         }
         thread::sleep(Duration::from_millis(300));
-        stop.store(true, Ordering::Relaxed);
+        drop(stopper);
         writing.join().unwrap()
     });
     verify(&engine, count);

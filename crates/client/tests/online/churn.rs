@@ -1,5 +1,6 @@
 //! Writers that know what their files should hold, beside an administrator.
 
+use kestrel_judge::stop::StopOnDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -151,9 +152,10 @@ impl Writer {
 pub fn churn(store: Arc<dyn BlockStore>, steps: u64) {
     let volume = volume(store);
     let scratch = tempfile::tempdir().unwrap();
-    let busy = AtomicBool::new(true);
+    let stop = AtomicBool::new(false);
     let mut done = Compacted::default();
     std::thread::scope(|scope| {
+        let stopper = StopOnDrop::new(&stop);
         let writers: Vec<_> = (0..3)
             .map(|id| {
                 let fs = volume.fs.clone();
@@ -167,7 +169,7 @@ pub fn churn(store: Arc<dyn BlockStore>, steps: u64) {
         let admin = scope.spawn(|| {
             let mut done = Compacted::default();
             let mut rounds = 0;
-            while busy.load(Ordering::SeqCst) || rounds < 2 {
+            while !stop.load(Ordering::SeqCst) || rounds < 2 {
                 let compacted = compact(&volume);
                 done.moved += compacted.moved;
                 done.folded += compacted.folded;
@@ -180,7 +182,7 @@ pub fn churn(store: Arc<dyn BlockStore>, steps: u64) {
             done
         });
         let writers: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
-        busy.store(false, Ordering::SeqCst);
+        drop(stopper);
         done = admin.join().unwrap();
         for writer in writers {
             writer.unwrap().finish();

@@ -1,5 +1,6 @@
 //! One node goes away, or comes back without knowing anybody.
 
+use kestrel_judge::stop::StopOnDrop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -215,6 +216,7 @@ fn files_go_on_through_restarts_of_every_node() {
     let client = Client::mount(&cluster.url(0));
     let (over, done) = (AtomicBool::new(false), AtomicUsize::new(0));
     std::thread::scope(|scope| {
+        let _stopper = StopOnDrop::new(&over);
         for thread in 0..THREADS {
             let (client, over, done) = (&client, &over, &done);
             scope.spawn(move || {
@@ -244,7 +246,6 @@ fn files_go_on_through_restarts_of_every_node() {
             cluster.restart(number % 3);
             until("work goes on", || done.load(Ordering::SeqCst) > before + THREADS);
         }
-        over.store(true, Ordering::SeqCst);
     });
     assert_eq!(client.fs.metadata().stats().open_files, 0);
     cluster.check();

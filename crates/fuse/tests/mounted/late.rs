@@ -1,5 +1,6 @@
 //! Answers that come late, in other orders, from other threads, in large numbers and large sizes; and ends in the midst of them.
 
+use kestrel_judge::stop::StopOnDrop;
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::Read;
@@ -91,6 +92,7 @@ fn out_of_order_from_several_threads() {
     let mounted = Mounted::new(fs.clone());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let stopper = StopOnDrop::new(&stop);
         for backwards in [true, false, true] {
             let (fs, stop) = (&fs, &stop);
             scope.spawn(move || answer(fs, stop, backwards));
@@ -111,7 +113,7 @@ fn out_of_order_from_several_threads() {
             })
             .collect();
         let outcome: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
-        stop.store(true, Ordering::Relaxed);
+        drop(stopper);
         assert!(outcome.iter().all(Result::is_ok));
     });
     assert_eq!(mounted.session().stats(), Default::default());
@@ -235,10 +237,11 @@ fn unmount_under_load() {
         let fs = Arc::new(Once { inner, uniques: Mutex::default(), answered: AtomicU64::new(0) });
         let mut mounted = Mounted::new(fs.clone());
         let unmounter = mounted.session().unmounter();
-        let stop = AtomicBool::new(false);
+        let stop = &AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let _stopper = StopOnDrop::new(stop);
             for thread in 0..6 {
-                let (stop, dir) = (&stop, mounted.dir());
+                let dir = mounted.dir();
                 scope.spawn(move || {
                     for round in 0.. {
                         let path = dir.join(format!("{thread}.{round}"));
@@ -260,7 +263,6 @@ fn unmount_under_load() {
                 });
                 assert!(busy.count() <= 50);
             }
-            stop.store(true, Ordering::Relaxed);
         });
         // What they wrote last went below the mount, to the directory, if it was gone by then.
         if force {

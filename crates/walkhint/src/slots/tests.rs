@@ -1,6 +1,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
+use kestrel_judge::stop::StopOnDrop;
 
 /// Slots in ordinary memory, written as the program writes them.
 struct Memory {
@@ -159,6 +160,7 @@ fn torn_reads_are_noticed() {
     let at = index(42, true);
     let mut seen = 0;
     std::thread::scope(|scope| {
+        let _stopper = StopOnDrop::new(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 memory.write(at, &LOOKUP, &texts[0]);
@@ -175,7 +177,6 @@ fn torn_reads_are_noticed() {
                 }
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
     println!("{seen} of {} reads found something", 2 * READS);
 }

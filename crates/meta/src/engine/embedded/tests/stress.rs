@@ -1,5 +1,6 @@
 //! Several threads at once, with flushes and evictions in between: every key is a register that must be linearizable.
 
+use kestrel_judge::stop::StopOnDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,7 @@ fn readers_see_no_stale_row_and_miss_none() {
         None => assert!((low..=high).any(|version| version % 5 == 0), "key {number} missing, {low}..={high}"),
     };
     std::thread::scope(|scope| {
+        let stopper = StopOnDrop::new(&stop);
         for writer in 0..2u64 {
             let (engine, begun, acknowledged, stop) = (&engine, &begun, &acknowledged, &stop);
             scope.spawn(move || {
@@ -109,8 +111,9 @@ fn readers_see_no_stale_row_and_miss_none() {
                 }
             });
         }
-        let (engine, stop) = (&engine, &stop);
+        let engine = &engine;
         scope.spawn(move || {
+            let _stopper = stopper;
             let mut hand = 0;
             let mut round = 0;
             let until = Instant::now() + Duration::from_secs(8);
@@ -122,7 +125,6 @@ fn readers_see_no_stale_row_and_miss_none() {
                 engine.shared.rows.evict(0, 2, &mut hand);
                 std::thread::sleep(Duration::from_millis(2));
             }
-            stop.store(true, Ordering::Relaxed);
         });
     });
     let stats = engine.stats();
@@ -140,6 +142,7 @@ fn a_scan_and_a_tap_make_a_consistent_copy() {
     let engine = open_sim(&disk, &runs, small_options()).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let stopper = StopOnDrop::new(&stop);
         for writer in 0..2u64 {
             let (engine, stop) = (&engine, &stop);
             scope.spawn(move || {
@@ -160,9 +163,9 @@ fn a_scan_and_a_tap_make_a_consistent_copy() {
             let sink = tapped.clone();
             let guard = engine.tap(Box::new(move |batch| sink.lock().extend_from_slice(batch)));
             let mut copy = content(&engine);
-            // Whatever the writers did before this reached memory and the tap alike.
-            engine.shared.log.wait_landed();
+            // A batch reaches the tap before memory: all that the tap has is to be in memory before it is compared.
             let now = std::mem::take(&mut *tapped.lock());
+            engine.shared.log.wait_landed();
             apply(&mut copy, &now);
             let mut expected = content(&engine);
             drop(guard);
@@ -171,6 +174,6 @@ fn a_scan_and_a_tap_make_a_consistent_copy() {
             apply(&mut expected, &later);
             assert_eq!(copy, expected);
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopper);
     });
 }
