@@ -27,14 +27,13 @@ elsewhere() {
     done
     cat "$WORK/serve.out" && return 1
 }
-# at NODE ADDRESS [URL]: whether the status has it there, asked at this URL, and everything well.
+# at NODE ADDRESS [URL]: whether the status has it there, asked at this URL, and everything well. A node that starts again is well when
+# its clients have claimed their opens, at the latest after a lease: the wait is several times that.
 at() {
-    local try
-    for ((try = 0; try < 100; try++)); do
-        "$KESTREL" cluster status "${3:-$url}" >"$WORK/status.out" 2>&1 && grep -qE "^ +$1 +$2 " "$WORK/status.out" && return
-        sleep 0.2
-    done
-    cat "$WORK/status.out" && return 1
+    wait_until 90 is_at "$@" || { cat "$WORK/status.out" && return 1; }
+}
+is_at() {
+    "$KESTREL" cluster status "${3:-$url}" >"$WORK/status.out" 2>&1 && grep -qE "^ +$1 +$2 " "$WORK/status.out"
 }
 end_node() { kill -TERM "$(node_pid "$volume" "$1")" && wait_until 60 gone_node "$1"; }
 gone_node() { [ -z "$(node_pid "$volume" "$1")" ]; }

@@ -124,14 +124,14 @@ start_server() {
 }
 
 # settled VOLUME: the nodes of a cluster all reach each other. They serve before that: connections between them come about on the way.
+# A node that starts again is well when its clients have claimed their opens, at the latest after a lease.
 settled() {
-    local try
-    for ((try = 0; try < 100; try++)); do
-        "${IN_CLIENT[@]}" "$KESTREL" cluster status "$(serve_url "$1")" >"$WORK/settled.out" 2>&1 && return
-        sleep 0.3
-    done
-    cat "$WORK/settled.out"
-    return 1
+    wait_until 120 is_settled "$1" || { cat "$WORK/settled.out" && return 1; }
+}
+
+# is_settled VOLUME: now.
+is_settled() {
+    "${IN_CLIENT[@]}" "$KESTREL" cluster status "$(serve_url "$1")" >"$WORK/settled.out" 2>&1
 }
 
 # server_pid PLACE: the process that serves a volume, or a mount; nothing if none does, or it is just dying.
