@@ -13,6 +13,7 @@ import errno
 import fcntl
 import mmap
 import os
+import random
 import re
 import shutil
 import stat
@@ -194,18 +195,55 @@ def listings(d):
     libc.readdir.restype = ctypes.c_void_p
     libc.seekdir.argtypes = [ctypes.c_void_p, ctypes.c_long]
     libc.closedir.argtypes = [ctypes.c_void_p]
+    random_cookies(d, 1000, changing=False)
+    random_cookies(d, 500, changing=True)
+
+
+def random_cookies(d, rounds, changing):
+    """seekdir to random cookies of one handle, the start among them, each followed by a readdir; `changing`: while another
+    thread creates, renames and removes other names."""
+    stop = threading.Event()
+
+    def disturb():
+        i = 0
+        while not stop.is_set():
+            i += 1
+            write(f"{d}/stable{i * 37 % 3000:05}-{i % 7}", b"")
+            os.rename(f"{d}/stable{i * 37 % 3000:05}-{i % 7}", f"{d}/moved{i % 50}")
+            os.unlink(f"{d}/moved{i % 50}")
+
+    other = threading.Thread(target=disturb)
     handle = libc.opendir(os.fsencode(d))
-    cookies, names = [], []
-    while True:
-        cookies.append(libc.telldir(handle))
-        entry = libc.readdir(handle)
-        if not entry:
-            break
-        names.append(ctypes.string_at(entry + 19))
-    for at in (2500, 10, 1500, len(names) - 1):
-        libc.seekdir(handle, cookies[at])
-        assert ctypes.string_at(libc.readdir(handle) + 19) == names[at]
-    libc.closedir(handle)
+    try:
+        if changing:
+            other.start()
+        draw = random.Random(14)
+        cookies, names = [], []
+        while True:
+            cookies.append(libc.telldir(handle))
+            entry = libc.readdir(handle)
+            if not entry:
+                break
+            names.append(ctypes.string_at(entry + 19))
+        stable = [at for at, name in enumerate(names) if len(name) == len("stable00000") or name in (b".", b"..")]
+        assert len(stable) == 3002, len(stable)
+        for i in range(rounds):
+            at = 0 if i % 50 == 0 else draw.choice(stable)
+            libc.seekdir(handle, cookies[at])
+            seen = []
+            # Names that come and go may come before it.
+            while len(seen) < 100 and (not seen or seen[-1] != names[at]):
+                entry = libc.readdir(handle)
+                if not entry:
+                    break
+                seen.append(ctypes.string_at(entry + 19))
+            passed = [name for name in seen[:-1] if not changing or len(name) == len("stable00000")]
+            assert seen and seen[-1] == names[at] and not passed, f"seek {i}: {seen[:3]} for {names[at]}"
+    finally:
+        stop.set()
+        if changing:
+            other.join()
+        libc.closedir(handle)
 
 
 @statement("N7")

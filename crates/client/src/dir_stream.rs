@@ -2,10 +2,16 @@
 //!
 //! A node lists by name, in batches; the kernel continues from a cookie, usually the one after the last entry it took, but
 //! `seekdir` may bring any cookie of this handle. A cookie is the number of a batch and an index in it. The handle keeps
-//! the entries of the newest batch, and of every older one the name it began after and a 32-bit hash of each name: 4 bytes
-//! an entry, so that even a directory of ten million entries costs a reader 40 MB. Going back to an older batch lists it
-//! again and returns those entries that were in it the first time: what existed all the while is returned exactly once
-//! (`readdir(3p)`), what was created or removed meanwhile may or may not be.
+//! the entries of the newest batch, and of every older one the names it lies between and a 32-bit hash of each name: 4
+//! bytes an entry, so that even a directory of ten million entries costs a reader 40 MB. Going back to an older batch
+//! lists it again and returns those entries that were in it the first time: what existed all the while is returned
+//! exactly once (`readdir(3p)`), what was created or removed meanwhile may or may not be.
+//!
+//! Cookie 0 begins a new pass, which sees the directory as it is then. What was given out before stays valid: a pass
+//! lists every batch afresh, takes the number of the old batch where nothing has changed in it, and a new number where
+//! something has. Batches that no pass leads to any more are dropped by the next cookie 0 when there are many.
+
+use rustc_hash::FxHashMap;
 
 use kestrel_types::name::Name;
 use kestrel_types::request::DirEntry;
@@ -21,14 +27,31 @@ const AFTER_DOTDOT: u64 = 2;
 
 const INDEX_BITS: u32 = 16;
 
+/// Hashes of older passes that are kept in any case when a new pass begins: 4 MiB.
+const RETAINED_MIN: usize = 1 << 20;
+
+/// Most hashes of one handle, 256 MiB. Beyond, only the newest batch keeps its cookies.
+const RETAINED_MAX: usize = 1 << 26;
+
 #[derive(Debug)]
 struct Batch {
     /// The name the batch begins after.
     after: Option<Name>,
+    /// Its last name; that of `after` if it is empty.
+    last: Option<Name>,
     /// A hash of each name in it, in order.
     hashes: Vec<u32>,
     /// Whether the directory ended with it.
     end: bool,
+    /// The batch that follows.
+    next: Option<Link>,
+}
+
+/// Which batch came next, and in which pass that was so.
+#[derive(Debug, Clone, Copy)]
+struct Link {
+    pass: u64,
+    number: u64,
 }
 
 #[derive(Debug, Default)]
@@ -40,6 +63,23 @@ struct Relisted {
     kept: Vec<(DirEntry, u64)>,
 }
 
+/// A request for a page of the directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetch {
+    /// The name the page begins after.
+    pub after: Option<Name>,
+    page: Page,
+}
+
+/// What a page is wanted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Page {
+    /// This batch, once more.
+    Again(u64),
+    /// The batch that follows this one; `None`: the first of the pass.
+    Following(Option<u64>),
+}
+
 /// What to do to continue from a cookie.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
@@ -47,8 +87,8 @@ pub enum Step {
     Dot(bool, u64),
     /// These entries come next, each with the cookie after it.
     Entries(Vec<(DirEntry, u64)>),
-    /// Ask the node for the batch that begins after this name, then [`DirStream::supply`] it.
-    Fetch(Option<Name>),
+    /// Ask the node for this page, then [`DirStream::supply`] it.
+    Fetch(Fetch),
     /// Nothing follows.
     End,
 }
@@ -56,51 +96,80 @@ pub enum Step {
 /// The state of one open directory.
 #[derive(Debug, Default)]
 pub struct DirStream {
+    /// Batches by number, from `dropped` on.
     batches: Vec<Batch>,
+    /// Batches with smaller numbers are forgotten.
+    dropped: u64,
+    /// Counts the cookies 0.
+    pass: u64,
+    /// The first batch.
+    first: Option<Link>,
     /// Entries of one batch with their cookies.
-    held: Option<(usize, Vec<(DirEntry, u64)>)>,
-    /// Last name of the newest batch, where the next one begins.
-    tail: Option<Name>,
-    /// A cookie after which nothing of its batch is left, and the cookie at the batch's end that stands for it.
+    held: Option<(u64, Vec<(DirEntry, u64)>)>,
+    /// A cookie, and the last batch in which nothing is left after it.
     emptied: Option<(u64, u64)>,
-    /// Batch that is being fetched.
-    wanted: usize,
+    /// Page that is being fetched.
+    wanted: Option<Fetch>,
     /// What a batch that is being listed again has brought so far: new names may have moved its last entries out of reach
     /// of one answer.
-    relisted: Option<Relisted>,
+    relisted: Option<(u64, Relisted)>,
+    /// Hashes in all batches.
+    retained: usize,
+    /// Entries listed in this pass.
+    listed: usize,
+    /// The most entries that were listed in a pass.
+    longest: usize,
 }
 
 impl DirStream {
     /// What continues the listing at `cookie`. Cookie 0 starts afresh and sees the directory as it is now.
     pub fn at(&mut self, cookie: u64) -> Step {
-        let cookie = match self.emptied {
-            Some((emptied, end)) if emptied == cookie => end,
-            _ => cookie,
-        };
         match cookie {
             0 => {
-                *self = Self::default();
+                self.begin_pass();
                 return Step::Dot(false, AFTER_DOT);
             }
             AFTER_DOT => return Step::Dot(true, AFTER_DOTDOT),
             _ => {}
         }
-        let (mut number, mut index) = (0, 0);
-        if cookie > AFTER_DOTDOT {
-            number = ((cookie >> INDEX_BITS) as usize).saturating_sub(1);
-            index = (cookie & ((1 << INDEX_BITS) - 1)) as usize;
-        }
-        if let Some(batch) = self.batches.get(number)
-            && index >= batch.hashes.len()
+        if let Some((emptied, number)) = self.emptied
+            && emptied == cookie
         {
-            if batch.end {
-                return Step::End;
+            return self.following(cookie, Some(number));
+        }
+        if cookie == AFTER_DOTDOT {
+            return self.following(cookie, None);
+        }
+        let index = (cookie & ((1 << INDEX_BITS) - 1)) as usize;
+        let Some(number) = (cookie >> INDEX_BITS).checked_sub(1) else { return Step::End };
+        match self.batch(number) {
+            // A cookie that this handle never gave out, or has forgotten.
+            None => Step::End,
+            Some(batch) if index >= batch.hashes.len() => self.following(cookie, Some(number)),
+            Some(_) => self.within(cookie, number, index),
+        }
+    }
+
+    /// What continues the listing after batch `number`; after `..` if there is none.
+    fn following(&mut self, cookie: u64, number: Option<u64>) -> Step {
+        let before = number.and_then(|number| self.batch(number));
+        if before.is_some_and(|batch| batch.end) {
+            return Step::End;
+        }
+        match self.link(number) {
+            // As it was in an earlier pass is not as it is now.
+            Some(link) if link.pass == self.pass && self.batch(link.number).is_some() => {
+                self.within(cookie, link.number, 0)
             }
-            (number, index) = (number + 1, 0);
+            _ => {
+                let after = before.and_then(|batch| batch.last.clone());
+                self.fetch(Fetch { after, page: Page::Following(number) })
+            }
         }
-        if number > self.batches.len() {
-            return Step::End; // a cookie this handle never gave out
-        }
+    }
+
+    /// What continues the listing at an index in a batch that is known.
+    fn within(&mut self, cookie: u64, number: u64, index: usize) -> Step {
         if let Some((held, entries)) = &self.held
             && *held == number
         {
@@ -109,61 +178,131 @@ impl DirStream {
                 return Step::Entries(entries[from..].to_vec());
             }
             // The rest of a batch that was listed again is gone; go on with the one that follows.
-            return match self.batches.get(number) {
-                Some(batch) if !batch.end => {
-                    let end = encode(number, batch.hashes.len());
-                    self.emptied = Some((cookie, end));
-                    self.at(end)
-                }
-                _ => Step::End,
-            };
+            self.emptied = Some((cookie, number));
+            return self.following(cookie, Some(number));
         }
-        if self.wanted != number {
-            (self.wanted, self.relisted) = (number, None);
-        }
-        if let Some(Relisted { upto: Some(upto), .. }) = &self.relisted {
-            return Step::Fetch(Some(upto.clone()));
-        }
-        Step::Fetch(match self.batches.get(number) {
-            Some(batch) => batch.after.clone(),
-            None => self.tail.clone(),
-        })
+        let after = match &self.relisted {
+            Some((relisted, Relisted { upto: Some(upto), .. })) if *relisted == number => Some(upto.clone()),
+            _ => {
+                self.relisted = None;
+                self.batch(number).and_then(|batch| batch.after.clone())
+            }
+        };
+        self.fetch(Fetch { after, page: Page::Again(number) })
     }
 
-    /// Takes in the batch that [`Step::Fetch`] asked for.
-    pub fn supply(&mut self, after: Option<Name>, entries: Vec<DirEntry>, end: bool) {
-        let number = self.wanted;
-        let last = entries.last().map(|entry| entry.name.clone());
-        let Some(batch) = self.batches.get(number) else {
-            let hashes = entries.iter().map(|entry| hash(entry.name.as_bytes())).collect();
-            self.batches.push(Batch { after, hashes, end: end || entries.is_empty() });
-            self.tail = last;
-            let held =
-                entries.into_iter().enumerate().map(|(index, entry)| (entry, encode(number, index + 1)));
-            self.held = Some((number, held.collect()));
+    fn fetch(&mut self, fetch: Fetch) -> Step {
+        self.wanted = Some(fetch.clone());
+        Step::Fetch(fetch)
+    }
+
+    /// Takes in the page that [`Step::Fetch`] asked for. One that is not wanted any more, because its caller was killed and
+    /// another one asked, is dropped.
+    pub fn supply(&mut self, fetch: Fetch, entries: Vec<DirEntry>, end: bool) {
+        if self.wanted.take_if(|wanted| *wanted == fetch).is_none() {
             return;
+        }
+        match fetch.page {
+            Page::Following(before) => self.add(before, fetch.after, entries, end),
+            Page::Again(number) => self.compare(number, entries, end),
+        }
+    }
+
+    /// Takes in the batch that follows `before`, under the number it had in an earlier pass if it is the same.
+    fn add(&mut self, before: Option<u64>, after: Option<Name>, entries: Vec<DirEntry>, end: bool) {
+        let hashes: Vec<_> = entries.iter().map(|entry| hash(entry.name.as_bytes())).collect();
+        let end = end || entries.is_empty();
+        let last = entries.last().map(|entry| entry.name.clone()).or_else(|| after.clone());
+        let same = |batch: &Batch| batch.last == last && batch.end == end && batch.hashes == hashes;
+        let known = self.link(before).map(|link| link.number);
+        self.listed += entries.len();
+        let number = match known.filter(|number| self.batch(*number).is_some_and(same)) {
+            Some(number) => number,
+            None => {
+                self.forget_beyond(RETAINED_MAX);
+                self.retained += hashes.len();
+                self.batches.push(Batch { after, last, hashes, end, next: None });
+                self.dropped + self.batches.len() as u64 - 1
+            }
         };
-        // Listed again: keep what was in the batch the first time, in the places it had.
-        let mut relisted = self.relisted.take().unwrap_or_default();
-        for entry in entries {
-            let wanted = hash(entry.name.as_bytes());
-            if let Some(at) = batch.hashes[relisted.from..].iter().position(|seen| *seen == wanted) {
-                relisted.from += at + 1;
-                relisted.kept.push((entry, encode(number, relisted.from)));
+        let link = Some(Link { pass: self.pass, number });
+        match before {
+            None => self.first = link,
+            Some(before) => {
+                if let Some(batch) = self.batch_mut(before) {
+                    batch.next = link;
+                }
             }
         }
-        let batch_last = self.batches.get(number + 1).map_or(&self.tail, |next| &next.after);
-        if end || last.is_none() || last >= *batch_last {
+        let held = entries.into_iter().enumerate().map(|(index, entry)| (entry, encode(number, index + 1)));
+        self.held = Some((number, held.collect()));
+    }
+
+    /// Takes in a page of a batch that is listed again: keeps what was in the batch the first time, in the places it had.
+    fn compare(&mut self, number: u64, entries: Vec<DirEntry>, end: bool) {
+        let mut relisted = match self.relisted.take() {
+            Some((again, relisted)) if again == number => relisted,
+            _ => Relisted::default(),
+        };
+        let Some(batch) = self.batch(number) else { return };
+        let listed: Vec<_> = entries.iter().map(|entry| hash(entry.name.as_bytes())).collect();
+        let places: FxHashMap<_, _> = listed.iter().enumerate().map(|(place, hash)| (*hash, place)).collect();
+        let last = entries.last().map(|entry| entry.name.clone());
+        for (place, entry) in entries.into_iter().enumerate() {
+            let rest = &batch.hashes[relisted.from..];
+            let Some(at) = rest.iter().position(|seen| *seen == listed[place]) else { continue };
+            // A new name with the hash of one further on: those between them are yet to come.
+            if rest[..at].iter().any(|skipped| places.get(skipped).is_some_and(|at| *at > place)) {
+                continue;
+            }
+            relisted.from += at + 1;
+            relisted.kept.push((entry, encode(number, relisted.from)));
+        }
+        if end || last.is_none() || last >= batch.last {
             self.held = Some((number, relisted.kept));
         } else {
             relisted.upto = last;
-            self.relisted = Some(relisted);
+            self.relisted = Some((number, relisted));
+        }
+    }
+
+    /// Begins a new pass.
+    fn begin_pass(&mut self) {
+        self.pass += 1;
+        self.longest = self.longest.max(std::mem::take(&mut self.listed));
+        (self.held, self.emptied, self.wanted, self.relisted) = (None, None, None, None);
+        self.forget_beyond(RETAINED_MIN + 2 * self.longest);
+    }
+
+    /// Drops all batches but the newest if there are more hashes than `most`.
+    fn forget_beyond(&mut self, most: usize) {
+        if self.retained > most {
+            let gone = self.batches.len().saturating_sub(1);
+            self.batches.drain(..gone);
+            self.dropped += gone as u64;
+            self.retained = self.batches.iter().map(|batch| batch.hashes.len()).sum();
+        }
+    }
+
+    fn batch(&self, number: u64) -> Option<&Batch> {
+        self.batches.get(usize::try_from(number.checked_sub(self.dropped)?).ok()?)
+    }
+
+    fn batch_mut(&mut self, number: u64) -> Option<&mut Batch> {
+        self.batches.get_mut(usize::try_from(number.checked_sub(self.dropped)?).ok()?)
+    }
+
+    /// What followed a batch when that was last listed; `None`: what was the first.
+    fn link(&self, number: Option<u64>) -> Option<Link> {
+        match number {
+            None => self.first,
+            Some(number) => self.batch(number)?.next,
         }
     }
 }
 
-fn encode(number: usize, index: usize) -> u64 {
-    (number as u64 + 1) << INDEX_BITS | index as u64
+fn encode(number: u64, index: usize) -> u64 {
+    (number + 1) << INDEX_BITS | index as u64
 }
 
 /// FNV-1a; collisions only matter among the thousand names of one batch that is listed again.
@@ -172,109 +311,4 @@ fn hash(name: &[u8]) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use kestrel_types::inode::Kind;
-    use std::collections::BTreeSet;
-
-    fn listing(names: &BTreeSet<Vec<u8>>, after: &Option<Name>) -> (Vec<DirEntry>, bool) {
-        let mut rest =
-            names.iter().filter(|name| after.as_ref().is_none_or(|after| name.as_slice() > after.as_bytes()));
-        let entries: Vec<_> = rest
-            .by_ref()
-            .take(BATCH_ENTRIES)
-            .map(|name| DirEntry { name: Name::new(name).unwrap(), ino: 20, kind: Kind::File })
-            .collect();
-        (entries, rest.next().is_none())
-    }
-
-    fn step(stream: &mut DirStream, names: &BTreeSet<Vec<u8>>, cookie: u64) -> Step {
-        for _ in 0..4 {
-            match stream.at(cookie) {
-                Step::Fetch(after) => {
-                    let (entries, end) = listing(names, &after);
-                    stream.supply(after, entries, end);
-                }
-                step => return step,
-            }
-        }
-        panic!("no progress at cookie {cookie:#x}");
-    }
-
-    fn names(count: usize) -> BTreeSet<Vec<u8>> {
-        (0..count).map(|i| format!("file{i:06}").into_bytes()).collect()
-    }
-
-    #[test]
-    fn every_entry_comes_once_however_few_are_taken_at_a_time() {
-        for (count, take) in [(0, 1), (1, 1), (1024, 3), (1025, 1024), (5000, 7), (5000, 5000)] {
-            let names = names(count);
-            let (mut stream, mut cookie, mut seen) = (DirStream::default(), 0, Vec::new());
-            loop {
-                match step(&mut stream, &names, cookie) {
-                    Step::Dot(_, next) => cookie = next,
-                    Step::Entries(entries) => {
-                        for (entry, next) in entries.into_iter().take(take) {
-                            seen.push(entry.name.as_bytes().to_vec());
-                            cookie = next;
-                        }
-                    }
-                    Step::End => break,
-                    Step::Fetch(_) => unreachable!(),
-                }
-            }
-            assert_eq!(seen, names.into_iter().collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
-    fn going_back_returns_the_same_entries_less_those_removed() {
-        let mut all = names(5000);
-        let (mut stream, mut cookie, mut cookies) = (DirStream::default(), 0, Vec::new());
-        loop {
-            match step(&mut stream, &all, cookie) {
-                Step::Dot(_, next) => cookie = next,
-                Step::Entries(entries) => {
-                    for (entry, next) in entries {
-                        cookies.push((entry.name.as_bytes().to_vec(), next));
-                        cookie = next;
-                    }
-                }
-                Step::End => break,
-                Step::Fetch(_) => unreachable!(),
-            }
-        }
-        for at in [0, 500, 1023, 1024, 3000] {
-            all.remove(&cookies[at].0);
-            all.insert([&cookies[at].0[..], b"-new"].concat());
-        }
-        for start in [0, 499, 500, 1022, 1023, 2999, 4999] {
-            let mut cookie = cookies[start].1;
-            let mut seen = Vec::new();
-            loop {
-                match step(&mut stream, &all, cookie) {
-                    Step::Entries(entries) => {
-                        for (entry, next) in entries {
-                            seen.push(entry.name.as_bytes().to_vec());
-                            cookie = next;
-                        }
-                    }
-                    Step::End => break,
-                    other => panic!("{other:?}"),
-                }
-            }
-            let stable: Vec<_> = cookies[start + 1..]
-                .iter()
-                .map(|(name, _)| name)
-                .filter(|name| all.contains(*name))
-                .collect();
-            let seen: Vec<_> = seen.iter().filter(|name| !name.ends_with(b"-new")).collect();
-            assert_eq!(seen, stable, "from {start}");
-        }
-    }
-
-    #[test]
-    fn a_foreign_cookie_ends_the_listing() {
-        assert_eq!(DirStream::default().at(99 << 16), Step::End);
-    }
-}
+mod tests;

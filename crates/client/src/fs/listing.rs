@@ -85,17 +85,17 @@ impl Fs {
                         cookie = *next;
                     }
                 }
-                Step::Fetch(after) => {
+                Step::Fetch(fetch) => {
                     let op = Op::ReadDir {
                         dir: dir.ino,
-                        after: after.clone(),
+                        after: fetch.after.clone(),
                         limit: BATCH_ENTRIES,
                         check: false,
                     };
                     let fs = self.clone();
                     return self.ask(Caller::ROOT, op, move |answer| match batch(answer) {
                         Ok((entries, end)) => {
-                            dir.stream.lock().supply(after, entries, end);
+                            dir.stream.lock().supply(fetch, entries, end);
                             fs.readdir(dir, cookie, sink, done);
                         }
                         // A directory that was removed while it is open lists as empty, as on local file systems.

@@ -1,0 +1,250 @@
+//! Listings through one handle, against a directory in memory.
+
+use super::*;
+use kestrel_types::inode::Kind;
+use std::collections::BTreeSet;
+
+fn listing(names: &BTreeSet<Vec<u8>>, after: &Option<Name>) -> (Vec<DirEntry>, bool) {
+    let mut rest =
+        names.iter().filter(|name| after.as_ref().is_none_or(|after| name.as_slice() > after.as_bytes()));
+    let entries: Vec<_> = rest
+        .by_ref()
+        .take(BATCH_ENTRIES)
+        .map(|name| DirEntry { name: Name::new(name).unwrap(), ino: 20, kind: Kind::File })
+        .collect();
+    (entries, rest.next().is_none())
+}
+
+fn step(stream: &mut DirStream, names: &BTreeSet<Vec<u8>>, cookie: u64) -> Step {
+    for _ in 0..4 {
+        match stream.at(cookie) {
+            Step::Fetch(fetch) => {
+                let (entries, end) = listing(names, &fetch.after);
+                stream.supply(fetch, entries, end);
+            }
+            step => return step,
+        }
+    }
+    panic!("no progress at cookie {cookie:#x}");
+}
+
+fn names(count: usize) -> BTreeSet<Vec<u8>> {
+    (0..count).map(|i| format!("file{i:06}").into_bytes()).collect()
+}
+
+#[test]
+fn every_entry_comes_once_however_few_are_taken_at_a_time() {
+    for (count, take) in [(0, 1), (1, 1), (1024, 3), (1025, 1024), (5000, 7), (5000, 5000)] {
+        let names = names(count);
+        let (mut stream, mut cookie, mut seen) = (DirStream::default(), 0, Vec::new());
+        loop {
+            match step(&mut stream, &names, cookie) {
+                Step::Dot(_, next) => cookie = next,
+                Step::Entries(entries) => {
+                    for (entry, next) in entries.into_iter().take(take) {
+                        seen.push(entry.name.as_bytes().to_vec());
+                        cookie = next;
+                    }
+                }
+                Step::End => break,
+                Step::Fetch(_) => unreachable!(),
+            }
+        }
+        assert_eq!(seen, names.into_iter().collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn going_back_returns_the_same_entries_less_those_removed() {
+    let mut all = names(5000);
+    let (mut stream, mut cookie, mut cookies) = (DirStream::default(), 0, Vec::new());
+    loop {
+        match step(&mut stream, &all, cookie) {
+            Step::Dot(_, next) => cookie = next,
+            Step::Entries(entries) => {
+                for (entry, next) in entries {
+                    cookies.push((entry.name.as_bytes().to_vec(), next));
+                    cookie = next;
+                }
+            }
+            Step::End => break,
+            Step::Fetch(_) => unreachable!(),
+        }
+    }
+    for at in [0, 500, 1023, 1024, 3000] {
+        all.remove(&cookies[at].0);
+        all.insert([&cookies[at].0[..], b"-new"].concat());
+    }
+    for start in [0, 499, 500, 1022, 1023, 2999, 4999] {
+        let mut cookie = cookies[start].1;
+        let mut seen = Vec::new();
+        loop {
+            match step(&mut stream, &all, cookie) {
+                Step::Entries(entries) => {
+                    for (entry, next) in entries {
+                        seen.push(entry.name.as_bytes().to_vec());
+                        cookie = next;
+                    }
+                }
+                Step::End => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        let stable: Vec<_> =
+            cookies[start + 1..].iter().map(|(name, _)| name).filter(|name| all.contains(*name)).collect();
+        let seen: Vec<_> = seen.iter().filter(|name| !name.ends_with(b"-new")).collect();
+        assert_eq!(seen, stable, "from {start}");
+    }
+}
+
+#[test]
+fn a_foreign_cookie_ends_the_listing() {
+    assert_eq!(DirStream::default().at(99 << 16), Step::End);
+}
+
+/// Reads one entry at a cookie, as readdir(3) after seekdir(3) does.
+fn read_one(stream: &mut DirStream, names: &BTreeSet<Vec<u8>>, cookie: u64) -> Option<(Vec<u8>, u64)> {
+    match step(stream, names, cookie) {
+        Step::Dot(parent, next) => Some((if parent { b"..".to_vec() } else { b".".to_vec() }, next)),
+        Step::Entries(entries) => {
+            entries.first().map(|(entry, next)| (entry.name.as_bytes().to_vec(), *next))
+        }
+        Step::End => None,
+        Step::Fetch(_) => unreachable!(),
+    }
+}
+
+/// The whole listing from a cookie: each entry with the cookie before it, and the cookie at the end.
+fn read_all(
+    stream: &mut DirStream,
+    names: &BTreeSet<Vec<u8>>,
+    mut cookie: u64,
+) -> (Vec<(Vec<u8>, u64)>, u64) {
+    let mut seen = Vec::new();
+    loop {
+        match step(stream, names, cookie) {
+            Step::Dot(parent, next) => {
+                seen.push((if parent { b"..".to_vec() } else { b".".to_vec() }, cookie));
+                cookie = next;
+            }
+            Step::Entries(entries) => {
+                for (entry, next) in entries {
+                    seen.push((entry.name.as_bytes().to_vec(), cookie));
+                    cookie = next;
+                }
+            }
+            Step::End => return (seen, cookie),
+            Step::Fetch(_) => unreachable!(),
+        }
+    }
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+/// Any cookie leads to the entry that it was given out before, whatever was listed in between, also from the start.
+#[test]
+fn random_cookies_of_one_handle() {
+    let names = names(4000);
+    let mut stream = DirStream::default();
+    let (cookies, end) = read_all(&mut stream, &names, 0);
+    assert_eq!(cookies.len(), 4002);
+    let mut random = Random(17);
+    for round in 0..3000 {
+        let at = if round % 50 == 0 { 0 } else { random.below(cookies.len()) };
+        let (name, cookie) = &cookies[at];
+        let found = read_one(&mut stream, &names, *cookie).map(|(name, _)| name);
+        assert_eq!(found.as_ref(), Some(name), "round {round}, cookie {cookie:#x}");
+    }
+    assert_eq!(read_one(&mut stream, &names, end), None);
+    assert_eq!(stream.retained, 4000, "an unchanged directory costs nothing more");
+}
+
+/// The same while names come and go, with cookies of several passes: names that stay are found exactly once.
+#[test]
+fn random_cookies_of_a_changing_directory() {
+    let stays = |name: &Vec<u8>| name.starts_with(b"file") && !name.contains(&b'x');
+    for seed in 1..4 {
+        let mut random = Random(seed);
+        let mut names = names(2600);
+        names.extend((0..1400).map(|i| format!("g{:06}", i * 5).into_bytes()));
+        let mut stream = DirStream::default();
+        let mut cookies = read_all(&mut stream, &names, 0).0;
+        for round in 0..800 {
+            for other in [
+                format!("file{:06}x{}", random.below(2600), random.below(9)),
+                format!("g{:06}", random.below(7000)),
+            ] {
+                if !names.remove(other.as_bytes()) {
+                    names.insert(other.into_bytes());
+                }
+            }
+            if round % 100 == 99 {
+                let (fresh, _) = read_all(&mut stream, &names, 0);
+                let seen: Vec<_> = fresh[2..].iter().map(|(name, _)| name).collect();
+                assert_eq!(seen, names.iter().collect::<Vec<_>>(), "a new pass sees what is there");
+                cookies.extend(fresh);
+            }
+            let (name, cookie) = &cookies[2 + random.below(cookies.len() - 2)];
+            if *cookie < AFTER_DOTDOT {
+                continue;
+            }
+            let rest = read_all(&mut stream, &names, *cookie).0;
+            let seen: Vec<_> = rest.iter().map(|(name, _)| name).filter(|name| stays(name)).collect();
+            let all: Vec<_> = names.range(name.clone()..).filter(|name| stays(name)).collect();
+            assert_eq!(seen, all, "seed {seed}, round {round}: the rest from {cookie:#x}");
+        }
+    }
+}
+
+/// A program that rewinds for ever in a directory that changes does not take memory for ever.
+#[test]
+fn rewinding_for_ever_is_bounded() {
+    let mut names = names(3000);
+    let mut stream = DirStream::default();
+    for round in 0..700 {
+        names.insert(format!("a{round:06}").into_bytes());
+        names.remove(&format!("a{:06}", round - 10).into_bytes());
+        let last = read_all(&mut stream, &names, 0).1;
+        assert_eq!(read_one(&mut stream, &names, last), None);
+        assert!(stream.retained <= RETAINED_MIN + 3 * 3100, "{}", stream.retained);
+    }
+    assert!(stream.dropped > 0, "the bound was never reached");
+}
+
+/// The answer for a caller that was killed comes after another caller has asked for something else.
+#[test]
+fn answer_that_nobody_wants() {
+    let names = names(4000);
+    let mut stream = DirStream::default();
+    let cookies = read_all(&mut stream, &names, 0).0;
+    let (early, late) = (&cookies[10], &cookies[3000]);
+    let Step::Fetch(first) = stream.at(early.1) else { panic!("the first batch is not held") };
+    assert_eq!(read_one(&mut stream, &names, late.1).map(|(name, _)| name).as_ref(), Some(&late.0));
+    let (entries, end) = listing(&names, &first.after);
+    stream.supply(first, entries, end);
+    for (name, cookie) in [late, early] {
+        assert_eq!(read_one(&mut stream, &names, *cookie).map(|(name, _)| name).as_ref(), Some(name));
+    }
+}
+
+/// A name that comes has the hash of one further on: nothing between the two is passed over.
+#[test]
+fn new_name_with_a_known_hash() {
+    let names = names(1500);
+    let mut stream = DirStream::default();
+    let (cookies, _) = read_all(&mut stream, &names, 0);
+    const NEAR: &[u8] = b"file0000011add8a46f96098";
+    assert_eq!(hash(NEAR), hash(b"file000855"));
+    let mut changed = names.clone();
+    changed.insert(NEAR.to_vec());
+    let (rest, _) = read_all(&mut stream, &changed, cookies[2].1);
+    let seen: Vec<_> = rest.iter().map(|(name, _)| name).filter(|name| names.contains(*name)).collect();
+    assert_eq!(seen, names.iter().collect::<Vec<_>>());
+}
