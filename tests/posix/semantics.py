@@ -25,6 +25,8 @@ import threading
 import time
 import traceback
 
+import direct
+
 ELSEWHERE = {
     "D3": "tests/crash/power.sh",
     "D4": "tests/crash/full-disk.sh",
@@ -456,6 +458,11 @@ def truncation(d):
         os.truncate(f"{d}/f", size // 3)
         os.truncate(f"{d}/f", size)
         assert read(f"{d}/f") == b"x" * (size // 3) + b"\0" * (size - size // 3)
+
+
+@statement("F11")
+def direct_writes(d):
+    assert direct.run(d, 3), "a read gave older bytes than were acknowledged"
 
 
 @statement("A1")

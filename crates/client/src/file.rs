@@ -5,6 +5,7 @@
 //! or stored but not committed), **buffer** (written, not yet on the way).
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
@@ -145,6 +146,8 @@ impl FileState {
 /// A file that is open.
 pub(crate) struct OpenFile {
     pub ino: InodeId,
+    /// The kernel may have pages of it that were read since it was opened here.
+    pub paged: AtomicBool,
     state: Mutex<FileState>,
 }
 
@@ -210,7 +213,11 @@ impl OpenFiles {
             executing: 0,
             inode,
         };
-        let file = Arc::new(OpenFile { ino: state.inode.ino, state: Mutex::new(state) });
+        let file = Arc::new(OpenFile {
+            ino: state.inode.ino,
+            paged: AtomicBool::new(false),
+            state: Mutex::new(state),
+        });
         shard.insert(file.ino, file.clone());
         file
     }

@@ -13,6 +13,7 @@ use kestrel_types::name::{NAME_MAX, Name, Place};
 use kestrel_types::request::Usage;
 
 use crate::convert;
+use crate::direct::DirectWrites;
 use crate::handles::Handles;
 use crate::locking::Locking;
 use crate::naming::{Naming, Trust};
@@ -42,6 +43,8 @@ pub struct Core {
     all_wait: bool,
     /// Locks that other clients see, if the volume has such.
     pub locking: Option<Arc<Locking>>,
+    /// Direct writes beside reads through pages.
+    pub direct: DirectWrites,
     /// Files that the kernel reads by itself.
     pub passthrough: PassthroughState,
     /// What threads were told of directories, where others may change that.
@@ -62,6 +65,7 @@ impl Core {
             patience,
             all_wait,
             locking,
+            direct: DirectWrites::default(),
             passthrough: PassthroughState::default(),
             told: (!trust.alone).then(Told::default),
         })

@@ -14,6 +14,7 @@ use kestrel_types::request::{RenameFlags, XattrFlags};
 
 use crate::convert;
 use crate::core::Core;
+use crate::direct;
 use crate::passthrough::Change;
 use crate::patience::is_dying;
 
@@ -28,6 +29,7 @@ impl FileSystem for Mounted {
         if let Some(paths) = self.0.naming.paths() {
             paths.begin(notifier.clone(), negotiated.prunes);
         }
+        self.0.direct.start(notifier);
         self.0.passthrough.start(&self.0.fs, negotiated, notifier);
         Ok(())
     }
@@ -132,7 +134,11 @@ impl FileSystem for Mounted {
                 let direct = flags as i32 & libc::O_DIRECT != 0;
                 core.open(caller, node, (convert::open_flags(flags, kill_suidgid), direct), reply);
             }
-            Operation::Read { fh, offset, size, .. } => core.file(fh, reply, |file, reply| {
+            Operation::Read { fh, offset, size, lock_owner, .. } => core.file(fh, reply, |file, reply| {
+                if !direct::is_direct(lock_owner) {
+                    // Before the read is planned: a direct write that is done after that finds this noted.
+                    file.note_read_through_pages();
+                }
                 if let Some(live) = core.live(file.ino()) {
                     return live.answer(offset, size as usize, reply);
                 }
@@ -144,6 +150,7 @@ impl FileSystem for Mounted {
                 let gone = || is_dying(pid);
                 let writer = write.kill_suidgid.then_some(caller);
                 let (offset, data) = (write.offset, write.data);
+                let direct = direct::is_direct(write.lock_owner);
                 let write = || fs.write_unless(&file, offset, data, writer, &gone);
                 // A writer that is faster than the store waits; it must not keep a thread from serving others meanwhile.
                 let written = match core.live(file.ino()) {
@@ -152,6 +159,9 @@ impl FileSystem for Mounted {
                     None => fuse::block_in_place(write),
                 };
                 match written {
+                    Ok(()) if direct && file.is_read_through_pages() => {
+                        core.direct.answer(file.ino(), offset, len as u32, reply);
+                    }
                     Ok(()) => reply.written(len as u32),
                     Err(error) => reply.error(error.errno),
                 }

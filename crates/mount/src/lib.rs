@@ -5,6 +5,7 @@
 
 mod convert;
 mod core;
+mod direct;
 mod dispatch;
 mod handles;
 mod locking;

@@ -51,6 +51,19 @@ impl FileHandle {
         self.read
     }
 
+    /// The kernel is about to fill pages with what it reads of the file.
+    pub fn note_read_through_pages(&self) {
+        if !self.file.paged.load(Ordering::Relaxed) {
+            self.file.paged.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether pages may have been filled since the file was opened here, by any handle of it. A read that was noted before
+    /// a write was done counts.
+    pub fn is_read_through_pages(&self) -> bool {
+        self.file.paged.load(Ordering::SeqCst)
+    }
+
     /// Whether a close has to wait for something: what was written, or locks of whoever closes.
     pub fn flushes(&self) -> bool {
         self.write || self.locks
