@@ -76,6 +76,7 @@ suites+=(
     "tls 600 tests/cluster/tls.sh"
     "serve-bad-input 600 tests/cluster/bad-input.sh"
     "serve-tokens 300 tests/cluster/tokens.sh"
+    "serve-subtree 300 tests/cluster/subtree.sh"
     "serve-git 900 $serve tests/programs/git.sh"
     "serve-sqlite 900 $serve CYCLES=${SERVE_CYCLES:-4} tests/programs/sqlite.sh"
 )
@@ -84,6 +85,7 @@ nodes="env KESTREL_NODES=3"
 suites+=(
     "nodes 900 tests/cluster/nodes.sh"
     "nodes-change 900 tests/cluster/nodes-change.sh"
+    "nodes-subtree 300 $nodes tests/cluster/subtree.sh"
     "nodes-fence 600 tests/cluster/fence.sh"
     "nodes-leave 900 tests/cluster/leave.sh"
     "nodes-balance 600 tests/cluster/balance.sh"

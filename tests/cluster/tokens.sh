@@ -95,14 +95,7 @@ exec 7<"$WORK/tenant/in/f"
 mv "$WORK/all/tree/in" "$WORK/all/out/in"
 check "an open handle goes on when its directory is moved out" grep -qx inside <&7
 exec 7<&-
-gone() {
-    for _ in $(seq 60); do
-        ls "$WORK/tenant/in" >/dev/null 2>&1 || return 0
-        sleep 0.5
-    done
-    return 1
-}
-check "and the directory is out of reach" gone
+refuses "and the directory is out of reach" 'no such|stale' ls "$WORK/tenant/in"
 mv "$WORK/all/out/in" "$WORK/all/tree/in"
 
 # Administration.

@@ -4,14 +4,28 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use kestrel_cluster::grant::Grant;
-use kestrel_cluster::session::given::Given;
+use kestrel_cluster::session::given::{Given, Tree};
 use kestrel_cluster::session::opens::Opens;
+use kestrel_types::ids::InodeId;
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::request::{Creds, Op, Request};
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 
 const CALLS: u64 = 2_000_000;
 const SUBTREE: u64 = 77;
+
+/// No directory changes.
+struct Still;
+
+impl Tree for Still {
+    fn changes(&self) -> Option<u64> {
+        Some(0)
+    }
+
+    fn above(&self, _dir: InodeId) -> Option<InodeId> {
+        None
+    }
+}
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let record = TokenRecord {
@@ -31,8 +45,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let grant = Grant::new(record);
     let (mut given, opens) = (Given::default(), Opens::default());
-    (0..60_000).for_each(|ino| given.files.add(1000 + ino));
-    (0..30_000).for_each(|ino| given.dirs.add(1_000_000 + ino));
+    (0..60_000).for_each(|ino| given.add_file(1000 + ino, 1_000_000));
+    given.add_dirs((0..30_000).map(|ino| 1_000_000 + ino), Some(0), &Still);
     let name = Name::new(b"file").map_err(|why| why.to_string())?;
     let creds = Creds { uid: 505, gid: 100, groups: Some([100, 1000].into()) };
     for what in ["lookup", "getattr"] {
@@ -43,7 +57,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 _ => Op::GetAttr(InodeRef::by_id(31_000 + at % 30_000)),
             };
             let mut request = black_box(Request { creds: creds.clone(), op });
-            let judged = grant.judge(&mut request, &mut given, &opens).map_err(|why| why.to_string())?;
+            let judged =
+                grant.judge(&mut request, &mut given, &opens, &Still).map_err(|why| why.to_string())?;
             if !judged.doubts.is_empty() {
                 return Err("the example is wrong: nothing should be in doubt".into());
             }

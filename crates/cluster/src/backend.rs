@@ -11,6 +11,7 @@ use kestrel_types::request::Request;
 use kestrel_types::wire::ReclaimOpen;
 
 use crate::server::Submission;
+use crate::session::given::Tree;
 
 /// Version of the table of placement of a node that has a volume to itself.
 const TABLE_ALONE: u64 = 1;
@@ -93,6 +94,17 @@ impl Backend {
             Self::Alone(node) => node.submit_many(requests),
             Self::Member(host) => requests.into_iter().for_each(|(request, done)| host.submit(request, done)),
         }
+    }
+}
+
+impl Tree for Backend {
+    #[inline]
+    fn changes(&self) -> Option<u64> {
+        self.node().dir_changes()
+    }
+
+    fn above(&self, dir: InodeId) -> Option<InodeId> {
+        self.node().dir_above(dir)
     }
 }
 

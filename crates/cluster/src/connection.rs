@@ -282,7 +282,6 @@ impl Connection {
             if let Some(grant) = state.grant.clone() {
                 // However long ago the server had time to look.
                 grant.look(self.server.clock.now());
-                state.given.look(now);
             }
             state.denied = None;
             for message in &mut messages {
@@ -377,7 +376,9 @@ impl Connection {
             Body::Lock(request) => {
                 let doubt = match state.grant.clone() {
                     None => Ok(None),
-                    Some(grant) => grant.judge_lock(&request, &mut state.given, &state.opens),
+                    Some(grant) => {
+                        grant.judge_lock(&request, &mut state.given, &state.opens, &self.server.backend)
+                    }
                 };
                 match doubt {
                     Ok(None) => {
@@ -430,9 +431,12 @@ impl Connection {
         }
         let judged = match state.grant.clone() {
             None => Ok(Judged::default()),
-            Some(grant) => grant.judge(&mut request, &mut state.given, &state.opens).inspect_err(|why| {
-                work.refused(ops::KINDS[ops::kind(&request.op)], why);
-            }),
+            Some(grant) => {
+                let tree = &self.server.backend;
+                grant.judge(&mut request, &mut state.given, &state.opens, tree).inspect_err(|why| {
+                    work.refused(ops::KINDS[ops::kind(&request.op)], why);
+                })
+            }
         };
         let refused = judged.is_err();
         let admitted = judged.and_then(|judged| {

@@ -16,7 +16,7 @@ use kestrel_types::request::{Creds, Named, Op, Request};
 use kestrel_types::token::{Ended, TokenRecord};
 use kestrel_types::wire::{LockKind, LockMode, LockRequest};
 
-use crate::session::given::Given;
+use crate::session::given::{Given, Tree};
 use crate::session::opens::Opens;
 
 /// Who asks where that does not matter, and who has no user to be.
@@ -61,6 +61,8 @@ pub enum Doubt {
     Dir(InodeId),
     /// Something, and where it was seen.
     Ref(InodeRef),
+    /// A file that the session was given, by number, and the directory in which it was named then.
+    Given(InodeId, InodeId),
 }
 
 /// A directory that may be listed by whoever is allowed what he asks for.
@@ -138,7 +140,13 @@ impl Grant {
     ///
     /// # Errors
     /// `EACCES` for a user or group that the token does not cover; `EROFS` for changes if it is read-only; `EACCES` once it has ended.
-    pub fn judge(&self, request: &mut Request, given: &mut Given, opens: &Opens) -> Result<Judged, FsError> {
+    pub fn judge(
+        &self,
+        request: &mut Request,
+        given: &mut Given,
+        opens: &Opens,
+        tree: &dyn Tree,
+    ) -> Result<Judged, FsError> {
         if let Some(ended) = self.ended() {
             return Err(self.why_ended(ended));
         }
@@ -151,7 +159,8 @@ impl Grant {
             self.judge_user(request, given, &mut judged)?;
         }
         if let Some(root) = self.root() {
-            confine(&mut request.op, root, given, opens, &mut judged.doubts);
+            let mut within = Within { root, given, opens, tree };
+            confine(&mut request.op, &mut within, &mut judged.doubts);
         }
         Ok(judged)
     }
@@ -165,6 +174,7 @@ impl Grant {
         request: &LockRequest,
         given: &mut Given,
         opens: &Opens,
+        tree: &dyn Tree,
     ) -> Result<Option<Doubt>, FsError> {
         if let Some(ended) = self.ended() {
             return Err(self.why_ended(ended));
@@ -175,13 +185,13 @@ impl Grant {
         {
             return Err(NOT_FOR_WRITING);
         }
-        Ok(self.doubt(request.ino(), given, opens))
+        Ok(self.doubt(request.ino(), given, opens, tree))
     }
 
     /// Whether nobody knows yet that a file is within the subtree.
-    pub fn doubt(&self, ino: InodeId, given: &mut Given, opens: &Opens) -> Option<Doubt> {
-        let known = self.root().is_none_or(|root| is_known(ino, root, given, opens));
-        (!known).then(|| Doubt::Ref(InodeRef::by_id(ino)))
+    pub fn doubt(&self, ino: InodeId, given: &mut Given, opens: &Opens, tree: &dyn Tree) -> Option<Doubt> {
+        let mut within = Within { root: self.root()?, given, opens, tree };
+        (!within.has(ino)).then(|| within.doubt(&InodeRef::by_id(ino)))
     }
 
     /// How a session that is to have a file open, by what it says itself, has it: for writing or not; not at all if none of the users that the
@@ -244,7 +254,7 @@ impl Grant {
         let covered = self.map_user(&mut request.creds);
         // An honest client goes on with a listing, and ends what it does through handles, as nobody in particular.
         if let Op::ReadDir { dir, check, .. } = &mut request.op {
-            if !*check && !given.listed.has(*dir) {
+            if !*check && given.listed.get(*dir).is_none() {
                 *check = true;
                 if covered.is_err() {
                     return Err(NOT_LISTABLE);
@@ -357,16 +367,39 @@ fn allows_listing(op: &Op) -> Option<Listable> {
     }
 }
 
-fn is_known(ino: InodeId, root: InodeId, given: &mut Given, opens: &Opens) -> bool {
-    ino == root || given.files.has(ino) || opens.get(ino).count > 0 || given.dirs.has(ino)
+/// What is known to be within the subtree of a session.
+struct Within<'a> {
+    root: InodeId,
+    given: &'a mut Given,
+    opens: &'a Opens,
+    tree: &'a dyn Tree,
+}
+
+impl Within<'_> {
+    fn has_dir(&mut self, dir: InodeId) -> bool {
+        self.given.has_dir(dir, self.root, self.tree)
+    }
+
+    /// Whether a file is, or a directory.
+    fn has(&mut self, ino: InodeId) -> bool {
+        self.opens.get(ino).count > 0 || self.given.has_file(ino, self.root, self.tree) || self.has_dir(ino)
+    }
+
+    /// What is to be found out of one that nobody knows to be.
+    fn doubt(&self, inode: &InodeRef) -> Doubt {
+        match self.given.dir_of(inode.ino).filter(|_| inode.seen.is_none()) {
+            Some(dir) => Doubt::Given(inode.ino, dir),
+            None => Doubt::Ref(inode.clone()),
+        }
+    }
 }
 
 /// Finds the node ids in a request that nobody knows to be within the subtree. A path never leaves it: names are names, and links are
 /// the client's to follow.
-fn confine(op: &mut Op, root: InodeId, given: &mut Given, opens: &Opens, doubts: &mut Vec<Doubt>) {
+fn confine(op: &mut Op, within: &mut Within<'_>, doubts: &mut Vec<Doubt>) {
     // What is above it is itself, as above the root.
-    if *op == Op::Parent(root) {
-        *op = Op::GetAttr(InodeRef::by_id(root));
+    if *op == Op::Parent(within.root) {
+        *op = Op::GetAttr(InodeRef::by_id(within.root));
         return;
     }
     // No client may ask for that, wherever the file is.
@@ -374,11 +407,11 @@ fn confine(op: &mut Op, root: InodeId, given: &mut Given, opens: &Opens, doubts:
         return;
     }
     op.visit_named(&mut |named| match named {
-        Named::Dir(dir) if *dir == root || given.dirs.has(*dir) => {}
+        Named::Dir(dir) if within.has_dir(*dir) => {}
         Named::Dir(dir) => doubts.push(Doubt::Dir(*dir)),
-        Named::Ref(inode) if is_known(inode.ino, root, given, opens) => {}
-        Named::Ref(inode) => doubts.push(Doubt::Ref(inode.clone())),
-        Named::File(ino) if is_known(*ino, root, given, opens) => {}
-        Named::File(ino) => doubts.push(Doubt::Ref(InodeRef::by_id(*ino))),
+        Named::Ref(inode) if within.has(inode.ino) => {}
+        Named::Ref(inode) => doubts.push(within.doubt(inode)),
+        Named::File(ino) if within.has(*ino) => {}
+        Named::File(ino) => doubts.push(within.doubt(&InodeRef::by_id(*ino))),
     });
 }

@@ -5,11 +5,15 @@ mod cluster;
 
 use std::sync::Arc;
 
-use cluster::{Cluster, Site, eventually};
+use cluster::{Cluster, Site, at, eventually, mknod};
 use kestrel_cluster::grant::Grant;
+use kestrel_model::code as errno;
 use kestrel_net::token::Token;
 use kestrel_types::error::FsResult;
-use kestrel_types::token::{TokenId, TokenRecord};
+use kestrel_types::ids::InodeId;
+use kestrel_types::name::Place;
+use kestrel_types::request::{Answer, Op, Outcome, RenameFlags, Reply};
+use kestrel_types::token::{Subtree, TokenId, TokenRecord};
 
 fn issue(site: &Site, name: &str) -> TokenRecord {
     let token = Token::new(None).unwrap();
@@ -74,5 +78,57 @@ fn every_node_learns_what_any_node_was_told() {
     for site in &cluster.sites {
         eventually("it is forgotten", || !knows(site, one.id) && !knows(site, two.id));
         assert!(knows(site, three.id));
+    }
+}
+
+fn made(answer: Answer) -> InodeId {
+    match answer {
+        Answer::Entry { inode, .. } => inode.ino,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is_outside(reply: &Reply) -> bool {
+    matches!(reply, Err(Outcome::Failed(why)) if why.errno == libc::ESTALE)
+}
+
+/// A rename that takes a directory out of a subtree ends its use at every node when it is answered,
+/// wherever the names in it are led and whatever the session was found to be allowed there just
+/// before.
+#[test]
+fn a_rename_ends_the_use_of_a_subtree_at_all_nodes() {
+    let cluster = Cluster::start();
+    let owner = cluster.client();
+    let [tree, inner, _] = ["tree", "tree/in", "out"].map(|dir| made(owner.done(Op::MkDir(at(dir), 0o777))));
+    let token = Token::new(None).unwrap();
+    let subtree = Some(Subtree { dir: tree, path: "/tree".into() });
+    let record = TokenRecord { subtree, ..TokenRecord::new(token.id, "tenant", token.verifier(), 0) };
+    cluster.sites[0].running().server.tokens().learn(vec![record], 1).unwrap();
+    for site in &cluster.sites {
+        eventually("all nodes let it in", || grant(site, token.id).is_ok());
+    }
+    let tenant = cluster.client_with(Some(Arc::new(token)));
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+    for name in names {
+        owner.done(mknod(&format!("tree/in/{name}")));
+    }
+    let below = |name: &str| Place::from_path(inner, name.as_bytes()).unwrap();
+    let list = || Op::ReadDir { dir: inner, after: None, limit: 20, check: false };
+    let move_to = |from: &str, to: &str| {
+        owner.done(Op::Rename(at(from), at(to), RenameFlags::default()));
+    };
+    for round in 0..10 {
+        tenant.done(list());
+        for name in names {
+            tenant.done(Op::Lookup(below(name)));
+        }
+        move_to("tree/in", "out/in");
+        let makes = Op::MkDir(below(&format!("late {round}")), 0o755);
+        for op in names.map(|name| Op::Lookup(below(name))).into_iter().chain([list(), makes]) {
+            let reply = tenant.ask(op.clone());
+            assert!(is_outside(&reply), "round {round}: {op:?}: {reply:?}");
+        }
+        assert_eq!(errno(&tenant.ask(Op::Parent(tree))), 0);
+        move_to("out/in", "tree/in");
     }
 }

@@ -130,11 +130,14 @@ impl Replica {
         self.dirs[at.shard()].read().at(at.slot(), parent, name)
     }
 
-    /// How many directories it was told to forget, cached or not: what was found here for a path stays true until there are more.
-    /// Exact for whoever holds a role, since directories change and are forgotten with all of them held.
+    /// How many directories it was told to forget, cached or not: what was found here for a path
+    /// stays true until there are more. Exact for whoever holds a role, since directories change
+    /// and are forgotten with all of them held. Without a role: what was found here after one look
+    /// at the count was true then, if a look after it finds the same. (A directory is counted when
+    /// it is gone from here.)
     #[inline]
     pub fn forgotten(&self) -> u64 {
-        self.forgotten.load(Ordering::Relaxed)
+        self.forgotten.load(Ordering::Acquire)
     }
 
     /// The directory in which a place probably lies, as far as is known. For routing; no role is needed.
@@ -192,25 +195,26 @@ impl Replica {
 
     /// Forgets a directory. The caller holds every role if it changed.
     pub fn remove(&self, ino: InodeId) {
-        // Also of one that is not cached any more: it may have been when a path was walked.
-        self.forgotten.fetch_add(1, Ordering::Relaxed);
         let number = part_of(hash_inode(ino));
         let mut dropped = Vec::new();
         self.dirs[number].write().remove(ino, &mut |slot, parent, name| {
             dropped.push((hash_entry(parent, name), Whereabouts::new(number, slot)));
         });
         self.drop_names(dropped);
+        // Counted also for a directory that is not cached any more: it may have been when a path
+        // was walked.
+        self.forgotten.fetch_add(1, Ordering::Release);
     }
 
     /// Forgets everything. The caller holds every role.
     pub fn clear(&self) {
-        self.forgotten.fetch_add(1, Ordering::Relaxed);
         for shard in &self.dirs {
             *shard.write() = Shard::default();
         }
         for names in &self.names {
             *names.write() = Names::default();
         }
+        self.forgotten.fetch_add(1, Ordering::Release);
     }
 
     /// Directories cached.

@@ -1,8 +1,9 @@
 //! Whether node ids that a confined session names are within its subtree, by the rows of the node.
 //!
-//! A directory is if the directories above it lead to the subtree's root: all on the way are then known to be. Anything else is if it
-//! is where it is said to have been seen, or where the node has on record that it was moved to, and that directory is. What is found is
-//! noted in the session ([`crate::session::given`]).
+//! A directory is if the directories above it lead to the subtree's root: all on the way are then
+//! known to be, until a directory changes. Anything else is if it is where it is said to have been
+//! seen, or where the node has on record that it was moved to, and that directory is. What is found
+//! is noted in the session ([`crate::session::given`]).
 
 use std::sync::Arc;
 
@@ -18,9 +19,7 @@ use parking_lot::Mutex;
 use super::Server;
 use crate::grant::Doubt;
 use crate::session::Session;
-
-/// Most directories between one and the root: a path has no more.
-const DEPTH_MAX: usize = 2048;
+use crate::session::given::{DEPTH_MAX, Tree};
 
 /// What is told of what is not within the subtree: no more than of what is not there.
 pub(crate) const OUTSIDE: FsError = FsError::new(
@@ -51,8 +50,9 @@ struct Walk {
     step: Step,
     /// What to look at once the climb has come to the root.
     then: Option<(InodeId, Name)>,
-    /// Directories on the way.
+    /// Directories on the way, and how many directories had changed when it began.
     passed: Vec<InodeId>,
+    since: Option<u64>,
     outside: Outside,
     /// The answer that came, or that whoever brings it goes on.
     came: Option<Reply>,
@@ -83,6 +83,7 @@ impl Server {
             step: Step::Next,
             then: None,
             passed: Vec::new(),
+            since: None,
             outside: Vec::new(),
             came: None,
             awaited: false,
@@ -147,11 +148,16 @@ impl Check {
     /// What to ask the node; none when everything is settled.
     fn next(&self) -> Option<Op> {
         let mut walk = self.walk.lock();
+        let tree = &self.server.backend;
         loop {
             match &walk.step {
                 Step::Next => match walk.doubts.pop()? {
                     Doubt::Dir(dir) => {
                         walk.about = dir;
+                        walk.step = Step::Climb(dir);
+                    }
+                    Doubt::Given(file, dir) => {
+                        walk.about = file;
                         walk.step = Step::Climb(dir);
                     }
                     Doubt::Ref(InodeRef { ino, seen }) => {
@@ -162,10 +168,12 @@ impl Check {
                 },
                 Step::Climb(dir) => {
                     let dir = *dir;
-                    if dir == self.root || self.session.state.lock().given.dirs.has(dir) {
-                        let passed = std::mem::take(&mut walk.passed);
-                        let mut state = self.session.state.lock();
-                        passed.into_iter().for_each(|dir| state.given.dirs.add(dir));
+                    if walk.passed.is_empty() {
+                        walk.since = tree.changes();
+                    }
+                    let mut state = self.session.state.lock();
+                    if state.given.has_dir(dir, self.root, tree) {
+                        state.given.add_dirs(std::mem::take(&mut walk.passed), walk.since, tree);
                         drop(state);
                         walk.step = walk.then.take().map_or(Step::Next, |(dir, name)| Step::Look(dir, name));
                     } else if dir == ROOT || walk.passed.len() >= DEPTH_MAX {
@@ -190,11 +198,13 @@ impl Check {
                 walk.passed.push(dir);
                 walk.step = Step::Climb(above.ino);
             }
-            (Ok(Answer::Entry { inode, .. }), Step::Look(..)) if inode.ino == walk.about => {
+            (Ok(Answer::Entry { inode, .. }), Step::Look(dir, _)) if inode.ino == walk.about => {
                 let mut state = self.session.state.lock();
                 match inode.kind {
-                    Kind::Dir => state.given.dirs.add(inode.ino),
-                    _ => state.given.files.add(inode.ino),
+                    Kind::Dir => {
+                        state.given.add_dirs([inode.ino], walk.since, &self.server.backend);
+                    }
+                    _ => state.given.add_file(inode.ino, *dir),
                 }
                 drop(state);
                 walk.step = Step::Next;

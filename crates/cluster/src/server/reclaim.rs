@@ -16,6 +16,7 @@ use rustc_hash::FxHashSet;
 
 use super::{Outside, Server, Shared};
 use crate::grant::Doubt;
+use crate::session::given::Tree;
 use crate::session::{Part, Phase, Session, State};
 
 /// A claim for the node: the file, and how many opens are missing.
@@ -43,7 +44,7 @@ impl Server {
                 let look = state.looks;
                 state.claims.vetting = Some(look);
                 state.claims.parked.push_front((call, reclaim));
-                let doubts = doubts(&mut state);
+                let doubts = doubts(&mut state, &self.backend);
                 drop(state);
                 return self.vet(session, root, doubts, look);
             }
@@ -142,15 +143,15 @@ impl Server {
 }
 
 /// What the next message names and nobody knows to be within the session's subtree.
-fn doubts(state: &mut State) -> Vec<Doubt> {
+fn doubts(state: &mut State, tree: &dyn Tree) -> Vec<Doubt> {
     let State { grant: Some(grant), claims, given, opens, .. } = state else { return Vec::new() };
     let Some((_, reclaim)) = claims.parked.front() else { return Vec::new() };
     let files = reclaim.opens.iter().map(|open| &open.file);
     let claimed: FxHashSet<InodeId> = files.clone().map(|file| file.ino).collect();
-    let files = files.filter(|file| grant.doubt(file.ino, given, opens).is_some());
+    let files = files.filter(|file| grant.doubt(file.ino, given, opens, tree).is_some());
     let mut doubts: Vec<Doubt> = files.cloned().map(Doubt::Ref).collect();
     let locks = reclaim.locks.iter().map(|lock| lock.ino).filter(|ino| !claimed.contains(ino));
-    doubts.extend(locks.filter_map(|ino| grant.doubt(ino, given, opens)));
+    doubts.extend(locks.filter_map(|ino| grant.doubt(ino, given, opens, tree)));
     doubts
 }
 

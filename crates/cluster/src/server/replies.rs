@@ -213,30 +213,30 @@ fn note(grant: &Grant, State { given, opens, .. }: &mut State, call: Submitted, 
         grant.withhold(inode, opens);
     }
     match (&*reply, call.listed) {
-        (Ok(_), Some(Listable::Dir(dir))) => given.listed.add(dir),
+        (Ok(_), Some(Listable::Dir(dir))) => given.listed.add(dir, ()),
         (Ok(Answer::Entry { inode, .. } | Answer::Opened { inode, .. }), Some(Listable::Answered))
             if inode.kind == Kind::Dir =>
         {
-            given.listed.add(inode.ino);
+            given.listed.add(inode.ino, ());
         }
         _ => {}
     }
     let Some(root) = grant.root() else { return };
-    let inode = match reply {
-        Ok(Answer::Inode(inode) | Answer::Entry { inode, .. } | Answer::Opened { inode, .. })
-        | Ok(Answer::Removed(inode) | Answer::Renamed { other: Some(inode), .. })
-        | Err(Outcome::Conflict(inode)) => inode,
+    match reply {
+        Ok(Answer::Entry { inode, parent } | Answer::Opened { inode, parent: Some(parent), .. })
+            if inode.kind != Kind::Dir =>
+        {
+            given.add_file(inode.ino, *parent);
+        }
         Ok(Answer::Entries { entries, parent, .. }) => {
-            if call.lists == Some(root) {
+            let Some(dir) = call.lists else { return };
+            if dir == root {
                 *parent = root;
             }
             let files = entries.iter().filter(|entry| entry.kind != Kind::Dir);
-            return files.for_each(|entry| given.files.add(entry.ino));
+            files.for_each(|entry| given.add_file(entry.ino, dir));
         }
-        _ => return,
-    };
-    if inode.kind != Kind::Dir {
-        given.files.add(inode.ino);
+        _ => {}
     }
 }
 

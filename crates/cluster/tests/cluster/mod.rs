@@ -23,6 +23,7 @@ use kestrel_net::peer::proof;
 use kestrel_net::remote::{Holder, Remote, RemoteConfig};
 use kestrel_net::server::{self as net, Serving};
 use kestrel_net::tls::ClientTls;
+use kestrel_net::token::Token;
 use kestrel_types::clock::{SECOND, SystemClock};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Place};
@@ -255,6 +256,11 @@ impl Cluster {
     }
 
     pub fn client(&self) -> Client {
+        self.client_with(None)
+    }
+
+    /// A client that shows a token.
+    pub fn client_with(&self, token: Option<Arc<Token>>) -> Client {
         let remote = |site: &Site| {
             let config = RemoteConfig {
                 addresses: vec![site.address.to_string()],
@@ -262,7 +268,7 @@ impl Cluster {
                 who: "test".into(),
                 deadline: Duration::from_secs(60),
                 tls: ClientTls::default(),
-                token: None,
+                token: token.clone(),
             };
             (site.id, Remote::connect(config, Arc::new(Bare)).unwrap().0)
         };

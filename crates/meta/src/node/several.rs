@@ -118,6 +118,21 @@ impl Node {
         Some((dentry, name))
     }
 
+    /// How many directories have changed (their names, parents or permissions, or that they exist)
+    /// so far; none while this node may miss such changes, for want of a lease. A change is counted
+    /// here before anybody hears that it was made. So what [`Node::dir_above`] says between two
+    /// calls with the same answer was true in between.
+    pub fn dir_changes(&self) -> Option<u64> {
+        let changes = self.core.replica.forgotten();
+        let counts = self.core.cluster.as_ref().is_none_or(|cluster| cluster.lease.is_held());
+        counts.then_some(changes)
+    }
+
+    /// The directory above a directory, if the namespace replica has it: see [`Node::dir_changes`].
+    pub fn dir_above(&self, dir: InodeId) -> Option<InodeId> {
+        self.core.replica.get(dir).map(|(dentry, _)| dentry.parent)
+    }
+
     /// Files without names whose home it is.
     pub fn nameless_files(&self) -> usize {
         self.core.nameless.len()
