@@ -29,12 +29,14 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::key::Table;
 use kestrel_types::placement::{NodeId, Placement, maker_of_id};
 use kestrel_types::request::Op;
+use kestrel_types::stat::DirStat;
 use parking_lot::RwLock;
 
 use crate::lease::{Lease, Tenure};
 use crate::locks::LockTable;
 use crate::node::WORKERS_MAX;
 use crate::rows::number_of;
+use crate::sums::{KnownSums, LeasedShares};
 
 /// Most nodes of a cluster: their numbers are below, because shares and inode numbers carry them.
 pub const NODES_MAX: u32 = 1024;
@@ -57,6 +59,10 @@ pub struct Cluster {
     pub locks: LockTable,
     /// Until when what the namespace replica says is true.
     pub lease: Lease,
+    /// What other nodes have said of their shares of directories.
+    pub sums: KnownSums,
+    /// Directories of whose shares other nodes were told.
+    pub leased: LeasedShares,
     table: RwLock<Arc<NodeTable>>,
     /// Version of the table, for those who need no more of it.
     version: AtomicU64,
@@ -82,11 +88,20 @@ impl Cluster {
             me,
             locks: LockTable::default(),
             lease: Lease::default(),
+            sums: KnownSums::default(),
+            leased: LeasedShares::default(),
             table: RwLock::new(Arc::new(table)),
             version,
             outside: AtomicBool::new(false),
             shared: false,
         }
+    }
+
+    /// What other nodes' shares of a directory come to, if that is known and counts now. The caller
+    /// holds a role, and has read the node's own rows of the directory: all of it was true together
+    /// when this looks at the time.
+    pub fn sum_of_others(&self, dir: InodeId) -> Option<DirStat> {
+        self.sums.get(dir).filter(|_| self.sums.is_held(self.lease.now()))
     }
 
     /// That of a node whose store others can claim, if they can.
@@ -223,6 +238,16 @@ impl NodeTable {
     pub fn share_holders(&self) -> usize {
         let Placement { map, idle, former, .. } = &self.placement;
         map.members().len() - idle.len() + former.len()
+    }
+
+    /// The other nodes that have shares of directories, be it as heirs.
+    pub fn other_share_owners(&self) -> Vec<NodeId> {
+        let owner = |at: usize| has_shares_of(&self.placement, self.share_holder(at));
+        let mut owners: Vec<NodeId> = (0..self.share_holders()).map(owner).collect();
+        owners.sort_unstable();
+        owners.dedup();
+        owners.retain(|node| *node != self.me);
+        owners
     }
 
     /// The node that owns what is found by this id.

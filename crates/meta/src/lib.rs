@@ -20,6 +20,7 @@ pub mod replica;
 pub mod rows;
 pub mod session;
 pub mod stats;
+pub mod sums;
 pub mod tally;
 pub mod tokens;
 pub mod txn;

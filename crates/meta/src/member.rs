@@ -46,6 +46,7 @@ mod reap;
 mod records;
 pub mod seat;
 mod stop;
+pub mod sums;
 mod tree;
 mod unsent;
 mod voice;
@@ -73,6 +74,7 @@ use coordinate::Coordinator;
 pub use message::{Envelope, Fetched, LoanId, Message, TokensMessage, Vote};
 pub use poll::{Answer, Question};
 pub use reap::{Forgot, Reap, Weight};
+pub use sums::SumMessage;
 
 use crate::cluster::{Cluster, NodeTable};
 use crate::engine::{BatchKind, Engine, EngineError, Mutation};
@@ -93,6 +95,7 @@ use nameless::Asking;
 use poll::Poll;
 use reap::Reaping;
 pub use records::{Prepared, decode_decision, decode_prepared, encode_decision, encode_prepared};
+use sums::Sums;
 use tree::Walk;
 use work::{Back, Work};
 
@@ -252,6 +255,7 @@ pub struct Member {
     /// Files without names at their home.
     nameless: BTreeMap<InodeId, Asking>,
     leases: Leases,
+    sums: Sums,
     /// Requests that wait until locks are given up; some may have ended.
     parked: BTreeSet<u64>,
     /// Locks were given up: those who wait for that may go on.
@@ -381,6 +385,7 @@ impl Member {
             failure: None,
             nameless: BTreeMap::new(),
             leases: Leases::new(shared, config.sole, claimed),
+            sums: Sums::default(),
             parked: BTreeSet::new(),
             unlocked: false,
             unlocks: 0,
@@ -398,7 +403,9 @@ impl Member {
         let quiet = member.node.clone();
         let quiet = quiet.quiesce();
         member.lease_by_table();
+        member.sums_by_table();
         drop(quiet);
+        member.revoke_of_earlier_starts();
         member.restore(records);
         member.forget_former();
         Ok(member)
@@ -468,6 +475,7 @@ impl Member {
         }
         self.tick_voice();
         self.tick_lease();
+        self.tick_sums();
         self.tick_works();
         self.tick_fetches();
         self.tick_loans();
@@ -553,7 +561,7 @@ impl Member {
 
     /// Whether time alone may give it something to do.
     fn is_waiting(&self) -> bool {
-        !self.is_idle() || !self.fetches.is_empty() || !self.polls.is_empty()
+        !self.is_idle() || !self.fetches.is_empty() || !self.polls.is_empty() || self.sums.is_waiting()
     }
 
     fn handle(&mut self, from: NodeId, message: Message) {
@@ -586,6 +594,7 @@ impl Member {
             Message::Polled { number, answer } => self.told(from, number, answer),
             Message::Change(message) => self.heard_of_change(from, message),
             Message::Lease(message) => self.heard_of_lease(from, message),
+            Message::Sum(message) => self.heard_of_sums(from, message),
             Message::Tokens(_) | Message::Whereabouts(_) => {}
         }
     }

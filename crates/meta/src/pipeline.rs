@@ -21,7 +21,7 @@ use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::key::Table;
 use kestrel_types::request::{Outcome, Reply};
 
-use crate::cluster::NodeTable;
+use crate::cluster::{Cluster, NodeTable};
 use crate::effects::{Effects, Mark};
 use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{Allocator, Block, Timestamps};
@@ -291,7 +291,10 @@ fn execute(
         let _plan = attempt(means, desk, job, told(number), &mut planned[number], stamp, true);
     }
     let cluster = means.core.cluster.as_deref();
-    let scope = cluster.zip(means.table).map(|(cluster, table)| Scope { table, locks: &cluster.locks });
+    let scope = cluster.zip(means.table).map(|(cluster, table)| {
+        let Cluster { locks, leased, .. } = cluster;
+        Scope { table, locks, leased }
+    });
     desk.rows.fetch(means.engine, scope, means.core.scan_rows)?;
     let mut stops = 0;
     for (number, job) in jobs.iter().enumerate() {
@@ -360,6 +363,8 @@ fn verdict_of(stop: Stop) -> Option<Verdict> {
         Stop::Locked => Some(Verdict::Elsewhere(Elsewhere::Locked)),
         Stop::Dentry(want) => Some(Verdict::Elsewhere(Elsewhere::Dentry(want))),
         Stop::Unleased => Some(Verdict::Elsewhere(Elsewhere::Unleased)),
+        Stop::Sum(dir) => Some(Verdict::Elsewhere(Elsewhere::Sum(dir))),
+        Stop::Leased(dir) => Some(Verdict::Elsewhere(Elsewhere::Leased(dir))),
         Stop::Fail(error) => Some(Verdict::Reply(Err(Outcome::Failed(error)))),
         Stop::Out(outcome) => Some(Verdict::Reply(Err(*outcome))),
     }

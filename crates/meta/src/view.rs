@@ -38,7 +38,7 @@ use std::collections::BTreeSet;
 
 use kestrel_types::placement::NodeId;
 
-use crate::cluster::{Cluster, NodeTable};
+use crate::cluster::{Cluster, NodeTable, has_shares_of};
 use crate::effects::Effects;
 use crate::engine::Mutation;
 use crate::ids::Block;
@@ -200,6 +200,10 @@ pub enum Stop {
     Dentry(Want),
     /// Its path led through the replica, and the node has no lease: run it when it has.
     Unleased,
+    /// It shows this directory: run it when the node knows what other nodes' shares come to.
+    Sum(InodeId),
+    /// It changes a share of this directory that other nodes were told of: run it when they do not rely on that any more.
+    Leased(InodeId),
     /// It failed.
     Fail(FsError),
     /// It ended otherwise.
@@ -219,6 +223,8 @@ impl Stop {
             | Stop::Away
             | Stop::Locked
             | Stop::Dentry(_)
+            | Stop::Sum(_)
+            | Stop::Leased(_)
             | Stop::Unleased => {
                 Outcome::Failed(FsError::new(libc::EIO, "metadata: a check stopped without a reason"))
             }
@@ -320,6 +326,15 @@ impl View<'_> {
             None => number,
             Some(table) => home_at(table.share_holder(number / shares), number % shares),
         }
+    }
+
+    /// Whether that share is this node's, be it as an heir; counted as above.
+    #[inline]
+    pub fn is_own_share(&self, number: usize) -> bool {
+        self.table.is_none_or(|table| {
+            let holder = table.share_holder(number / self.core.shares);
+            has_shares_of(&table.placement, holder) == table.me
+        })
     }
 
     /// Whether every role is held.

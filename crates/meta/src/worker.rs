@@ -65,6 +65,10 @@ pub enum Elsewhere {
     Later,
     /// Its path led through the replica, and the node has no lease.
     Unleased,
+    /// It shows this directory, and what other nodes' shares of it come to is not known.
+    Sum(InodeId),
+    /// It changes a share of this directory, which other nodes were told of under leases.
+    Leased(InodeId),
 }
 
 /// Where a blocked caller waits.

@@ -464,7 +464,7 @@ fn it_is_known_of_whom_nothing_is_heard_by_those_who_have_a_lease() {
 fn a_grant_that_comes_late_gives_nothing_back_to_one_that_ends() {
     let mut cluster = three_on_shared();
     let is_grant =
-        |to, message: &Message| to == 2 && matches!(message, Message::Lease(LeaseMessage::Granted(_)));
+        |to, message: &Message| to == 2 && matches!(message, Message::Lease(LeaseMessage::Granted { .. }));
     let late = loop {
         cluster.tick(STEP);
         if let Some(late) = carry_until(&mut cluster, &[], is_grant) {

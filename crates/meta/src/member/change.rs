@@ -420,6 +420,7 @@ impl Member {
         self.table = Arc::new(table);
         self.cluster().set_table(self.table.clone());
         self.lease_by_table();
+        self.sums_by_table();
         self.unlocked = true;
         self.unlocks += 1;
     }

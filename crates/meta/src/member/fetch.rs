@@ -180,6 +180,7 @@ impl Member {
         let quiet = self.node.quiesce();
         for dir in changes.iter().flat_map(|(_, dirs)| dirs) {
             self.node.core().replica.remove(*dir);
+            self.cluster().sums.forget_dir(*dir);
         }
         drop(quiet);
         self.void_fetches();

@@ -76,6 +76,7 @@ use super::change::ChangeMessage;
 use super::known::Known;
 use super::lead::Phase;
 use super::message::Message;
+use super::sums::SumMessage;
 use super::voice::Voice;
 use super::work::{Stage, Work};
 use super::{DEADLINE, Member, RESEND};
@@ -118,7 +119,12 @@ pub enum LeaseMessage {
         epoch: u64,
     },
     /// Granted.
-    Granted(u64),
+    Granted {
+        /// As asked.
+        number: u64,
+        /// The sender keeps its promise about sums as well ([`super::sums`]).
+        sums: bool,
+    },
     /// Asks to grant a member nothing.
     Fence {
         /// For this transaction.
@@ -179,7 +185,7 @@ pub(super) struct Leases {
     /// What it promised whom: which of their starts, and until when.
     promises: BTreeMap<NodeId, (u64, Nanos)>,
     /// The newest start of each that it has heard of, or one more if that has ended.
-    starts: BTreeMap<NodeId, u64>,
+    pub(super) starts: BTreeMap<NodeId, u64>,
     /// To whom it grants nothing: the number of that time, and until when.
     holds: BTreeMap<NodeId, (u64, Nanos)>,
     /// When it began to count how long nothing was heard of others.
@@ -189,7 +195,7 @@ pub(super) struct Leases {
     /// Whether this start speaks for its member.
     pub(super) voice: Voice,
     /// No earlier start can be running, or get a lease.
-    sole: bool,
+    pub(super) sole: bool,
     /// It gets none any more.
     ended: bool,
     /// Fenced, and not heard of since.
@@ -309,7 +315,7 @@ impl Member {
         match message {
             LeaseMessage::Ask { number, epoch, sole } => self.grant(from, number, epoch, sole),
             LeaseMessage::Release { epoch } => self.released(from, epoch),
-            LeaseMessage::Granted(number) => self.granted(from, number),
+            LeaseMessage::Granted { number, sums } => self.granted(from, number, sums),
             LeaseMessage::Fence { txn, round, node } => self.hold(from, txn, round, node),
             LeaseMessage::Fenced { txn, round, node, hold } => self.fenced(from, txn, (round, node), hold),
         }
@@ -348,7 +354,7 @@ impl Member {
     }
 
     /// The newest start of a member that this one has heard of, perhaps in an earlier start of its own; `None` if nobody knows.
-    fn newest_start(&mut self, node: NodeId) -> Option<u64> {
+    pub(super) fn newest_start(&mut self, node: NodeId) -> Option<u64> {
         if let Some(start) = self.leases.starts.get(&node) {
             return Some(*start);
         }
@@ -379,7 +385,8 @@ impl Member {
         }
         leases.holds.remove(&from);
         leases.promises.insert(from, (epoch, now + PROMISE));
-        self.send(from, Message::Lease(LeaseMessage::Granted(number)));
+        let sums = self.promise_sums(from, now);
+        self.send(from, Message::Lease(LeaseMessage::Granted { number, sums }));
     }
 
     /// A member's start has ended, or is about to: it has no lease.
@@ -431,6 +438,7 @@ impl Member {
         let own = from == self.me;
         let relied_on = match message {
             Message::Fetch { .. }
+            | Message::Sum(SumMessage::Ask { .. })
             | Message::Borrow { .. }
             | Message::Prepare { .. }
             | Message::Poll { .. } => true,
@@ -450,13 +458,14 @@ impl Member {
             | Message::Polled { .. }
             | Message::Change(_)
             | Message::Lease(_)
+            | Message::Sum(_)
             | Message::Tokens(_)
             | Message::Whereabouts(_) => false,
         };
         !relied_on || self.cluster().may_answer()
     }
 
-    fn granted(&mut self, from: NodeId, number: u64) {
+    fn granted(&mut self, from: NodeId, number: u64, sums: bool) {
         let Some((_, sent)) = self.leases.asks.iter().find(|(asked, _)| *asked == number).copied() else {
             return;
         };
@@ -466,6 +475,9 @@ impl Member {
         let newest = self.leases.granted.entry(from).or_insert(sent);
         *newest = sent.max(*newest);
         self.count_grants();
+        if sums {
+            self.sums_granted(from, sent);
+        }
     }
 
     /// Somebody has granted it a lease, it itself perhaps.

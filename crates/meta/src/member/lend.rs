@@ -77,7 +77,8 @@ impl Member {
             && !self.parked.is_empty()
             && !self.loans.contains_key(&txn)
             && self.cluster().locks.holds_any(&wanted.keys, &ranges);
-        if waited_for || !self.agrees(from, table) || self.some_leave(wanted) {
+        let told = mode == Mode::Exclusive && self.revoke_for(&wanted.keys);
+        if waited_for || told || !self.agrees(from, table) || self.some_leave(wanted) {
             return self.send(from, Message::Refused(txn, round));
         }
         let quiet = self.node.quiesce();

@@ -9,6 +9,7 @@ use kestrel_types::token::{TokenId, TokenRecord};
 use super::change::ChangeMessage;
 use super::lease::LeaseMessage;
 use super::poll::{Answer, Question};
+use super::sums::SumMessage;
 use super::whereabouts::Whereabout;
 use crate::engine::Mutation;
 use crate::locks::{Mode, TxnId};
@@ -155,6 +156,8 @@ pub enum Message {
     Change(ChangeMessage),
     /// Who resolves paths.
     Lease(LeaseMessage),
+    /// What shares of directories come to.
+    Sum(SumMessage),
     /// Which tokens there are. The matter of the nodes' servers: members say nothing of it and hear nothing.
     Tokens(TokensMessage),
     /// Where nodes are. The host's matter: members say nothing of it and hear nothing.

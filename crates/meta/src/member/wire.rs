@@ -19,13 +19,14 @@ use crate::view::Want;
 mod changes;
 mod leases;
 mod polls;
+mod sums;
 #[cfg(test)]
 mod tests;
 mod tokens;
 mod whereabouts;
 
 /// Version of the bytes. Nodes of a cluster speak the same one.
-const VERSION: u8 = 5;
+const VERSION: u8 = 6;
 
 /// Stamps are below: what is added to them must not overflow. (They count nanoseconds.)
 const STAMP_MAX: u64 = 1 << 63;
@@ -50,6 +51,7 @@ const CHANGE: u8 = 18;
 const LEASE: u8 = 19;
 const TOKENS: u8 = 22;
 const WHEREABOUTS: u8 = 23;
+const SUM: u8 = 24;
 
 impl Envelope {
     /// Appends its bytes.
@@ -175,6 +177,10 @@ fn put_message(out: &mut Vec<u8>, message: &Message) -> Result<(), TooLarge> {
             out.push(LEASE);
             leases::put(out, *message);
         }
+        Message::Sum(message) => {
+            out.push(SUM);
+            sums::put(out, message);
+        }
         Message::Tokens(message) => {
             out.push(TOKENS);
             tokens::put(out, message);
@@ -222,6 +228,7 @@ fn message(r: &mut Reader<'_>) -> Result<Message, DecodeError> {
         POLLED => Message::Polled { number: r.varint()?, answer: polls::answer(r)? },
         CHANGE => Message::Change(changes::take(r)?),
         LEASE => Message::Lease(leases::take(r)?),
+        SUM => Message::Sum(sums::take(r)?),
         TOKENS => Message::Tokens(tokens::take(r)?),
         WHEREABOUTS => Message::Whereabouts(whereabouts::take(r)?),
         _ => return Err(DecodeError("an unknown message of a node")),

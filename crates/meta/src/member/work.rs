@@ -35,6 +35,8 @@ pub(super) enum Stage {
     Fetching,
     /// It waits for a lease.
     Unleased,
+    /// It waits for what other members' shares of a directory come to.
+    Gathering,
     /// It is tried again then: as a transaction, or alone.
     Resting { until: Nanos, leads: bool },
     /// It is a transaction.
@@ -148,7 +150,9 @@ impl Member {
             Elsewhere::Away => self.lead(ticket),
             Elsewhere::Later => self.rest(ticket, false),
             Elsewhere::Unleased => self.await_lease(ticket),
-            Elsewhere::Locked => {
+            Elsewhere::Sum(dir) => self.gather(dir, ticket),
+            Elsewhere::Leased(dir) if !self.revoke(dir) => self.run_alone(ticket),
+            Elsewhere::Locked | Elsewhere::Leased(_) => {
                 let Some(work) = self.works.get_mut(&ticket) else { return };
                 // Locks that were given up since the node tried it wake nobody any more.
                 if work.unlocks != self.unlocks {
@@ -212,7 +216,7 @@ impl Member {
             Stage::Alone | Stage::Ending | Stage::Polling => false,
             Stage::Resting { until, .. } => *until <= now || work.until <= now,
             Stage::Leading(lead) => work.until <= now && !lead.is_decided() || lead.sent() + RESEND <= now,
-            Stage::Parked | Stage::Fetching | Stage::Unleased => work.until <= now,
+            Stage::Parked | Stage::Fetching | Stage::Unleased | Stage::Gathering => work.until <= now,
         };
         let due: Vec<u64> =
             self.works.iter().filter(|(_, work)| due(work)).map(|(ticket, _)| *ticket).collect();

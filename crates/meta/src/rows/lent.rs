@@ -9,6 +9,7 @@ use super::scan::Scanned;
 use super::{CellId, Rows, Value, is_full, number_of};
 use crate::cluster::NodeTable;
 use crate::locks::{LockTable, Mode};
+use crate::sums::LeasedShares;
 use crate::view::{Run, Stop};
 
 /// Why a row is not to be had by a request of the node.
@@ -70,6 +71,8 @@ pub struct Scope<'a> {
     pub table: &'a NodeTable,
     /// What is lent.
     pub locks: &'a LockTable,
+    /// Of whose shares other nodes were told.
+    pub leased: &'a LeasedShares,
 }
 
 impl Scope<'_> {
@@ -134,7 +137,7 @@ impl Rows {
     /// then.
     #[inline]
     pub fn trespass(&self, scope: Scope<'_>) -> Option<Stop> {
-        let Scope { table, locks } = scope;
+        let Scope { table, locks, leased } = scope;
         self.journal.iter().find_map(|undo| {
             let cell = &self.cells[undo.cell as usize];
             let suffix = self.suffix_of(cell);
@@ -143,6 +146,9 @@ impl Rows {
             }
             let locked = table.is_leaving(cell.table, cell.id, suffix)
                 || locks.bars(KeyRef::new(cell.table, cell.id, suffix), Mode::Exclusive);
+            if !locked && cell.table == Table::DirStat && leased.bars(cell.id) {
+                return Some(Stop::Leased(cell.id));
+            }
             locked.then_some(Stop::Locked)
         })
     }

@@ -217,11 +217,23 @@ impl View<'_> {
         }
     }
 
-    /// Asks for all shares of a directory.
+    /// Asks for what showing a directory needs of its shares: all that are to be had here.
     pub fn want_figures(&mut self, dir: InodeId) {
+        self.want_shares(dir, self.needs_sum());
+    }
+
+    fn want_shares(&mut self, dir: InodeId, own: bool) {
         for number in 0..self.shares_in_all() {
-            self.share_cell(dir, self.share_home(number));
+            if !own || self.is_own_share(number) {
+                self.share_cell(dir, self.share_home(number));
+            }
         }
+    }
+
+    /// Whether what other nodes' shares come to is not read as rows: they have some, and this is no transaction, which borrows them.
+    fn needs_sum(&self) -> bool {
+        let others = self.core.cluster.as_ref().is_some_and(|cluster| cluster.sums.has_others());
+        others && self.no_dirs.is_none()
     }
 
     /// In a dry run: asks for the figures of what is at `spot` if the replica knows it for a directory, so that they are fetched
@@ -237,18 +249,43 @@ impl View<'_> {
 
     /// Figures of a directory: the sum of its shares.
     pub fn figures(&mut self, dir: InodeId) -> Run<DirStat> {
-        self.want_figures(dir);
+        self.sum_of(dir, false)
+    }
+
+    /// The same, or the sum of the node's own shares.
+    fn sum_of(&mut self, dir: InodeId, own: bool) -> Run<DirStat> {
+        // First asks for all of them, so that they are fetched together.
+        self.want_shares(dir, own);
         let mut sum = DirStat::default();
         for number in 0..self.shares_in_all() {
-            let cell = self.share_cell(dir, self.share_home(number));
-            sum.merge(&self.share(cell)?);
+            if !own || self.is_own_share(number) {
+                let cell = self.share_cell(dir, self.share_home(number));
+                sum.merge(&self.share(cell)?);
+            }
         }
         Ok(sum)
     }
 
+    /// Figures of a directory for an operation that only shows them: other nodes' shares need not be
+    /// borrowed.
+    fn figures_shown(&mut self, dir: InodeId) -> Run<DirStat> {
+        if !self.needs_sum() {
+            return self.figures(dir);
+        }
+        let mut sum = self.sum_of(dir, true)?;
+        // After the node's own rows were read: then all of it was true at the moment at which this looks at the time.
+        let others = self.core.cluster.as_ref().and_then(|cluster| cluster.sum_of_others(dir));
+        sum.merge(&others.ok_or(Stop::Sum(dir))?);
+        Ok(sum)
+    }
+
     /// A directory's inode as it is shown: with its figures.
-    pub fn shown_dir(&mut self, mut inode: Inode) -> Run<Inode> {
+    pub fn shown_dir(&mut self, inode: Inode) -> Run<Inode> {
         let stat = self.figures(inode.ino)?;
+        Ok(Self::with_figures(inode, &stat))
+    }
+
+    fn with_figures(mut inode: Inode, stat: &DirStat) -> Inode {
         inode.nlink = u32::try_from(2 + stat.subdirs.max(0)).unwrap_or(u32::MAX);
         inode.size = DIR_SIZE;
         // A share without a time has not changed since the times were set explicitly: those count, be they in the future.
@@ -257,13 +294,17 @@ impl View<'_> {
         }
         inode.ctime = inode.ctime.max(stat.mtime);
         inode.change = inode.change.max(stat.change);
-        Ok(inode)
+        inode
     }
 
     /// An inode as it is shown.
     #[inline]
     pub fn shown(&mut self, found: Found) -> Run<Inode> {
-        if found.inode.kind == Kind::Dir { self.shown_dir(found.inode) } else { Ok(found.inode) }
+        if found.inode.kind != Kind::Dir {
+            return Ok(found.inode);
+        }
+        let stat = self.figures_shown(found.inode.ino)?;
+        Ok(Self::with_figures(found.inode, &stat))
     }
 
     /// Of several nodes no other one may move a directory to another parent at the same time: two such moves could form a cycle.

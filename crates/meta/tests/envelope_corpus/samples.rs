@@ -7,7 +7,9 @@ use kestrel_meta::locks::{Mode, TxnId};
 use kestrel_meta::member::change::{Announced, Attempt, ChangeMessage, Charge};
 use kestrel_meta::member::lease::{HoldId, LeaseMessage};
 use kestrel_meta::member::whereabouts::Whereabout;
-use kestrel_meta::member::{Answer, Fetched, LoanId, Message, Question, TokensMessage, Vote, Weight};
+use kestrel_meta::member::{
+    Answer, Fetched, LoanId, Message, Question, SumMessage, TokensMessage, Vote, Weight,
+};
 use kestrel_meta::node::{Part, TreePart};
 use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::view::Want;
@@ -16,6 +18,7 @@ use kestrel_types::error::FsError;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::Name;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, Placement};
+use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 
 const TXN: TxnId = TxnId { node: 2, epoch: 3, number: 300 };
@@ -23,7 +26,7 @@ const OTHER: TxnId = TxnId { node: 2, epoch: 3, number: 301 };
 const LOAN: LoanId = LoanId { epoch: 7, number: 1 << 40 };
 
 pub fn samples() -> Vec<(&'static str, Message)> {
-    [rows(), dirs(), ends(), polls(), changes(), leases(), tokens(), whereabouts()].concat()
+    [rows(), dirs(), ends(), polls(), changes(), leases(), sums(), tokens(), whereabouts()].concat()
 }
 
 fn whereabouts() -> Vec<(&'static str, Message)> {
@@ -61,9 +64,22 @@ fn leases() -> Vec<(&'static str, Message)> {
     vec![
         ("lease-ask", Message::Lease(LeaseMessage::Ask { number: 300, epoch: 3, sole: true })),
         ("lease-release", Message::Lease(LeaseMessage::Release { epoch: 3 })),
-        ("lease-granted", Message::Lease(LeaseMessage::Granted(300))),
+        ("lease-granted", Message::Lease(LeaseMessage::Granted { number: 300, sums: true })),
         ("lease-fence", Message::Lease(LeaseMessage::Fence { txn: TXN, round: 4, node: 3 })),
         ("lease-fenced", Message::Lease(LeaseMessage::Fenced { txn: TXN, round: 4, node: 3, hold })),
+    ]
+}
+
+fn sums() -> Vec<(&'static str, Message)> {
+    let dir = 77 << 14;
+    let sum = DirStat { children: -3, subdirs: 1, bytes: 300, mtime: 1 << 60, change: 1 << 61 };
+    let dirs = vec![dir, 78 << 14];
+    vec![
+        ("sum-ask", Message::Sum(SumMessage::Ask { number: 300, table: 4, epoch: 3, dir })),
+        ("sum-told", Message::Sum(SumMessage::Sum { number: 300, epoch: 3, dir, sum })),
+        ("sum-refused", Message::Sum(SumMessage::Refused { number: 300, dir, pause: 50_000_000 })),
+        ("sum-revoke", Message::Sum(SumMessage::Revoke { number: 301, epoch: 3, holder: 2, dirs })),
+        ("sum-revoked", Message::Sum(SumMessage::Revoked { number: 301 })),
     ]
 }
 

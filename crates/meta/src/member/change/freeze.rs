@@ -71,6 +71,10 @@ impl Member {
         if self.lends_what_leaves(&table) || table.departs() && self.is_busy_with_others() {
             return;
         }
+        // Its shares get an heir, which does not know the members that were told what they come to.
+        if table.departs() && self.revoke_all() {
+            return;
+        }
         self.drive_copying();
         let Some(part) = &mut self.changing.part else { return };
         if !matches!(&part.step, Step::Freezing(copying) if copying.is_over()) {

@@ -2,7 +2,7 @@
 
 use kestrel_types::codec::{DecodeError, Reader, put_varint};
 
-use super::{put_numbered, put_txn, txn};
+use super::{boolean, put_numbered, put_txn, txn};
 use crate::member::lease::{HoldId, LeaseMessage};
 
 // What a message says. Numbers are never given to another one.
@@ -23,7 +23,10 @@ pub(super) fn put(out: &mut Vec<u8>, message: LeaseMessage) {
             out.push(if sole { SOLE } else { 0 });
         }
         LeaseMessage::Release { epoch } => put_numbered(out, RELEASE, epoch),
-        LeaseMessage::Granted(number) => put_numbered(out, GRANTED, number),
+        LeaseMessage::Granted { number, sums } => {
+            put_numbered(out, GRANTED, number);
+            out.push(u8::from(sums));
+        }
         LeaseMessage::Fence { txn, round, node } => {
             put_txn(out, FENCE, txn);
             put_varint(out, u64::from(round));
@@ -51,7 +54,7 @@ pub(super) fn take(r: &mut Reader<'_>) -> Result<LeaseMessage, DecodeError> {
             LeaseMessage::Ask { number, epoch, sole }
         }
         RELEASE => LeaseMessage::Release { epoch: r.varint()? },
-        GRANTED => LeaseMessage::Granted(r.varint()?),
+        GRANTED => LeaseMessage::Granted { number: r.varint()?, sums: boolean(r)? },
         FENCE => LeaseMessage::Fence { txn: txn(r)?, round: r.varint32()?, node: r.varint32()? },
         FENCED => {
             let (txn, round, node) = (txn(r)?, r.varint32()?, r.varint32()?);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use kestrel_placement::report::{NameCount, Report};
 use kestrel_types::name::Name;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, Placement};
+use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 
 use super::*;
@@ -18,6 +19,7 @@ use crate::member::lease::{HoldId, LeaseMessage};
 use crate::member::message::TokensMessage;
 use crate::member::poll::{Answer, Question};
 use crate::member::reap::Weight;
+use crate::member::sums::SumMessage;
 use crate::member::whereabouts::Whereabout;
 use crate::node::{Part, TreePart};
 
@@ -174,6 +176,7 @@ fn any_message() -> BoxedStrategy<Message> {
         }),
         any_change().prop_map(Message::Change),
         any_lease().prop_map(Message::Lease),
+        any_sum().prop_map(Message::Sum),
         any_tokens().prop_map(Message::Tokens),
         vec(any_whereabout(), 0..3).prop_map(Message::Whereabouts),
         (number(), any_answer()).prop_map(|(number, answer)| Message::Polled { number, answer }),
@@ -222,7 +225,7 @@ fn any_lease() -> BoxedStrategy<LeaseMessage> {
             sole
         }),
         number().prop_map(|epoch| LeaseMessage::Release { epoch }),
-        number().prop_map(LeaseMessage::Granted),
+        (number(), any::<bool>()).prop_map(|(number, sums)| LeaseMessage::Granted { number, sums }),
         (any_txn(), any::<u32>(), any::<u32>()).prop_map(|(txn, round, node)| LeaseMessage::Fence {
             txn,
             round,
@@ -230,6 +233,36 @@ fn any_lease() -> BoxedStrategy<LeaseMessage> {
         }),
         (any_txn(), any::<u32>(), any::<u32>(), hold)
             .prop_map(|(txn, round, node, hold)| LeaseMessage::Fenced { txn, round, node, hold }),
+    ]
+    .boxed()
+}
+
+fn any_sum() -> BoxedStrategy<SumMessage> {
+    let count = || -(1i64 << 52) + 1..1 << 52;
+    let stat = (count(), count(), any::<i64>(), any::<i64>(), number()).prop_map(
+        |(children, subdirs, bytes, mtime, change)| DirStat { children, subdirs, bytes, mtime, change },
+    );
+    prop_oneof![
+        (number(), number(), number(), number()).prop_map(|(number, table, epoch, dir)| SumMessage::Ask {
+            number,
+            table,
+            epoch,
+            dir
+        }),
+        (number(), number(), number(), stat).prop_map(|(number, epoch, dir, sum)| SumMessage::Sum {
+            number,
+            epoch,
+            dir,
+            sum
+        }),
+        (number(), number(), number()).prop_map(|(number, dir, pause)| SumMessage::Refused {
+            number,
+            dir,
+            pause
+        }),
+        (number(), number(), number(), vec(number(), 0..4))
+            .prop_map(|(number, epoch, holder, dirs)| SumMessage::Revoke { number, epoch, holder, dirs }),
+        number().prop_map(|number| SumMessage::Revoked { number }),
     ]
     .boxed()
 }
@@ -317,7 +350,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_no_envelope(kind in 0u8..20, rest in vec(any::<u8>(), 0..300)) {
+    fn garbage_is_no_envelope(kind in 0u8..26, rest in vec(any::<u8>(), 0..300)) {
         let _ = Envelope::decode(&rest);
         let mut bytes = vec![VERSION, 1, 0, 0, 0, 0, 0, 0, 0, 1, kind];
         bytes.extend_from_slice(&rest);
@@ -329,7 +362,10 @@ proptest! {
 fn bytes_are_pinned() {
     let txn = TxnId { node: 2, epoch: 3, number: 300 };
     let envelope = Envelope { from: 1, stamp: 5, message: Message::Decide(txn, true) };
-    assert_eq!(encoded(&envelope), [5, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
+    assert_eq!(encoded(&envelope), [6, 1, 0, 0, 0, 0, 0, 0, 0, 5, 12, 2, 3, 0xac, 2, 1]);
+    let revoke = SumMessage::Revoke { number: 300, epoch: 3, holder: 0, dirs: vec![7] };
+    let revoke = Envelope { message: Message::Sum(revoke), ..envelope.clone() };
+    assert_eq!(encoded(&revoke), [6, 1, 0, 0, 0, 0, 0, 0, 0, 5, 24, 4, 0xac, 2, 3, 0, 1, 7]);
     let mut other = encoded(&envelope);
     other[0] = 1;
     assert!(Envelope::decode(&other).is_err());
