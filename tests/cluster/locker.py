@@ -9,6 +9,7 @@ import ctypes
 import errno
 import fcntl
 import json
+import mmap
 import os
 import signal
 import struct
@@ -117,6 +118,49 @@ class Worker:
             os.pwrite(self.fds[0], b"%d" % (number + 1), 0)
             fcntl.fcntl(self.fds[0], fcntl.F_SETLK, span("u", 1000, 1000))
         return times
+
+    def records(self, how, mark, times):
+        """Appends so many records of 50 bytes, each under an exclusive lock of the whole file (`how`: flock, posix, ofd) or
+        without any (none), through one descriptor that stays open."""
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        for number in range(times):
+            self.whole(how, fd, "x")
+            record = f"{mark} {number}".ljust(49).encode() + b"\n"
+            assert os.write(fd, record) == len(record)
+            self.whole(how, fd, "u")
+        os.close(fd)
+        return times
+
+    def whole(self, how, fd, kind):
+        """Takes or gives up a lock of the whole file."""
+        if how == "flock":
+            fcntl.flock(fd, FLOCKS[kind])
+        elif how == "posix":
+            fcntl.fcntl(fd, fcntl.F_SETLKW, span(kind, 0, None))
+        elif how == "ofd":
+            fcntl.fcntl(fd, F_OFD_SETLKW, span(kind, 0, None))
+
+    def map(self, length):
+        """Maps the file, shared, as soon as it is seen to be so long."""
+        eventually(lambda: self.size() >= length, f"{self.path} has {length} bytes")
+        self.mapped = mmap.mmap(self.fds[0], length)
+
+    def count_mapped(self, how, times):
+        """Adds to a number of 8 bytes in the map, each time under a lock, with msync(2) before it goes. The map stays."""
+        for _ in range(times):
+            self.whole(how, self.fds[0], "x")
+            number = int.from_bytes(self.mapped[:8], "little")
+            self.mapped[:8] = (number + 1).to_bytes(8, "little")
+            self.mapped.flush()
+            self.whole(how, self.fds[0], "u")
+        return times
+
+    def mapped_at(self, first, length):
+        """Bytes of the map."""
+        return self.mapped[first : first + length].decode("latin-1")
+
+    def size(self):
+        return os.fstat(self.fds[0]).st_size
 
     def count_flock(self, times):
         """The same with flock(2) and a new open each time."""

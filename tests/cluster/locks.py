@@ -332,6 +332,111 @@ def counting(p):
         assert crew[0].read(0, 20) == "240", f"{method}: {crew[0].read(0, 20)}"
 
 
+def check_records(text, wanted):
+    """The file consists of the records that each of `wanted`, pairs of mark and number, has appended, each once, in its order."""
+    lines = text.splitlines(keepends=True)
+    assert all(len(line) == 50 for line in lines), [line for line in lines if len(line) != 50][:3]
+    for mark, times in wanted:
+        mine = [int(line.split()[1]) for line in lines if line.split()[0] == mark]
+        assert mine == list(range(times)), f"{mark}: {len(mine)} of {times} records"
+    assert len(lines) == sum(times for _, times in wanted)
+
+
+def content(p):
+    """The whole file, by a new open."""
+    with open(f"{p.arguments.b}/{p.name}", encoding="latin-1") as file:
+        return file.read()
+
+
+@test
+def appends_under_locks(p):
+    """records appended by two mounts, each under a lock of the file, are all there: flock, byte ranges, OFD"""
+    for how in ("flock", "posix", "ofd"):
+        p.new_file()
+        calls = [p.a().start("records", how, "a", 200), p.b().start("records", how, "b", 200)]
+        assert [call.result(120) for call in calls] == [200, 200]
+        check_records(content(p), [("a", 200), ("b", 200)])
+
+
+@test
+def maps_under_locks(p):
+    """who has mapped a file and gets a lock sees in the map what earlier holders wrote, also where the file has grown"""
+    for how in ("flock", "posix", "ofd"):
+        p.new_file()
+        a, b = p.a(), p.b()
+        a.write(0, "0" * 9000)
+        a.sync()
+        b.map(9000)
+        assert b.mapped_at(0, 3) == b.mapped_at(8990, 3) == "000"
+        os.truncate(f"{p.arguments.a}/{p.name}", 100)
+        eventually(lambda: b.size() == 100, "the other mount hears that the file is shorter")
+        getattr(a, how)("x")
+        a.write(0, "1" * 9000)
+        getattr(a, how)("u")
+        getattr(b, how)("s")
+        # The kernel decides by the size that it knows whether there is anything in a page: else this is SIGBUS.
+        assert b.mapped_at(0, 3) == "111" and b.mapped_at(8990, 10) == "1" * 10
+        getattr(b, how)("u")
+        getattr(a, how)("x")
+        a.write(8995, "2" * 5)
+        getattr(a, how)("u")
+        getattr(b, how)("s")
+        assert b.mapped_at(8990, 10) == "1111122222" and b.size() == 9000
+
+
+@test
+def counting_in_maps(p):
+    """four processes on two mounts count together in shared maps, under locks"""
+    for how in ("flock", "ofd"):
+        p.new_file()
+        crew = [p.a(), p.b(), p.a(), p.b()]
+        crew[0].write(0, "\0" * 8)
+        crew[0].sync()
+        for one in crew:
+            one.map(8)
+        calls = [one.start("count_mapped", how, 40) for one in crew]
+        assert [call.result(120) for call in calls] == [40] * 4
+        for one in (crew[0], crew[1]):
+            one.flockw("s")
+            assert int.from_bytes(one.mapped_at(0, 8).encode("latin-1"), "little") == 160
+            one.flock("u")
+
+
+@test
+def shorter_under_a_lock(p):
+    """who gets a lock after another holder has truncated the file appends at its end, and reads nothing behind it"""
+    a, b = p.a(), p.b()
+    b.write(0, "x" * 9000)
+    b.sync()
+    assert b.read(0, 1) == "x"
+    a.flock("x")
+    with open(f"{p.arguments.a}/{p.name}", "r+") as file:
+        file.truncate(10)
+    a.flock("u")
+    b.flock("x")
+    assert b.read(5, 100) == "x" * 5 and b.size() == 10
+    b.flock("u")
+    b.records("flock", "b", 3)
+    assert content(p)[:10] == "x" * 10
+    check_records(content(p)[10:], [("b", 3)])
+
+
+@last
+def appends_while_the_server_is_killed(p):
+    """records appended by two mounts under locks are all there, though the server is killed and started again meanwhile"""
+    if not p.arguments.kill_server:
+        return "skipped"
+    for how in ("flock", "posix"):
+        p.new_file()
+        calls = [p.a().start("records", how, "a", 150), p.b().start("records", how, "b", 150)]
+        for _ in range(2):
+            time.sleep(0.2)
+            subprocess.run(p.arguments.kill_server, shell=True, check=True)
+            subprocess.run(p.arguments.start_server, shell=True, check=True)
+        assert [call.result(120) for call in calls] == [150, 150]
+        check_records(content(p), [("a", 150), ("b", 150)])
+
+
 @last
 def server_killed(p):
     """kill -9 of the server: holders keep their locks, who waits goes on waiting and gets its turn"""

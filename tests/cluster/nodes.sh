@@ -74,9 +74,7 @@ all_acknowledged "$a" "$b"
 check "fsck after the kills" fsck_volume "$volume"
 
 # What the tests of locks run while they go on.
-{
-    for node in 1 2 3; do echo "kill -9 $(node_pid "$volume" "$node")"; done
-} >"$WORK/kill-server"
+kill_script "$volume" >"$WORK/kill-server"
 cat >"$WORK/start-server" <<SH
 for dir in "$volume" "$second" "$(node_dir "$volume" 3)"; do
     for try in 1 2 3 4 5; do
@@ -86,7 +84,7 @@ for dir in "$volume" "$second" "$(node_dir "$volume" 3)"; do
     exit 1
 done
 SH
-counted python3 "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "sh $WORK/kill-server" --start-server "sh $WORK/start-server" \
+counted python3 "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "bash $WORK/kill-server" --start-server "sh $WORK/start-server" \
     --mount-a-pid "$(server_pid "$a")" --lease "$lease"
 # The last test killed the first mount.
 umount -l "$a"

@@ -155,6 +155,13 @@ kill_server() {
     return "$status"
 }
 
+# kill_script VOLUME: a bash script that does the same, for tests in other languages. It can be run again and again.
+kill_script() {
+    declare -p KESTREL NODES LOCAL
+    declare -f volume_pid server_pid node_dir node_pid alive kill_pid kill_server
+    printf 'kill_server %q\n' "$1"
+}
+
 # stop_server VOLUME: it stores everything and ends by itself.
 stop_server() {
     local pid node

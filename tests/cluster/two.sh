@@ -14,9 +14,7 @@ make_volume "$volume"
 mount_volume "$volume" "$a"
 mount_volume "$volume" "$b"
 # What the tests of locks run while they go on.
-cat >"$WORK/kill-server" <<SH
-kill -9 $(server_pid "$volume")
-SH
+kill_script "$volume" >"$WORK/kill-server"
 cat >"$WORK/start-server" <<SH
 for try in 1 2 3 4 5; do
     "$KESTREL" serve "$volume" --listen "$(serve_address "$volume")" ${SERVE_OPTIONS[*]} >/dev/null && exit
@@ -39,7 +37,7 @@ counted python3 "$ROOT/tests/cluster/late.py" "$a" "$far" "$way"
 umount_volume "$far"
 kill "$relay"
 
-counted python3 "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "sh $WORK/kill-server" --start-server "sh $WORK/start-server" \
+counted python3 "$ROOT/tests/cluster/locks.py" "$a" "$b" --kill-server "bash $WORK/kill-server" --start-server "sh $WORK/start-server" \
     --mount-a-pid "$(server_pid "$a")" --lease "$lease"
 # The last test killed the first mount.
 umount -l "$a"

@@ -43,7 +43,7 @@ pub use self::copy::CopyRange;
 pub(crate) use self::flush::Flush;
 pub use self::handles::{DirHandle, FileHandle};
 pub use self::listing::{Listed, Sink};
-pub use self::locks::{LockWait, LockedRange};
+pub use self::locks::{LockWait, LockedRange, Outdated};
 pub use self::namespace::{Creation, Found, NewNode};
 pub use self::read::Content;
 pub use self::repack::{CompactOptions, Compacted};
@@ -345,6 +345,7 @@ impl Fs {
     fn introduce(&self, mut inode: Inode, place: Option<(InodeId, &Name)>) -> Inode {
         self.known.learned(inode.ino, inode.kind, place);
         if inode.kind == Kind::File {
+            self.known.told_as(inode.ino, inode.data_change);
             self.files.overlay(&mut inode);
         }
         inode

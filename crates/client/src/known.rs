@@ -37,6 +37,8 @@ struct Known {
     place: Place,
     /// `data_change` that the kernel's page cache of the file corresponds to; 0 if unknown.
     cached_change: u64,
+    /// `data_change` that the size corresponds to which the kernel was told last; 0 if unknown.
+    told_change: u64,
     /// Opens that were told to drop the cached pages, of which nothing has been heard since: the pages may still be there.
     dropping: u32,
 }
@@ -74,7 +76,14 @@ impl KnownInodes {
     pub fn learned(&self, ino: InodeId, kind: Kind, place: Option<(InodeId, &Name)>) {
         let mut shard = self.shard(ino).lock();
         let known = shard.entry(ino).or_insert_with(|| {
-            Box::new(Known { lookups: 0, kind, place: Place::Unknown, cached_change: 0, dropping: 0 })
+            Box::new(Known {
+                lookups: 0,
+                kind,
+                place: Place::Unknown,
+                cached_change: 0,
+                told_change: 0,
+                dropping: 0,
+            })
         });
         known.lookups += 1;
         known.kind = kind;
@@ -163,6 +172,14 @@ impl KnownInodes {
         }
     }
 
+    /// Records of which content the kernel is told the size, and answers whether it was told that before.
+    pub fn told_as(&self, ino: InodeId, data_change: u64) -> bool {
+        match self.shard(ino).lock().get_mut(&ino) {
+            Some(known) => std::mem::replace(&mut known.told_change, data_change) == data_change,
+            None => false,
+        }
+    }
+
     /// Records, for the answer to an open, which content the kernel's page cache will correspond to. The kernel drops what it
     /// held of another content only when it handles that answer; an open that overtakes it must drop them too. So whoever
     /// gets [`Pages::Drop`] says [`KnownInodes::pages_dropped`] with the first thing that comes through the open file.
@@ -187,13 +204,15 @@ impl KnownInodes {
         }
     }
 
-    /// Records that a change of ours led from the content `from` to `to`, and that the kernel made it in its pages too. If
+    /// Records that a change of ours led from the content `from` to `to`, and that the kernel made it in its pages and size too. If
     /// these were another content's, which somebody else has changed since, they are still of no use to the next open.
     pub fn cached_moved(&self, ino: InodeId, from: u64, to: u64) {
-        if let Some(known) = self.shard(ino).lock().get_mut(&ino)
-            && known.cached_change == from
-        {
-            known.cached_change = to;
+        if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
+            for change in [&mut known.cached_change, &mut known.told_change] {
+                if *change == from {
+                    *change = to;
+                }
+            }
         }
     }
 

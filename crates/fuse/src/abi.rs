@@ -158,6 +158,8 @@ wire! {
 
     struct NotifyInvalInode = 24 { ino: u64, off: i64, len: i64 }
     struct NotifyInvalEntry = 16 { parent: u64, namelen: u32, flags: u32 }
+    /// The bytes follow.
+    struct NotifyStore = 24 { ino: u64, offset: u64, size: u32, padding: u32 }
     struct NotifyDelete = 24 { parent: u64, child: u64, namelen: u32, padding: u32 }
     /// Node ids follow.
     struct NotifyPrune = 16 { count: u32, padding: u32, spare: u64 }
@@ -329,6 +331,8 @@ pub const EXT_GROUPS: u32 = 32;
 pub const NOTIFY_INVAL_INODE: i32 = 2;
 /// See [`NOTIFY_INVAL_INODE`].
 pub const NOTIFY_INVAL_ENTRY: i32 = 3;
+/// See [`NOTIFY_INVAL_INODE`].
+pub const NOTIFY_STORE: i32 = 4;
 /// See [`NOTIFY_INVAL_INODE`].
 pub const NOTIFY_DELETE: i32 = 6;
 /// See [`NOTIFY_INVAL_INODE`]. From protocol minor [`PRUNE_MINOR_MIN`] on.

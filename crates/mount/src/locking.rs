@@ -5,16 +5,17 @@
 //! there first. A wait that is cancelled is answered by the server, with the lock if that was faster, else `EINTR`, which the
 //! kernel turns into a restart or an error as the signal's handler wants it.
 //!
-//! **Pages.** Who gets a lock may rely on what others wrote before they gave it up. Pages of the file that the kernel has
-//! cached are dropped first if the content has changed. That may have to wait for requests that only other threads answer,
-//! so a thread of its own does it. The same goes for files whose locks are lost with a session: their handles fail from then
+//! **Pages and size.** The holder of a lock relies on what others wrote before they gave it up. If the content has changed, the
+//! kernel's pages of the file are dropped first, and the kernel is told the present size, which it neither asks for before it
+//! decides where a write with `O_APPEND` goes nor before it serves a map. Both may have to wait for requests that only other
+//! threads answer, so a thread of its own does it; a lock that is granted meanwhile waits for that. The same goes for files whose locks are lost with a session: their handles fail from then
 //! on, which programs would not notice for as long as the kernel answers from its pages.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, OnceLock};
 
-use kestrel_client::fs::{FileHandle, Fs, LockWait, LockedRange};
+use kestrel_client::fs::{FileHandle, Fs, LockWait, LockedRange, Outdated};
 use kestrel_fuse::{self as fuse, Notifier, Reply};
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::InodeId;
@@ -27,8 +28,13 @@ use crate::core::Core;
 /// Signals kept that belong to no known wait. Nearly all are for requests that were answered at that moment.
 const EARLY_MAX: usize = 1024;
 
-/// A file whose cached pages are outdated, and what goes on when they are dropped.
-type Outdated = (InodeId, Box<dyn FnOnce() + Send>);
+/// A file of which the kernel's pages and size are outdated, and what goes on when that is mended. Without an `outdated` it is
+/// being mended already.
+struct Mending {
+    ino: InodeId,
+    outdated: Option<Outdated>,
+    go_on: Box<dyn FnOnce() + Send>,
+}
 
 /// Waits for locks, by the kernel's number of the request.
 #[derive(Default)]
@@ -43,18 +49,29 @@ struct Waits {
 pub struct Locking {
     waits: Mutex<Waits>,
     /// To the thread that drops pages.
-    outdated: OnceLock<Mutex<Sender<Outdated>>>,
+    outdated: OnceLock<Mutex<Sender<Mending>>>,
+    /// What that thread has to do for each file.
+    mending: Arc<Mutex<FxHashMap<InodeId, u32>>>,
 }
 
 impl Locking {
     /// Starts the thread that drops pages. It ends when this is dropped.
     pub fn start(self: &Arc<Self>, fs: &Fs, notifier: Notifier) {
-        let (send, outdated) = mpsc::channel::<Outdated>();
+        let (send, outdated) = mpsc::channel::<Mending>();
+        let mending = self.mending.clone();
         let run = move || {
-            for (ino, go_on) in outdated {
-                if let Err(error) = notifier.invalidate_inode(ino, 0, 0) {
-                    log::warn!("inode {ino}: the kernel does not drop its cached pages: {error}");
+            for Mending { ino, outdated, go_on } in outdated {
+                if let Some(outdated) = outdated {
+                    mend(&notifier, ino, outdated);
                 }
+                let mut mending = mending.lock();
+                if let Some(left) = mending.get_mut(&ino) {
+                    *left -= 1;
+                    if *left == 0 {
+                        mending.remove(&ino);
+                    }
+                }
+                drop(mending);
                 go_on();
             }
         };
@@ -65,20 +82,30 @@ impl Locking {
         let pages = Arc::downgrade(self);
         fs.when_locks_are_lost(Box::new(move |ino| {
             if let Some(pages) = pages.upgrade() {
-                pages.drop_pages(ino, Box::new(|| {}));
+                pages.mend(ino, Some(Outdated { size: None }), Box::new(|| {}));
             }
         }));
     }
 
-    /// Drops the kernel's pages of a file, then goes on, on another thread.
-    fn drop_pages(&self, ino: InodeId, go_on: Box<dyn FnOnce() + Send>) {
-        let unsent = match self.outdated.get() {
-            Some(send) => send.lock().send((ino, go_on)).err().map(|unsent| unsent.0.1),
-            None => Some(go_on),
+    /// Drops the kernel's pages of a file and tells it the size, then goes on, on another thread. If nothing is outdated it
+    /// goes on when earlier calls for the file have, at once if they all have.
+    fn mend(&self, ino: InodeId, outdated: Option<Outdated>, go_on: Box<dyn FnOnce() + Send>) {
+        let mut mending = self.mending.lock();
+        let Some(send) = self.outdated.get() else {
+            // Without the thread the pages stay until the file is opened again.
+            drop(mending);
+            return go_on();
         };
-        // Without the thread the pages stay until the file is opened again.
-        if let Some(go_on) = unsent {
-            go_on();
+        if outdated.is_none() && !mending.contains_key(&ino) {
+            drop(mending);
+            return go_on();
+        }
+        *mending.entry(ino).or_default() += 1;
+        // Under the lock, so that nobody believes in a count whose message is not in the queue.
+        let unsent = send.lock().send(Mending { ino, outdated, go_on }).err();
+        drop(mending);
+        if let Some(unsent) = unsent {
+            (unsent.0.go_on)();
         }
     }
 
@@ -146,22 +173,34 @@ impl Core {
             return reply.error(libc::EINTR);
         }
         let pages = locking.clone();
-        let answer = move |reply: Reply, changed: bool| match changed {
-            true => pages.drop_pages(span.ino, Box::new(move || reply.empty())),
-            false => reply.empty(),
+        let answer = move |reply: Reply, outdated: Option<Outdated>| {
+            pages.mend(span.ino, outdated, Box::new(move || reply.empty()));
         };
         // A process that was killed does not hold what it was granted afterwards.
         let (fs, handle) = (self.fs.clone(), file.clone());
         let undo = move |_| fs.unlock(&handle, range, Box::new(drop));
         let done = self.patient_or_undo(pid, reply, answer, undo);
         let waits = waiting.is_some().then(|| locking.clone());
-        let ended = Box::new(move |result: FsResult<bool>| {
+        let ended = Box::new(move |result: FsResult<Option<Outdated>>| {
             if let Some(waits) = waits {
                 waits.end(unique);
             }
             done(result);
         });
         self.fs.set_lock(file, span, waiting, ended);
+    }
+}
+
+/// Drops what the kernel has of another content, and makes it take the file for as long as it is. (What it takes for longer
+/// than it is it asks for: without pages every read comes here.)
+fn mend(notifier: &Notifier, ino: InodeId, outdated: Outdated) {
+    let dropped = notifier.invalidate_inode(ino, 0, 0);
+    let told = match outdated.size {
+        Some(size) => notifier.extend_inode(ino, size),
+        None => Ok(true),
+    };
+    if let Err(error) = dropped.and(told) {
+        log::warn!("inode {ino}: the kernel does not drop its cached pages: {error}");
     }
 }
 

@@ -15,6 +15,7 @@ impl Fs {
         self.ask(caller, Op::GetAttr(self.known.reference(ino)), move |answer| {
             let inode = answer.and_then(into_inode).map(|mut inode| {
                 if inode.kind == Kind::File {
+                    fs.known.told_as(ino, inode.data_change);
                     fs.files.learn(&mut inode);
                 }
                 inode

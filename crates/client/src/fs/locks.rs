@@ -34,6 +34,13 @@ enum Asked {
     Cancelled,
 }
 
+/// The kernel's pages of a file are another content's, or it takes the file for shorter or longer than it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outdated {
+    /// Bytes in the file now; `None`: not known.
+    pub size: Option<u64>,
+}
+
 /// A range of a file, of one owner's locks of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockedRange {
@@ -70,8 +77,8 @@ impl Fs {
         );
     }
 
-    /// Takes a lock. `done` gets whether the content has changed since the kernel's cached pages of the file were read: then
-    /// they are to be dropped before the lock's holder goes on.
+    /// Takes a lock. `done` gets what the kernel has to hear before the lock's holder goes on: none if its pages and size of the
+    /// file are those of the present content.
     ///
     /// With `wait` the answer comes when nobody else holds the lock any more, or [`Fs::cancel_lock`] has ended that.
     pub fn set_lock(
@@ -79,7 +86,7 @@ impl Fs {
         handle: &FileHandle,
         span: LockSpan,
         wait: Option<LockWait>,
-        done: Done<bool>,
+        done: Done<Option<Outdated>>,
     ) {
         if let Err(error) = self.check_locks(handle) {
             return done(Err(error));
@@ -101,7 +108,7 @@ impl Fs {
         }
     }
 
-    fn ask_for(self: &Arc<Self>, span: LockSpan, wait: Option<LockWait>, done: Done<bool>) {
+    fn ask_for(self: &Arc<Self>, span: LockSpan, wait: Option<LockWait>, done: Done<Option<Outdated>>) {
         let fs = self.clone();
         let call = self.ask_lock(
             LockRequest::Set { lock: span, wait: wait.is_some() },
@@ -219,19 +226,23 @@ impl Fs {
         );
     }
 
-    /// Brings what is known of an open file's content up to date. Answers whether the kernel's pages of it are outdated.
-    fn look_again(self: &Arc<Self>, ino: InodeId, done: Done<bool>) {
+    /// Brings what is known of an open file's content up to date. Answers what of it the kernel has to hear.
+    fn look_again(self: &Arc<Self>, ino: InodeId, done: Done<Option<Outdated>>) {
         let fs = self.clone();
         self.ask(Caller::ROOT, Op::GetAttr(self.known.reference(ino)), move |answer| {
             let Ok(inode) = answer.and_then(into_inode) else {
                 // The lock is held all the same. Whoever reads finds out what is the matter.
-                return done(Ok(true));
+                return done(Ok(Some(Outdated { size: None })));
             };
-            let same = fs.known.cached_as(ino, inode.data_change);
+            let change = inode.data_change;
+            let same = fs.known.cached_as(ino, change) & fs.known.told_as(ino, change);
+            let mut size = inode.size;
             if let Some(file) = fs.files.get(ino) {
-                file.lock().refresh(inode);
+                let mut state = file.lock();
+                state.refresh(inode);
+                size = state.size;
             }
-            done(Ok(!same));
+            done(Ok((!same).then_some(Outdated { size: Some(size) })));
         });
     }
 

@@ -274,6 +274,7 @@ impl Fs {
         let mut inode = *inode;
         if introduce {
             self.known.learned(inode.ino, inode.kind, parent.zip(name));
+            self.known.told_as(inode.ino, inode.data_change);
         }
         let pages = self.known.opened_as(inode.ino, inode.data_change);
         let file = self.files.attach(inode.clone());

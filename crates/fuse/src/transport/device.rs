@@ -165,21 +165,39 @@ impl Channel {
     #[inline]
     pub(crate) fn transmit(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
         let fd = self.fd.as_raw_fd();
-        loop {
-            // SAFETY: the slices are live; IoSlice has the layout of iovec.
-            let n = unsafe {
-                match parts {
-                    [one] => libc::write(fd, one.as_ptr().cast(), one.len()),
-                    _ => libc::writev(fd, parts.as_ptr().cast(), parts.len() as libc::c_int),
-                }
-            };
-            if n >= 0 {
-                return Ok(());
+        // SAFETY: the slices are live; IoSlice has the layout of iovec.
+        until_sent(|| unsafe {
+            match parts {
+                [one] => libc::write(fd, one.as_ptr().cast(), one.len()),
+                _ => libc::writev(fd, parts.as_ptr().cast(), parts.len() as libc::c_int),
             }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
+        })
+    }
+
+    /// Sends one message that is said to be `missing` bytes longer than `head`. The kernel gets `EFAULT` where it
+    /// comes to them, which is the error returned.
+    pub(crate) fn transmit_head(&self, head: &[u8], missing: usize) -> io::Result<()> {
+        let fd = self.fd.as_raw_fd();
+        let parts = [
+            libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
+            // Nothing is ever mapped there.
+            libc::iovec { iov_base: std::ptr::null_mut(), iov_len: missing },
+        ];
+        // SAFETY: the kernel only reads: the first part is live, and of the second it finds that there is none.
+        until_sent(|| unsafe { libc::writev(fd, parts.as_ptr(), parts.len() as libc::c_int) })
+    }
+}
+
+/// Repeats a system call that writes until no signal interrupts it.
+#[inline]
+fn until_sent(mut write: impl FnMut() -> libc::ssize_t) -> io::Result<()> {
+    loop {
+        if write() >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
         }
     }
 }
