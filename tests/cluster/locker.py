@@ -131,6 +131,21 @@ class Worker:
         os.close(fd)
         return times
 
+    def appends(self, mark, times, length=50, each="keep"):
+        """Appends so many records with O_APPEND and no lock. `each`: after each of them the descriptor is kept, synced (fsync), or
+        closed and opened anew (close)."""
+        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        for number in range(times):
+            record = f"{mark} {number}".ljust(length - 1).encode() + b"\n"
+            assert os.write(fd, record) == len(record)
+            if each == "fsync":
+                os.fsync(fd)
+            elif each == "close":
+                os.close(fd)
+                fd = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        os.close(fd)
+        return times
+
     def whole(self, how, fd, kind):
         """Takes or gives up a lock of the whole file."""
         if how == "flock":

@@ -332,10 +332,11 @@ def counting(p):
         assert crew[0].read(0, 20) == "240", f"{method}: {crew[0].read(0, 20)}"
 
 
-def check_records(text, wanted):
+def check_records(text, wanted, length=50):
     """The file consists of the records that each of `wanted`, pairs of mark and number, has appended, each once, in its order."""
     lines = text.splitlines(keepends=True)
-    assert all(len(line) == 50 for line in lines), [line for line in lines if len(line) != 50][:3]
+    torn = [f"{len(line)} bytes: {line[:20]}" for line in lines if len(line) != length]
+    assert not torn, f"{len(torn)} of {len(lines)} records of {length} bytes are torn: {torn[:4]}"
     for mark, times in wanted:
         mine = [int(line.split()[1]) for line in lines if line.split()[0] == mark]
         assert mine == list(range(times)), f"{mark}: {len(mine)} of {times} records"
@@ -356,6 +357,40 @@ def appends_under_locks(p):
         calls = [p.a().start("records", how, "a", 200), p.b().start("records", how, "b", 200)]
         assert [call.result(120) for call in calls] == [200, 200]
         check_records(content(p), [("a", 200), ("b", 200)])
+
+
+@test
+def appends_without_locks(p):
+    """records appended with O_APPEND by four processes on two mounts are all there, however they are stored"""
+    for length, times, each in (
+        (50, 250, "keep"),
+        (50, 60, "fsync"),
+        (50, 60, "close"),
+        (7001, 100, "keep"),
+        (7001, 20, "fsync"),
+        (100_001, 60, "keep"),
+        (100_001, 10, "close"),
+    ):
+        p.new_file()
+        crew = {"a": p.a(), "b": p.b(), "c": p.a(), "d": p.b()}
+        calls = [one.start("appends", mark, times, length, each) for mark, one in crew.items()]
+        assert [call.result(120) for call in calls] == [times] * 4
+        check_records(content(p), [(mark, times) for mark in crew], length)
+
+
+@test
+def appends_slowly(p):
+    """what two mounts append over seconds, in turn with the background's flushes, is all there; each reads its own mount's tail"""
+    a, b = p.a(), p.b()
+    for turn in range(12):
+        for mark, one in (("a", a), ("b", b)):
+            one.appends(mark + str(turn), 2)
+        time.sleep(0.2 * (turn % 3))
+    wanted = [(f"{mark}{turn}", 2) for turn in range(12) for mark in "ab"]
+    check_records(content(p), wanted)
+    for one in (a, b):
+        eventually(lambda: one.size() == 48 * 50, "both see the size")
+        assert one.read(0, 48 * 50) == content(p)
 
 
 @test

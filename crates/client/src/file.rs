@@ -36,6 +36,30 @@ pub(crate) struct Piece {
     pub storing: bool,
     /// Share of the client's budget for unstored bytes.
     pub grant: Option<Grant>,
+    /// It repeats the file's inline bytes as of this `data_change`.
+    pub inline_of: Option<u64>,
+}
+
+impl Piece {
+    /// First byte after it, within the file.
+    pub fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+
+    /// Two pieces, of the bytes before and from file offset `at` on, which lies within. Neither is stored.
+    fn split(self, at: u64) -> [Self; 2] {
+        let (before, after) = self.bytes.split_at((at - self.offset) as usize);
+        let [before, after] = [before, after].map(|bytes| Arc::new(bytes.to_vec()));
+        let unstored = |offset, bytes, grant| Self {
+            offset,
+            bytes,
+            placed: None,
+            storing: false,
+            grant,
+            inline_of: self.inline_of,
+        };
+        [unstored(self.offset, before, self.grant), unstored(at, after, None)]
+    }
 }
 
 /// Chunk lists of a large file as the node last gave them.
@@ -70,8 +94,15 @@ pub(crate) struct FileState {
     pub flush: Option<Flush>,
     /// Its commit is at the node.
     pub committing: bool,
-    /// The `data_change` of the inline content that was put in flight as a piece.
-    pub inline_placed: Option<u64>,
+    /// Where the bytes begin that were appended (`O_APPEND`) and are not committed: the end of the file then, as far as it was
+    /// known here. See [`FileState::place_appended`].
+    pub append_from: Option<u64>,
+    /// Others append, too: appended bytes have been moved since the file was opened here.
+    pub shared_end: bool,
+    /// What was appended last may be part of a write: the number of the handle through which it came, and when.
+    pub unfinished: Option<(u64, Nanos)>,
+    /// Appended bytes have been moved, and the kernel has not heard of it.
+    pub moved: bool,
     /// Who waits for what was written before now to be committed.
     pub waiters: Vec<Done<()>>,
     /// When the oldest uncommitted write happened.
@@ -96,6 +127,7 @@ impl FileState {
         self.grants.clear();
         self.inflight.clear();
         (self.mtime, self.kill_suid, self.dirty_since, self.error) = (None, None, None, None);
+        self.append_from = None;
         self.size = self.inode.size;
     }
 
@@ -128,7 +160,8 @@ impl FileState {
         }
     }
 
-    /// Takes in an inode from the node unless a newer one is known. Sizes that are not committed stay.
+    /// Takes in an inode from the node unless a newer one is known. What was written here and is not committed goes on counting for
+    /// the size; what was appended comes to the end of the file as it is now, unless a flush runs, which sees to that itself.
     pub fn refresh(&mut self, inode: Inode) {
         if inode.change < self.inode.change {
             return;
@@ -136,10 +169,77 @@ impl FileState {
         if inode.data_change != self.inode.data_change {
             self.chunks.clear();
         }
-        if self.mtime.is_none() {
-            self.size = inode.size;
-        }
         self.inode = inode;
+        if self.flush.is_none() {
+            self.place_appended();
+        }
+        self.know_size();
+    }
+
+    /// The size with what was written here. While a flush keeps what was appended where it is, the file ends there too, so that
+    /// what is appended next follows and moves along.
+    fn know_size(&mut self) {
+        self.size = match (self.mtime, self.append_from) {
+            (None, _) => self.inode.size,
+            (Some(_), Some(from)) if self.flush.is_some() => from.max(self.reach()),
+            (Some(_), _) => self.inode.size.max(self.reach()),
+        };
+    }
+
+    /// First byte after the last one that was written and is not committed; 0 if there is none.
+    pub fn reach(&self) -> u64 {
+        self.inflight.iter().map(Piece::end).fold(self.buffer.end(), u64::max)
+    }
+
+    /// Moves what was appended to the end of the file as the node knows it and as plain writes here will make it, if another client
+    /// has changed that end; and forgets pieces that repeat inline bytes of another content. Not while a commit is under way: it
+    /// may have been what changed the end. Answers whether a piece is not stored any more.
+    ///
+    /// Plain writes behind the first appended byte move with it: who made them found there what was appended here.
+    pub fn place_appended(&mut self) -> bool {
+        let content = self.inode.data_change;
+        let outdated = |piece: &Piece| piece.inline_of.is_some_and(|of| of != content);
+        if let Some(at) = self.inflight.iter().position(outdated) {
+            self.inflight.remove(at);
+            self.resize_flush(at, -1);
+        }
+        let Some(from) = self.append_from else { return false };
+        let inflight = self.inflight.iter().map(|piece| (piece.offset, piece.end()));
+        let buffered = self.buffer.pieces().map(|(start, bytes)| (start, start + bytes.len() as u64));
+        let before =
+            inflight.chain(buffered).filter(|(start, _)| *start < from).map(|(_, end)| end.min(from));
+        let to = before.fold(self.inode.size, u64::max);
+        if to == from {
+            return false;
+        }
+        let mut split = false;
+        for (at, mut piece) in std::mem::take(&mut self.inflight).into_iter().enumerate() {
+            if piece.offset >= from {
+                piece.offset = piece.offset - from + to;
+                self.inflight.push(piece);
+            } else if piece.end() <= from {
+                self.inflight.push(piece);
+            } else {
+                let [before, mut after] = piece.split(from);
+                after.offset = to;
+                self.inflight.extend([before, after]);
+                self.resize_flush(at, 1);
+                split = true;
+            }
+        }
+        self.buffer.shift(from, to);
+        (self.append_from, self.moved, self.shared_end) = (Some(to), true, true);
+        self.know_size();
+        split
+    }
+
+    /// The flush that runs has so many pieces more or less, if the one at `at` belongs to it.
+    fn resize_flush(&mut self, at: usize, by: isize) {
+        if let Some(flush) = &mut self.flush
+            && at < flush.upto
+        {
+            flush.upto = flush.upto.saturating_add_signed(by);
+        }
     }
 }
 
@@ -205,7 +305,10 @@ impl OpenFiles {
             flushing: false,
             flush: None,
             committing: false,
-            inline_placed: None,
+            append_from: None,
+            shared_end: false,
+            unfinished: None,
+            moved: false,
             waiters: Vec::new(),
             dirty_since: None,
             error: None,

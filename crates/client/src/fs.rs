@@ -43,7 +43,7 @@ pub use self::copy::CopyRange;
 pub(crate) use self::flush::Flush;
 pub use self::handles::{DirHandle, FileHandle};
 pub use self::listing::{Listed, Sink};
-pub use self::locks::{LockWait, LockedRange, Outdated};
+pub use self::locks::{LockWait, LockedRange, Outdated, TellOutdated};
 pub use self::namespace::{Creation, Found, NewNode};
 pub use self::read::Content;
 pub use self::repack::{CompactOptions, Compacted};
@@ -52,6 +52,7 @@ pub(crate) use self::whole::Progress;
 pub use self::whole::{
     CHUNK_BYTES, WHOLE_BYTES_MIN, WholeCopies, WholeCopy, WholeCounters, WholeId, WholeMade, chunk_sum,
 };
+pub use self::write::WriteAt;
 
 use self::background::Background;
 use crate::file::OpenFiles;
@@ -187,8 +188,8 @@ pub struct Fs {
     known: KnownInodes,
     files: OpenFiles,
     locks: HeldLocks,
-    /// Who wants to know which files lost locks.
-    lost_locks: OnceLock<Box<dyn Fn(InodeId) + Send + Sync>>,
+    /// Who has the kernel hear of files whose pages are outdated.
+    outdated: OnceLock<Box<TellOutdated>>,
     /// Number of the next handle.
     next_handle: AtomicU64,
     counters: FsCounters,
@@ -208,7 +209,7 @@ impl Fs {
             files: OpenFiles::new(config.block_bytes),
             known: KnownInodes::default(),
             locks: HeldLocks::default(),
-            lost_locks: OnceLock::new(),
+            outdated: OnceLock::new(),
             next_handle: AtomicU64::new(1),
             counters: FsCounters::default(),
             background: Background::default(),

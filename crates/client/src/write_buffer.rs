@@ -36,6 +36,22 @@ impl WriteBuffer {
         self.pieces.iter().map(|(offset, bytes)| (*offset, bytes.as_slice()))
     }
 
+    /// First byte after the last one held; 0 if nothing is held.
+    pub fn end(&self) -> u64 {
+        self.pieces.last_key_value().map_or(0, |(start, piece)| start + piece.len() as u64)
+    }
+
+    /// Moves all bytes from file offset `from` on, so that the first of them comes to `to`. What lies before `from` stays; where
+    /// moved bytes come to lie over it they replace it.
+    pub fn shift(&mut self, from: u64, to: u64) {
+        for (start, bytes) in self.take() {
+            let stays = from.saturating_sub(start).min(bytes.len() as u64) as usize;
+            let (before, moved) = bytes.split_at(stays);
+            self.write(start, before);
+            self.write((start + stays as u64).saturating_sub(from).saturating_add(to), moved);
+        }
+    }
+
     /// Takes in bytes written at `offset`; they replace what was there.
     pub fn write(&mut self, mut offset: u64, mut data: &[u8]) {
         while !data.is_empty() {
@@ -168,6 +184,7 @@ mod tests {
         Write(u64, usize, u8),
         Remove(u64, u64),
         TakeFull,
+        Shift(u64, u64),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -177,6 +194,7 @@ mod tests {
             6 => (offset.clone(), 1usize..200, any::<u8>()).prop_map(|(o, l, b)| Step::Write(o, l, b)),
             2 => (offset, 0u64..200).prop_map(|(o, l)| Step::Remove(o, l)),
             1 => Just(Step::TakeFull),
+            1 => (0u64..900, 0u64..900).prop_map(|(from, to)| Step::Shift(from, to)),
         ];
         prop::collection::vec(step, 1..60)
     }
@@ -196,6 +214,17 @@ mod tests {
                     Step::Remove(offset, len) => {
                         buffer.remove(offset..offset + len);
                         model[(offset - base) as usize..][..len as usize].fill(None);
+                    }
+                    Step::Shift(from, to) => {
+                        let mut moved = model[from as usize..].to_vec();
+                        // The array ends there; the buffer does not.
+                        moved.truncate(900 - to as usize);
+                        buffer.remove(base + from + moved.len() as u64..base + 900);
+                        buffer.shift(base + from, base + to);
+                        model[from as usize..].fill(None);
+                        for (at, byte) in moved.into_iter().enumerate().filter(|(_, byte)| byte.is_some()) {
+                            model[to as usize + at] = byte;
+                        }
                     }
                     Step::TakeFull => prop_assert!(buffer.take_full().is_empty()),
                 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
 use common::{client, open};
-use kestrel_client::fs::{FileHandle, Fs, LockWait, LockedRange, wait};
+use kestrel_client::fs::{FileHandle, Fs, LockWait, LockedRange, Outdated, wait};
 use kestrel_client::metadata::{Embedded, LockCall, LockServer, Metadata};
 use kestrel_cluster::locks::{Locks, Owner, Set, Ticket};
 use kestrel_data::store::MemoryStore;
@@ -134,14 +134,16 @@ fn all(owner: u64) -> LockedRange {
 
 /// Asks for a lock without waiting; whether the content was found changed.
 fn lock(fs: &Arc<Fs>, file: &FileHandle, mode: LockMode) -> Result<bool, i32> {
-    wait(|done| fs.set_lock(file, span(file, mode), None, done)).map_err(|error| error.errno)
+    let granted = wait(|done| fs.set_lock(file, span(file, mode), None, done));
+    granted.map(|outdated| outdated.is_some()).map_err(|error| error.errno)
 }
 
 /// Starts to wait for a lock.
 fn start(fs: &Arc<Fs>, file: &FileHandle, mode: LockMode) -> (LockWait, Receiver<Result<bool, i32>>) {
     let ((send, done), waiting) = (mpsc::channel(), LockWait::default());
-    let answer =
-        Box::new(move |result: FsResult<bool>| send.send(result.map_err(|error| error.errno)).unwrap());
+    let answer = Box::new(move |result: FsResult<Option<Outdated>>| {
+        send.send(result.map(|outdated| outdated.is_some()).map_err(|error| error.errno)).unwrap();
+    });
     fs.set_lock(file, span(file, mode), Some(waiting.clone()), answer);
     (waiting, done)
 }
@@ -205,7 +207,8 @@ fn a_wait_that_is_cancelled_leaves_nothing_behind() {
     // Cancelled before it was asked for.
     let ((send, done), waiting) = (mpsc::channel(), LockWait::default());
     b.cancel_lock(&waiting);
-    let answer = Box::new(move |result: FsResult<bool>| send.send(result.unwrap_err().errno).unwrap());
+    let answer =
+        Box::new(move |result: FsResult<Option<Outdated>>| send.send(result.unwrap_err().errno).unwrap());
     b.set_lock(&there, span(&there, LockMode::Write), Some(waiting), answer);
     assert_eq!(done.recv().unwrap(), libc::EINTR);
     assert!(b.locks_to_reclaim(&|_| true).is_empty() && a.locks_to_reclaim(&|_| true).len() == 1);
@@ -217,7 +220,10 @@ fn handles_of_a_file_that_lost_its_locks_fail_and_new_ones_do_not() {
     let (locked, quiet) = (open(&a, "f"), open(&a, "g"));
     lock(&a, &locked, LockMode::Write).unwrap();
     let (send, told) = mpsc::channel();
-    a.when_locks_are_lost(Box::new(move |ino| send.send(ino).unwrap()));
+    a.when_outdated(Box::new(move |ino, _, go_on| {
+        send.send(ino).unwrap();
+        go_on();
+    }));
     a.locks_lost(&|_| true);
     assert_eq!(told.try_iter().collect::<Vec<_>>(), [locked.ino()]);
     let errno = |result: FsResult<()>| result.unwrap_err().errno;

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use kestrel_client::fs::{Content, CopyRange, Creation, Fallocate, Listed, NewNode, Seek, Sink};
+use kestrel_client::fs::{Content, CopyRange, Creation, Fallocate, Listed, NewNode, Seek, Sink, WriteAt};
 use kestrel_fuse::{
     self as fuse, Dirents, FileKind, FileSystem, Negotiated, Notifier, Operation, Reply, Request,
 };
@@ -17,6 +17,9 @@ use crate::core::Core;
 use crate::direct;
 use crate::passthrough::Change;
 use crate::patience::is_dying;
+
+/// Unit of the kernel's cache, at least.
+const PAGE_BYTES: u64 = 4096;
 
 /// A file system behind a mount.
 pub struct Mounted(pub Arc<Core>);
@@ -151,7 +154,13 @@ impl FileSystem for Mounted {
                 let writer = write.kill_suidgid.then_some(caller);
                 let (offset, data) = (write.offset, write.data);
                 let direct = direct::is_direct(write.lock_owner);
-                let write = || fs.write_unless(&file, offset, data, writer, &gone);
+                // The kernel decides by the size that it knows where the end is, which others may have changed.
+                let appends = write.flags as i32 & libc::O_APPEND != 0 && !write.cached;
+                let at = match &core.locking {
+                    Some(_) if appends => WriteAt::End { unfinished: is_part_of_write(offset, len) },
+                    _ => WriteAt::Offset(offset),
+                };
+                let write = || fs.write_unless(&file, at, data, writer, &gone);
                 // A writer that is faster than the store waits; it must not keep a thread from serving others meanwhile.
                 let written = match core.live(file.ino()) {
                     Some(live) => fuse::block_in_place(|| live.write(offset, data, write)),
@@ -159,10 +168,17 @@ impl FileSystem for Mounted {
                     None => fuse::block_in_place(write),
                 };
                 match written {
-                    Ok(()) if direct && file.is_read_through_pages() => {
-                        core.direct.answer(file.ino(), offset, len as u32, reply);
+                    Ok(found) => {
+                        if direct && file.is_read_through_pages() {
+                            core.direct.answer(file.ino(), found, len as u32, reply);
+                        } else {
+                            reply.written(len as u32);
+                        }
+                        if let Some(locking) = core.locking.as_ref().filter(|_| found != offset) {
+                            // After the answer: until then the kernel may hold the pages where it put the bytes.
+                            locking.misplaced(file.ino(), found + len as u64);
+                        }
                     }
-                    Ok(()) => reply.written(len as u32),
                     Err(error) => reply.error(error.errno),
                 }
             }),
@@ -318,6 +334,13 @@ impl Sink for Buffer {
             false => ControlFlow::Break(()),
         }
     }
+}
+
+/// Whether an appended piece may be the first part of a write. The kernel sends what comes to lie in a page that it has not cached by
+/// itself if that is not the whole page.
+fn is_part_of_write(offset: u64, len: usize) -> bool {
+    let page = PAGE_BYTES - offset % PAGE_BYTES;
+    page != PAGE_BYTES && len as u64 == page
 }
 
 fn creation(mode: u32, flags: u32, kill_suid: bool) -> Creation {

@@ -80,10 +80,9 @@ impl Locking {
             Err(error) => log::warn!("cannot start the thread that drops cached pages for locks: {error}"),
         }
         let pages = Arc::downgrade(self);
-        fs.when_locks_are_lost(Box::new(move |ino| {
-            if let Some(pages) = pages.upgrade() {
-                pages.mend(ino, Some(Outdated { size: None }), Box::new(|| {}));
-            }
+        fs.when_outdated(Box::new(move |ino, outdated, go_on| match pages.upgrade() {
+            Some(pages) => pages.mend(ino, Some(outdated), go_on),
+            None => go_on(),
         }));
     }
 
@@ -107,6 +106,11 @@ impl Locking {
         if let Some(unsent) = unsent {
             (unsent.0.go_on)();
         }
+    }
+
+    /// The kernel has put bytes that were appended elsewhere in its pages than they are: now the file has this size.
+    pub fn misplaced(&self, ino: InodeId, size: u64) {
+        self.mend(ino, Some(Outdated { size: Some(size) }), Box::new(|| {}));
     }
 
     /// A request is going to wait; false if it got a signal already.

@@ -320,7 +320,8 @@ impl Passthrough {
         }
     }
 
-    /// Writes to a live inode: to the copy and, with `store`, to the volume. Waits.
+    /// Writes to a live inode: to the copy and, with `store`, to the volume. Waits. Answers where the volume has the bytes, as `store`
+    /// does; if that is elsewhere, the copy is made anew.
     ///
     /// # Errors
     /// Those of the cache's disk, and of `store`; the copy is as before then.
@@ -329,12 +330,12 @@ impl Passthrough {
         (node, live): (Arc<Node>, Arc<Live>),
         offset: u64,
         bytes: &[u8],
-        store: impl FnOnce() -> FsResult<()>,
-    ) -> FsResult<()> {
+        store: impl FnOnce() -> FsResult<u64>,
+    ) -> FsResult<u64> {
         let turn = node.turn.lock();
         let result = live.write(offset, bytes).and_then(|()| store());
         drop(turn);
-        if result.is_err() {
+        if result.as_ref() != Ok(&offset) {
             self.service.submit(Job::Change { node, live, change: Change::Unknown, then: Box::new(drop) });
         }
         result

@@ -1,8 +1,9 @@
 //! What several clients see of each other.
 
+use kestrel_client::fs::{FileHandle, WriteAt};
 use kestrel_types::range::RANGE_BYTES_MAX;
 
-use crate::server::{READ_MAX, Server};
+use crate::server::{Client, READ_MAX, Server};
 
 /// Larger than what is kept in the record.
 const STORED: usize = 100_000;
@@ -79,6 +80,66 @@ fn writers_of_one_file_keep_each_others_bytes() {
         wanted[200..300].fill(2);
         wanted[50..60].fill(3);
         assert!(one.content(name) == wanted[..len.min(READ_MAX)], "{name}");
+    }
+    server.check();
+}
+
+fn append(client: &Client, file: &FileHandle, bytes: &[u8]) {
+    client.fs.write_unless(file, WriteAt::End { unfinished: false }, bytes, None, &|| false).unwrap();
+}
+
+/// Where the end is, is decided when bytes are committed: whoever comes later comes behind.
+#[test]
+fn appended_bytes_of_several_clients() {
+    let server = Server::start("10s");
+    let (one, two) = (server.client("one"), server.client("two"));
+    for (name, len) in
+        [("empty", 0), ("small", 1000), ("packed", STORED), ("chunked", RANGE_BYTES_MAX as usize)]
+    {
+        one.put(name, &vec![0; len]);
+        let (a, b) = (one.open(name), two.open(name));
+        append(&one, &a, &[1; 100]);
+        append(&two, &b, &[2; 50]);
+        // A write before the end, and one into what was appended here, which goes along.
+        let before = len.min(5);
+        two.fs.write(&b, 0, &vec![3; before], false).unwrap();
+        two.fs.write(&b, len as u64 + 45, &[4; 5], false).unwrap();
+        one.flush(&a).unwrap();
+        append(&one, &a, &[5; 10]);
+        two.flush(&b).unwrap();
+        append(&two, &b, &[6; 20]);
+        one.flush(&a).unwrap();
+        two.flush(&b).unwrap();
+        one.close(a).unwrap();
+        two.close(b).unwrap();
+        let mut wanted = vec![0; len];
+        let parts: [(u8, usize); 5] = [(1, 100), (2, 45), (4, 5), (5, 10), (6, 20)];
+        wanted.extend(parts.iter().flat_map(|(byte, count)| vec![*byte; *count]));
+        wanted[..before].fill(3);
+        let end = wanted.len();
+        let content = one.content(name);
+        assert_eq!(one.size(name), end as u64, "{name}");
+        assert!(content == wanted[..end.min(READ_MAX)], "{name}");
+    }
+    server.check();
+}
+
+/// A writer that does not know of bytes behind its own leaves them alone.
+#[test]
+fn writes_before_a_new_end() {
+    let server = Server::start("10s");
+    let (one, two) = (server.client("one"), server.client("two"));
+    for (name, len) in [("small", 1000), ("packed", STORED), ("chunked", 5_000_000)] {
+        let (a, b) = (one.open(name), two.open(name));
+        one.fs.write(&a, 0, &[1; 10], false).unwrap();
+        two.fs.write(&b, 5, &vec![2; len], false).unwrap();
+        two.flush(&b).unwrap();
+        one.flush(&a).unwrap();
+        one.close(a).unwrap();
+        two.close(b).unwrap();
+        let content = one.content(name);
+        assert_eq!(content.len(), (len + 5).min(READ_MAX), "{name}");
+        assert!(content[..10] == [1; 10] && content[10..].iter().all(|byte| *byte == 2), "{name}");
     }
     server.check();
 }

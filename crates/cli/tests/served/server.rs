@@ -194,6 +194,14 @@ impl Client {
         wait(|done| self.fs.getattr(Caller::ROOT, ino, done))
     }
 
+    /// The size of a file of the root.
+    pub fn size(&self, file: &str) -> u64 {
+        let file = self.open(file);
+        let size = self.stat(file.ino()).unwrap().size;
+        self.close(file).unwrap();
+        size
+    }
+
     /// A figure of its connection.
     pub fn reconnects(&self) -> u64 {
         self.fs.metadata().remote().unwrap().connection_stats().reconnects

@@ -7,7 +7,7 @@ use kestrel_types::error::FsError;
 use kestrel_types::inode::FILE_SIZE_MAX;
 use kestrel_types::request::Op;
 
-use super::{Caller, Done, FileHandle, Fs, into_inode, too_late};
+use super::{Caller, Done, FileHandle, Fs, WriteAt, into_inode, too_late};
 use crate::file::bad_handle;
 
 /// Below this, copying bytes is cheaper than another reference. Bytes.
@@ -116,14 +116,14 @@ impl Fs {
                         let written = match turn {
                             Turn::Run => again.write_unless(
                                 &copy.to,
-                                copy.to_offset,
+                                WriteAt::Offset(copy.to_offset),
                                 &bytes,
                                 copy.unprivileged,
                                 &|| false,
                             ),
                             Turn::Late => Err(too_late()),
                         };
-                        done(written.map(|()| bytes.len() as u64));
+                        done(written.map(|_| bytes.len() as u64));
                     });
                 }
                 Err(error) => done(Err(error)),

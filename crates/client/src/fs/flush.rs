@@ -5,12 +5,14 @@
 //! stays in the layer in flight, so that a later flush can succeed; the error goes to everybody who waited.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::MutexGuard;
 
 use kestrel_data::{Payload, Placed, Turn};
+use kestrel_types::clock::{MILLISECOND, Nanos};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::extent::Extent;
+use kestrel_types::extent::{Extent, Source, chunk_parts};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
 use kestrel_types::range::Range;
@@ -19,8 +21,8 @@ use kestrel_types::request::{
 };
 
 use super::write::{push_inflight, stored_first};
-use super::{Caller, Done, FileHandle, Fs, too_late, unexpected};
-use crate::file::{FileState, OpenFile, data_error, finish_all};
+use super::{Caller, Done, FileHandle, Fs, Outdated, too_late, unexpected};
+use crate::file::{FileState, OpenFile, Piece, data_error, finish_all};
 use crate::write_buffer::copy_piece;
 
 /// A packed file up to this size is rewritten as a whole when part of it changes; larger ones become chunked. Bytes.
@@ -28,6 +30,19 @@ const REWRITE_BYTES_MAX: u64 = 256 * 1024;
 
 /// A commit is tried this often when the file keeps changing under it.
 const CONFLICTS_MAX: u32 = 8;
+
+/// The same for a file that is appended to: each of these conflicts is a commit of another client, so all together get on.
+const APPEND_CONFLICTS_MAX: u32 = 1000;
+
+/// After so many conflicts bytes are stored by themselves, not with what they change, so that the next try takes one request.
+const CONFLICTS_TO_PATCH: u32 = 2;
+
+/// How long a flush waits for the rest of a write of which the kernel has sent a part. It sends the rest at once, but a busy machine
+/// may keep the writer from running.
+const UNFINISHED_MAX: Nanos = 100 * MILLISECOND;
+
+/// How often it looks.
+const UNFINISHED_PAUSE: Duration = Duration::from_millis(1);
 
 /// How the content will be laid out.
 enum Form {
@@ -47,6 +62,7 @@ impl Fs {
         if let Err(error) = self.check_locks(handle) {
             return done(Err(error));
         }
+        self.finished(handle);
         self.flush_file(&handle.file, done);
     }
 
@@ -56,6 +72,7 @@ impl Fs {
             return done(Err(error));
         }
         let fs = self.clone();
+        self.finished(handle);
         self.flush_file(
             &handle.file,
             Box::new(move |flushed| match flushed {
@@ -90,8 +107,21 @@ impl Fs {
         }
     }
 
-    /// Starts a flush for all who wait now. What is written from here on belongs to the next.
-    fn start_flush(self: &Arc<Self>, file: &Arc<OpenFile>, mut state: MutexGuard<'_, FileState>) {
+    /// What was written through a handle is all there: who wrote it asks for what comes next.
+    pub(super) fn finished(&self, handle: &FileHandle) {
+        let mut state = handle.file.lock();
+        if state.unfinished.is_some_and(|(number, _)| number == handle.number) {
+            state.unfinished = None;
+        }
+    }
+
+    /// Starts a flush for all who wait now, when no write is half there. What is written from here on belongs to the next.
+    pub(super) fn start_flush(self: &Arc<Self>, file: &Arc<OpenFile>, mut state: MutexGuard<'_, FileState>) {
+        if self.is_half_there(&mut state) {
+            drop(state);
+            let (fs, file) = (self.clone(), file.clone());
+            return self.on_pool(move |_| fs.start_flush_later(&file));
+        }
         state.flushing = true;
         state.error = None;
         state.dirty_since = None;
@@ -102,6 +132,7 @@ impl Fs {
         let flush = Flush {
             upto: state.inflight.len(),
             size: state.size,
+            base: state.inode.data_change,
             mtime: state.mtime.unwrap_or(state.inode.mtime),
             kill_suid: state.kill_suid.clone(),
             conflicts: 0,
@@ -111,6 +142,27 @@ impl Fs {
         self.plan_flush(file, state);
     }
 
+    /// Whether the rest of what was appended last is still awaited.
+    fn is_half_there(&self, state: &mut FileState) -> bool {
+        let before = self.clock.now() - UNFINISHED_MAX;
+        state.unfinished = state.unfinished.filter(|(_, since)| *since > before);
+        state.unfinished.is_some()
+    }
+
+    fn start_flush_later(self: &Arc<Self>, file: &Arc<OpenFile>) {
+        loop {
+            let mut state = file.lock();
+            if state.flushing {
+                return;
+            }
+            if !self.is_half_there(&mut state) {
+                return self.start_flush(file, state);
+            }
+            drop(state);
+            std::thread::sleep(UNFINISHED_PAUSE);
+        }
+    }
+
     /// Commits what is stored of a file that is being written on, and nothing of what is not. Its size is then what that
     /// reaches to.
     pub(super) fn commit_stored(
@@ -118,15 +170,11 @@ impl Fs {
         file: &Arc<OpenFile>,
         mut state: MutexGuard<'_, FileState>,
     ) {
-        let (mut upto, mut reach) = (0, state.inode.size);
-        for piece in stored_first(&state) {
-            upto += 1;
-            reach = reach.max(piece.offset + piece.bytes.len() as u64);
-        }
         state.flushing = true;
         state.flush = Some(Flush {
-            upto,
-            size: reach,
+            upto: stored_first(&state).count(),
+            size: state.inode.size,
+            base: state.inode.data_change,
             mtime: state.mtime.unwrap_or(state.inode.mtime),
             kill_suid: state.kill_suid.clone(),
             conflicts: 0,
@@ -137,6 +185,7 @@ impl Fs {
 
     /// Decides on the layout and does what has to be done before the commit.
     fn plan_flush(self: &Arc<Self>, file: &Arc<OpenFile>, mut state: MutexGuard<'_, FileState>) {
+        aim(&mut state);
         let Some(size) = state.flush.as_ref().map(|flush| flush.size) else { return };
         let form = self.form(&state, size);
         // Only patches wait for pieces; in the other forms a piece that gets stored meanwhile must not start a commit.
@@ -166,15 +215,15 @@ impl Fs {
                     .filter(|piece| piece.placed.is_none() && !piece.storing)
                     .map(|piece| {
                         piece.storing = true;
-                        (piece.offset, piece.bytes.clone())
+                        piece.bytes.clone()
                     })
                     .collect();
                 if missing.is_empty() {
                     return self.continue_flush(file, state);
                 }
                 drop(state);
-                for (offset, bytes) in missing {
-                    self.store_claimed(file, offset, &bytes);
+                for bytes in missing {
+                    self.store_claimed(file, &bytes);
                 }
             }
         }
@@ -192,6 +241,10 @@ impl Fs {
         let one_covers = matches!(pieces, [piece] if piece.offset == 0 && piece.bytes.len() as u64 == size);
         if one_covers && size > u64::from(self.config.inline_max) {
             // The piece is the file: `continue_flush` makes its range the packed content, without a copy.
+            return Form::Patches;
+        }
+        let contended = state.flush.as_ref().is_some_and(|flush| flush.conflicts >= CONFLICTS_TO_PATCH);
+        if contended && !matches!(state.inode.data, Data::Inline(_)) {
             return Form::Patches;
         }
         let small = size <= REWRITE_BYTES_MAX;
@@ -267,12 +320,13 @@ impl Fs {
         file: &Arc<OpenFile>,
         mut state: MutexGuard<'_, FileState>,
     ) {
-        let Some(flush) = &state.flush else { return };
-        let (upto, size) = (flush.upto, flush.size);
+        let Some(upto) = state.flush.as_ref().map(|flush| flush.upto) else { return };
         if state.committing || state.inflight[..upto].iter().any(|piece| piece.storing) {
             return;
         }
-        if self.forget_lost(&mut state, upto) {
+        let split = aim(&mut state);
+        let Some((upto, size)) = state.flush.as_ref().map(|flush| (flush.upto, flush.size)) else { return };
+        if self.forget_lost(&mut state, upto) || split {
             return self.plan_flush(file, state);
         }
         if state.inflight[..upto].iter().any(|piece| piece.placed.is_none()) {
@@ -304,8 +358,12 @@ impl Fs {
             }
             _ => NewData::Patches(
                 ranges
-                    .map(|(offset, range)| {
-                        (offset / CHUNK_BYTES, Extent::of_range((offset % CHUNK_BYTES) as u32, range))
+                    .flat_map(|(offset, range)| {
+                        // What was appended can come to lie anywhere.
+                        chunk_parts(offset, u64::from(range.len)).map(move |part| {
+                            let source = Source::Stored { range, skip: part.done as u32 };
+                            (u64::from(part.chunk), Extent { pos: part.pos, len: part.len, source })
+                        })
                     })
                     .collect(),
             ),
@@ -329,7 +387,7 @@ impl Fs {
     }
 
     fn inline_is_placed(&self, state: &FileState) -> bool {
-        state.inline_placed == Some(state.inode.data_change)
+        state.inflight.iter().any(|piece| piece.inline_of == Some(state.inode.data_change))
     }
 
     fn place_inline(
@@ -344,15 +402,15 @@ impl Fs {
             placed: None,
             storing: true,
             grant: None,
+            inline_of: Some(state.inode.data_change),
         };
         let bytes = piece.bytes.clone();
         state.inflight.insert(0, piece);
-        state.inline_placed = Some(state.inode.data_change);
         if let Some(flush) = &mut state.flush {
             flush.upto += 1;
         }
         drop(state);
-        self.store_claimed(file, 0, &bytes);
+        self.store_claimed(file, &bytes);
     }
 
     /// Sends the commit. `pin` keeps a new object from being reaped until the node knows of it.
@@ -374,8 +432,12 @@ impl Fs {
             }
             _ => None,
         };
-        let size = if rest.is_some() { reach.unwrap_or(0).max(state.inode.size) } else { flush.size };
-        let base = state.inode.data_change;
+        let size = match rest {
+            // Nobody else's bytes may come to lie where the rest of what was appended goes.
+            Some(_) if state.append_from.is_none() => reach.unwrap_or(0).max(state.inode.size),
+            _ => flush.size,
+        };
+        let (base, upto) = (flush.base, flush.size);
         let commit = Commit {
             inode: self.known.reference(file.ino),
             base,
@@ -397,7 +459,14 @@ impl Fs {
             }
             match (reply, rest) {
                 (Ok(Answer::Inode(inode)), Some(rest)) => {
-                    file.lock().refresh(*inode);
+                    let mut state = file.lock();
+                    let content = inode.data_change;
+                    state.refresh(*inode);
+                    state.append_from = state.append_from.map(|from| from.max(upto));
+                    if let Some(flush) = &mut state.flush {
+                        flush.base = content;
+                    }
+                    drop(state);
                     fs.commit(&file, rest, pin);
                 }
                 (reply, _) => {
@@ -419,7 +488,9 @@ impl Fs {
                 state.committing = false;
                 let Some(flush) = &mut state.flush else { return };
                 flush.conflicts += 1;
-                if flush.conflicts > CONFLICTS_MAX {
+                let conflicts = flush.conflicts;
+                let most = if state.append_from.is_some() { APPEND_CONFLICTS_MAX } else { CONFLICTS_MAX };
+                if conflicts > most {
                     drop(state);
                     let error = FsError::new(libc::EAGAIN, "others keep changing the file; write it again");
                     return self.flush_failed(file, error);
@@ -447,9 +518,27 @@ impl Fs {
         if state.inflight.is_empty() && state.buffer.is_empty() && !later {
             (state.mtime, state.kill_suid) = (None, None);
         }
+        let left = state.reach() > flush.size;
+        state.append_from = state.append_from.filter(|_| left).map(|from| from.max(flush.size));
         state.refresh(inode);
-        self.finish_flush(file, state, flush.waiters, Ok(()));
+        let waiters = match std::mem::take(&mut state.moved) {
+            true => vec![self.after_telling(&state, flush.waiters)],
+            false => flush.waiters,
+        };
+        self.finish_flush(file, state, waiters, Ok(()));
         self.compact_if_due(file);
+    }
+
+    /// Completes all when the kernel has heard that the content is not where its pages have it.
+    fn after_telling(self: &Arc<Self>, state: &FileState, waiters: Vec<Done<()>>) -> Done<()> {
+        let (ino, content, size) = (state.inode.ino, state.inode.data_change, state.size);
+        let fs = self.clone();
+        Box::new(move |result| {
+            fs.known.cached_as(ino, content);
+            fs.known.told_as(ino, content);
+            let go_on = Box::new(move || finish_all(waiters, &result));
+            fs.tell_outdated(ino, Outdated { size: Some(size) }, go_on);
+        })
     }
 
     fn flush_failed(self: &Arc<Self>, file: &Arc<OpenFile>, error: FsError) {
@@ -490,9 +579,22 @@ impl Fs {
 pub(crate) struct Flush {
     /// Pieces of the layer in flight that belong to it.
     pub upto: usize,
+    /// Bytes in the file after it.
     size: u64,
+    /// The `data_change` of the content it changes.
+    base: u64,
     mtime: i64,
     kill_suid: Option<Creds>,
     conflicts: u32,
     waiters: Vec<Done<()>>,
+}
+
+/// Makes a flush, of which no commit is under way, one of the content that is known now. Answers whether a piece is not stored any
+/// more.
+fn aim(state: &mut FileState) -> bool {
+    let unstored = state.place_appended();
+    let Some(flush) = &mut state.flush else { return unstored };
+    let reach = state.inflight[..flush.upto].iter().map(Piece::end).max().unwrap_or(0);
+    (flush.size, flush.base) = (state.inode.size.max(reach), state.inode.data_change);
+    unstored
 }

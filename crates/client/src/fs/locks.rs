@@ -41,6 +41,9 @@ pub struct Outdated {
     pub size: Option<u64>,
 }
 
+/// Has the kernel hear of it, then goes on.
+pub type TellOutdated = dyn Fn(InodeId, Outdated, Box<dyn FnOnce() + Send>) + Send + Sync;
+
 /// A range of a file, of one owner's locks of one kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockedRange {
@@ -147,6 +150,7 @@ impl Fs {
     pub fn unlock(self: &Arc<Self>, handle: &FileHandle, range: LockedRange, done: Done<()>) {
         let LockedRange { owner, kind, start, end } = range;
         let (fs, ino, lost) = (self.clone(), handle.ino(), self.check_locks(handle));
+        self.finished(handle);
         if !self.locks.may_hold(ino, owner, kind) {
             return done(lost);
         }
@@ -183,6 +187,7 @@ impl Fs {
         done: Done<()>,
     ) {
         let ino = handle.ino();
+        self.finished(&handle);
         let mut owners = self.locks.handle_gone(ino, handle.number);
         owners.extend(flock_owner.map(|owner| (LockKind::Flock, owner)));
         owners.dedup();
@@ -235,11 +240,12 @@ impl Fs {
                 return done(Ok(Some(Outdated { size: None })));
             };
             let change = inode.data_change;
-            let same = fs.known.cached_as(ino, change) & fs.known.told_as(ino, change);
+            let mut same = fs.known.cached_as(ino, change) & fs.known.told_as(ino, change);
             let mut size = inode.size;
             if let Some(file) = fs.files.get(ino) {
                 let mut state = file.lock();
                 state.refresh(inode);
+                same &= !std::mem::take(&mut state.moved);
                 size = state.size;
             }
             done(Ok((!same).then_some(Outdated { size: Some(size) })));
@@ -270,16 +276,22 @@ impl Fs {
         lost.len()
     }
 
-    /// Has `tell` called with each file that loses locks: what is cached of it elsewhere must not be used as if it were locked.
-    /// Called once. `tell` must not wait.
-    pub fn when_locks_are_lost(&self, tell: Box<dyn Fn(InodeId) + Send + Sync>) {
-        let _ = self.lost_locks.set(tell);
+    /// Has `tell` called with each file of which what is cached elsewhere must not be used any more: it has lost locks, or what was
+    /// appended to it has come to lie elsewhere. Called once. `tell` must not wait.
+    pub fn when_outdated(&self, tell: Box<TellOutdated>) {
+        let _ = self.outdated.set(tell);
+    }
+
+    /// Tells of a file, then goes on.
+    pub(super) fn tell_outdated(&self, ino: InodeId, outdated: Outdated, go_on: Box<dyn FnOnce() + Send>) {
+        match self.outdated.get() {
+            Some(tell) => tell(ino, outdated, go_on),
+            None => go_on(),
+        }
     }
 
     fn tell_lost(&self, inos: &[InodeId]) {
-        if let Some(tell) = self.lost_locks.get() {
-            inos.iter().for_each(|ino| tell(*ino));
-        }
+        inos.iter().for_each(|ino| self.tell_outdated(*ino, Outdated { size: None }, Box::new(|| {})));
     }
 
     /// Fails if locks of the file were lost after the handle was opened: its user believes to be alone.

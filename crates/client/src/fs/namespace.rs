@@ -299,6 +299,7 @@ impl Fs {
     /// Closes a handle. What is still unwritten is stored first; errors can no longer reach the application and are logged.
     pub fn release(self: &Arc<Self>, handle: Arc<FileHandle>, done: Done<()>) {
         self.heard_of(&handle);
+        self.finished(&handle);
         let fs = self.clone();
         let ino = handle.ino();
         let finish = move |result: FsResult<()>| {

@@ -11,6 +11,19 @@ use kestrel_types::inode::FILE_SIZE_MAX;
 use super::{Caller, FileHandle, Fs};
 use crate::file::{FileState, OpenFile, Piece, bad_handle, data_error};
 
+/// Where a write goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteAt {
+    /// To this offset, bytes.
+    Offset(u64),
+    /// To the end of the file (`O_APPEND`). Where that is, is decided when the bytes are committed: until then others may append.
+    End {
+        /// It may be the first part of a write whose rest comes in a moment, through the same handle. Nobody else's bytes should
+        /// come between.
+        unfinished: bool,
+    },
+}
+
 /// How long a write waits for earlier bytes to be stored before it fails with `ETIMEDOUT`.
 const BUDGET_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -27,10 +40,11 @@ impl Fs {
         data: &[u8],
         kill_suid: bool,
     ) -> FsResult<()> {
-        self.write_unless(handle, offset, data, kill_suid.then_some(Caller::STRANGER), &|| false)
+        let writer = kill_suid.then_some(Caller::STRANGER);
+        self.write_unless(handle, WriteAt::Offset(offset), data, writer, &|| false).map(drop)
     }
 
-    /// Writes `data` at `offset`. The bytes are visible to every reader of this client at once, and are stored and
+    /// Writes `data`. Answers at which offset it is for the time being. The bytes are visible to every reader of this client at once, and are stored and
     /// committed by the next flush, fsync or close, or after the flush interval. Waits for the block store to take earlier
     /// bytes if there is no room (see [`Fs::has_room`]), as long as the caller is not `gone`. An `unprivileged` writer takes set-id
     /// bits away.
@@ -40,18 +54,19 @@ impl Fs {
     pub fn write_unless(
         self: &Arc<Self>,
         handle: &FileHandle,
-        offset: u64,
+        at: WriteAt,
         data: &[u8],
         unprivileged: Option<Caller>,
         gone: &dyn Fn() -> bool,
-    ) -> FsResult<()> {
+    ) -> FsResult<u64> {
         if !handle.write {
             return Err(bad_handle());
         }
         self.check_locks(handle)?;
         self.heard_of(handle);
-        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_SIZE_MAX);
-        let end = end.ok_or(FsError::new(libc::EFBIG, "the file would become larger than 8 EiB"))?;
+        if let WriteAt::Offset(offset) = at {
+            end_of(offset, data)?;
+        }
         let grant = match self.budget.try_acquire(data.len() as u64) {
             Some(grant) => grant,
             None => {
@@ -65,6 +80,15 @@ impl Fs {
         let mut state = file.lock();
         // Under the lock, so that of two writers the later one's time stays.
         let now = self.clock.now();
+        let offset = match at {
+            WriteAt::Offset(offset) => offset,
+            WriteAt::End { .. } => state.size,
+        };
+        let end = end_of(offset, data)?;
+        if let WriteAt::End { unfinished } = at {
+            state.append_from.get_or_insert(offset);
+            state.unfinished = unfinished.then_some((handle.number, now));
+        }
         state.buffer.write(offset, data);
         state.grants.push(grant);
         state.size = state.size.max(end);
@@ -80,13 +104,13 @@ impl Fs {
         };
         drop(state);
         Self::count(&self.counters.written_bytes, data.len() as u64);
-        for (offset, bytes) in full {
-            self.store_in_background(file.clone(), offset, bytes);
+        for bytes in full {
+            self.store_in_background(file.clone(), bytes);
         }
-        Ok(())
+        Ok(offset)
     }
 
-    fn take_full_pieces(&self, state: &mut FileState) -> Vec<(u64, Arc<Vec<u8>>)> {
+    fn take_full_pieces(&self, state: &mut FileState) -> Vec<Arc<Vec<u8>>> {
         let pieces = state.buffer.take_full();
         if pieces.is_empty() {
             return Vec::new();
@@ -104,35 +128,34 @@ impl Fs {
     }
 
     /// Stores a piece from the pool.
-    fn store_in_background(self: &Arc<Self>, file: Arc<OpenFile>, offset: u64, bytes: Arc<Vec<u8>>) {
+    fn store_in_background(self: &Arc<Self>, file: Arc<OpenFile>, bytes: Arc<Vec<u8>>) {
         let fs = self.clone();
         // If the pool has no time, the next flush stores the piece.
         self.on_pool(move |turn| {
             if turn == Turn::Run {
-                fs.store_piece(&file, offset, &bytes);
+                fs.store_piece(&file, &bytes);
             }
         });
     }
 
-    /// Stores one piece of a file that is in flight, unless somebody does already.
-    fn store_piece(self: &Arc<Self>, file: &Arc<OpenFile>, offset: u64, bytes: &Arc<Vec<u8>>) {
+    /// Stores the piece of a file that is in flight with these bytes (where it goes may change meanwhile), unless somebody does already.
+    fn store_piece(self: &Arc<Self>, file: &Arc<OpenFile>, bytes: &Arc<Vec<u8>>) {
         let mut state = file.lock();
-        let mine = |piece: &&mut Piece| piece.offset == offset && Arc::ptr_eq(&piece.bytes, bytes);
-        match state.inflight.iter_mut().find(mine) {
+        match state.inflight.iter_mut().find(|piece| Arc::ptr_eq(&piece.bytes, bytes)) {
             Some(piece) if piece.placed.is_none() && !piece.storing => piece.storing = true,
             _ => return,
         }
         drop(state);
-        self.store_claimed(file, offset, bytes);
+        self.store_claimed(file, bytes);
     }
 
     /// Stores a piece that is marked as being stored.
-    pub(super) fn store_claimed(self: &Arc<Self>, file: &Arc<OpenFile>, offset: u64, bytes: &Arc<Vec<u8>>) {
+    pub(super) fn store_claimed(self: &Arc<Self>, file: &Arc<OpenFile>, bytes: &Arc<Vec<u8>>) {
         let (fs, file, again) = (self.clone(), file.clone(), bytes.clone());
         let ino = file.ino;
         let mut payload = Payload::new();
         payload.push_shared(bytes.clone(), 0..bytes.len());
-        let done = Box::new(move |placed| fs.stored(&file, offset, &again, placed));
+        let done = Box::new(move |placed| fs.stored(&file, &again, placed));
         // In mode `commit` the node syncs the store before it acknowledges the commit, for all files at once.
         self.store_bytes(payload, ino, done);
     }
@@ -141,15 +164,11 @@ impl Fs {
     fn stored(
         self: &Arc<Self>,
         file: &Arc<OpenFile>,
-        offset: u64,
         bytes: &Arc<Vec<u8>>,
         placed: kestrel_data::Result<Placed>,
     ) {
         let mut state = file.lock();
-        let found = state
-            .inflight
-            .iter_mut()
-            .find(|piece| piece.offset == offset && Arc::ptr_eq(&piece.bytes, bytes));
+        let found = state.inflight.iter_mut().find(|piece| Arc::ptr_eq(&piece.bytes, bytes));
         let Some(piece) = found else { return };
         piece.storing = false;
         match placed {
@@ -164,7 +183,11 @@ impl Fs {
         if state.flushing {
             self.continue_flush(file, state);
         } else if self.store.is_remote() && self.is_worth_a_commit(&state) {
-            self.commit_stored(file, state);
+            match state.shared_end {
+                // What is stored may end within what was appended at a time.
+                true => self.start_flush(file, state),
+                false => self.commit_stored(file, state),
+            }
         }
     }
 
@@ -202,8 +225,8 @@ impl Fs {
             let grants = std::mem::take(&mut state.grants);
             let taken = push_inflight(&mut state, pieces, grants);
             drop(state);
-            for (offset, bytes) in taken {
-                self.store_in_background(file.clone(), offset, bytes);
+            for bytes in taken {
+                self.store_in_background(file.clone(), bytes);
             }
         }
     }
@@ -223,6 +246,12 @@ impl Fs {
     }
 }
 
+/// First byte after `data` written at `offset`; `EFBIG` if a file cannot be so large.
+fn end_of(offset: u64, data: &[u8]) -> FsResult<u64> {
+    let end = offset.checked_add(data.len() as u64).filter(|end| *end <= FILE_SIZE_MAX);
+    end.ok_or(FsError::new(libc::EFBIG, "the file would become larger than 8 EiB"))
+}
+
 /// The oldest pieces in flight, as far as they are stored.
 pub(super) fn stored_first(state: &FileState) -> impl Iterator<Item = &Piece> {
     state.inflight.iter().take_while(|piece| piece.placed.is_some())
@@ -233,7 +262,7 @@ pub(super) fn push_inflight(
     state: &mut FileState,
     pieces: Vec<(u64, Vec<u8>)>,
     grants: Vec<Grant>,
-) -> Vec<(u64, Arc<Vec<u8>>)> {
+) -> Vec<Arc<Vec<u8>>> {
     let mut grant = grants.into_iter().reduce(|mut all, one| {
         all.merge(one);
         all
@@ -249,8 +278,9 @@ pub(super) fn push_inflight(
                 placed: None,
                 storing: false,
                 grant: share,
+                inline_of: None,
             });
-            (offset, bytes)
+            bytes
         })
         .collect()
 }

@@ -125,7 +125,7 @@ impl LiveFile {
     ///
     /// # Errors
     /// As for [`Passthrough::write`].
-    pub fn write(self, offset: u64, bytes: &[u8], store: impl FnOnce() -> FsResult<()>) -> FsResult<()> {
+    pub fn write(self, offset: u64, bytes: &[u8], store: impl FnOnce() -> FsResult<u64>) -> FsResult<u64> {
         self.passthrough.write((self.node, self.live), offset, bytes, store)
     }
 }
