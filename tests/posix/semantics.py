@@ -356,6 +356,16 @@ def holes(d):
         expect_errno(errno.ENXIO, os.lseek, fd, (200 << 20) + 4096, os.SEEK_DATA)
         data = os.lseek(fd, 1, os.SEEK_DATA)
         assert set(os.pread(fd, 1000, data)) <= {0, ord("a")}
+    # A hole costs nothing, however large it is: neither to look for what is behind it nor to punch it again.
+    with open(f"{d}/g", "w+b", buffering=0) as file:
+        fd, last = file.fileno(), (1 << 63) - 4
+        os.pwrite(fd, b"abc", last)
+        assert last - 4096 < os.lseek(fd, 0, os.SEEK_DATA) <= last
+        assert os.lseek(fd, 1 << 43, os.SEEK_HOLE) == 1 << 43
+        fallocate(fd, 3, 0, last)
+        assert os.pread(fd, 3, last) == b"abc"
+        fallocate(fd, 3, 0, last + 3)
+        expect_errno(errno.ENXIO, os.lseek, fd, 0, os.SEEK_DATA)
 
 
 @statement("F4")
@@ -397,11 +407,22 @@ def appends(d):
 def large(d):
     with open(f"{d}/f", "w+b", buffering=0) as file:
         fd = file.fileno()
-        for offset in (16 << 40, 1 << 60):
-            os.pwrite(fd, b"end", offset)
-            assert os.fstat(fd).st_size == offset + 3
-            assert os.pread(fd, 10, offset) == b"end"
+        # On both sides of every power of two, and the last bytes.
+        places = {(1 << power) - 2: b"%04d" % power for power in range(12, 63)}
+        places[(1 << 63) - 5] = b"last"
+        for offset, content in places.items():
+            os.pwrite(fd, content, offset)
+            assert os.fstat(fd).st_size == offset + 4
+            assert os.pread(fd, 4, offset) == content
         expect_errno((errno.EFBIG, errno.EINVAL), os.pwrite, fd, b"x" * 10, (1 << 63) - 2)
+        os.fsync(fd)
+        # What the kernel keeps goes, so that the volume is asked.
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        for offset, content in places.items():
+            assert os.pread(fd, 7, offset - 3) == b"\0\0\0" + content
+            assert os.lseek(fd, offset - offset % 4096, os.SEEK_DATA) <= offset
+        os.truncate(fd, 1 << 58)
+        assert os.pread(fd, 10, (1 << 58) - 2) == b"00"
 
 
 @statement("F7")

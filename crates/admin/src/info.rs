@@ -309,7 +309,7 @@ fn chunked(engine: &dyn Engine, ino: InodeId, out: &mut Value) -> Result<(), Inf
             let Source::Stored { range, skip } = found.source else { continue };
             objects.insert(range.object);
             if extents.len() < EXTENTS_LISTED_MAX {
-                let at = number.saturating_mul(u64::from(CHUNK_BYTES)) + u64::from(found.pos);
+                let at = number.saturating_mul(u64::from(CHUNK_BYTES)).saturating_add(u64::from(found.pos));
                 extents.push(extent(at, found.len, &range, skip));
             }
         }

@@ -15,11 +15,11 @@ use kestrel_data::packer::Placed;
 use kestrel_meta::perm::{GROUP_EXEC, SET_GID, SET_UID, in_group, without_set_ids};
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::extent::ExtentList;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
 use kestrel_types::request::Creds;
 
+use crate::extent_cache::ExtentCache;
 use crate::fs::{Caller, Done, Flush};
 use crate::groups::supplementary_groups;
 use crate::write_buffer::WriteBuffer;
@@ -62,9 +62,6 @@ impl Piece {
     }
 }
 
-/// Chunk lists of a large file as the node last gave them.
-pub(crate) type Chunks = FxHashMap<u64, Arc<ExtentList>>;
-
 /// The changing part of an [`OpenFile`].
 pub(crate) struct FileState {
     /// As last acknowledged by the node.
@@ -83,7 +80,7 @@ pub(crate) struct FileState {
     /// On the way, oldest first.
     pub inflight: Vec<Piece>,
     /// Known chunk lists, valid for `inode.data_change`.
-    pub chunks: Chunks,
+    pub chunks: ExtentCache,
     /// Small writes committed since the chunk lists were last looked at for compaction.
     pub patches_since_compaction: u32,
     /// A compaction is running.
@@ -299,7 +296,7 @@ impl OpenFiles {
             buffer: WriteBuffer::new(self.slot_bytes),
             grants: Vec::new(),
             inflight: Vec::new(),
-            chunks: Chunks::default(),
+            chunks: ExtentCache::default(),
             patches_since_compaction: 0,
             compacting: false,
             flushing: false,

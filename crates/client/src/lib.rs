@@ -7,6 +7,7 @@ pub mod control;
 pub mod descriptor;
 mod dir_stream;
 pub mod error;
+mod extent_cache;
 mod file;
 pub mod fs;
 mod groups;

@@ -75,7 +75,7 @@ impl Cluster {
 
     fn chunks(&mut self, ino: u64) -> Vec<u64> {
         match self.ask(1, Op::Chunks { ino, first: 0, last: 100 }) {
-            Ok(Answer::Chunks(chunks)) => chunks.into_iter().map(|(chunk, _)| chunk).collect(),
+            Ok(Answer::Chunks { chunks, end: true }) => chunks.into_iter().map(|(chunk, _)| chunk).collect(),
             other => panic!("{other:?}"),
         }
     }

@@ -96,7 +96,7 @@ fn a_window_with_a_hole_is_compacted_and_keeps_the_hole() {
     let found = f.check().objects.into_iter().collect::<std::collections::BTreeMap<_, _>>();
     assert_eq!(found.into_iter().collect::<Vec<_>>(), [(9, 10), (10, 5)]);
     let chunks = f.call(Op::Chunks { ino: inode.ino, first: 0, last: 0 });
-    assert_eq!(chunks, Ok(Answer::Chunks(vec![(0, new.clone())])));
+    assert_eq!(chunks, Ok(Answer::Chunks { chunks: vec![(0, new.clone())], end: true }));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::Fixture;
 use common::rules::{WRITE, commit, create, fixture, lookup, range, seen};
 use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_meta::ops::chunks::EXTENTS_TOLD_MAX;
 use kestrel_meta::rows::SCAN_ROWS_MAX;
 use kestrel_types::extent::Extent;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
@@ -48,9 +49,35 @@ fn sweep_all(f: &Fixture) {
 
 fn chunks(f: &Fixture, ino: u64, first: u64, last: u64) -> Vec<u64> {
     match f.call(Op::Chunks { ino, first, last }) {
-        Ok(Answer::Chunks(chunks)) => chunks.into_iter().map(|(chunk, _)| chunk).collect(),
+        Ok(Answer::Chunks { chunks, end: true }) => chunks.into_iter().map(|(chunk, _)| chunk).collect(),
         other => panic!("{other:?}"),
     }
+}
+
+/// Lists come a page at a time, from a window of any width, and the pages together are all of them.
+#[test]
+fn pages_of_chunk_lists() {
+    let f = fixture();
+    let ino = large(&f).ino;
+    let (mut first, mut found) = (0, Vec::new());
+    loop {
+        match f.call(Op::Chunks { ino, first, last: u64::MAX }) {
+            Ok(Answer::Chunks { chunks, end }) => {
+                assert!(chunks.len() <= EXTENTS_TOLD_MAX && (end || !chunks.is_empty()));
+                found.extend(chunks.iter().map(|(chunk, _)| *chunk));
+                first = found.last().unwrap() + 1;
+                if end {
+                    break;
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(found, (0..CHUNKS).collect::<Vec<_>>());
+    assert_eq!(
+        f.call(Op::Chunks { ino, first: CHUNKS, last: u64::MAX }),
+        Ok(Answer::Chunks { chunks: vec![], end: true })
+    );
 }
 
 #[test]

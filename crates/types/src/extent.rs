@@ -152,8 +152,8 @@ impl std::error::Error for ExtentError {}
 /// The part of a file's bytes that lies in one chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkPart {
-    /// Number of the chunk.
-    pub chunk: u32,
+    /// Number of the chunk, of 38 bits.
+    pub chunk: u64,
     /// First byte within it.
     pub pos: u32,
     /// Bytes, at least 1.
@@ -162,19 +162,22 @@ pub struct ChunkPart {
     pub done: u64,
 }
 
-/// Splits `len` bytes of a file from `offset` on at chunk boundaries. Offsets above 2^58 are out of bounds: ends early.
+/// Splits `len` bytes of a file from `offset` on at chunk boundaries, in order and without gaps. Bytes from 2^64 on do not
+/// exist and are left out; a file has none from [`FILE_SIZE_MAX`] on.
+///
+/// [`FILE_SIZE_MAX`]: crate::inode::FILE_SIZE_MAX
 pub fn chunk_parts(offset: u64, len: u64) -> impl Iterator<Item = ChunkPart> {
     let chunk_bytes = u64::from(CHUNK_BYTES);
+    let len = len.min(u64::MAX - offset);
     let mut done = 0;
     std::iter::from_fn(move || {
-        let at = offset.checked_add(done)?;
+        let at = offset + done;
         let pos = (at % chunk_bytes) as u32;
-        let chunk = u32::try_from(at / chunk_bytes).ok()?;
         let part_len = (len - done).min(u64::from(CHUNK_BYTES - pos)) as u32;
         if part_len == 0 {
             return None;
         }
-        let part = ChunkPart { chunk, pos, len: part_len, done };
+        let part = ChunkPart { chunk: at / chunk_bytes, pos, len: part_len, done };
         done += u64::from(part_len);
         Some(part)
     })

@@ -254,7 +254,8 @@ pub enum Op {
         /// Bytes; the source must have them.
         len: u64,
     },
-    /// Extents of chunks `first..=last` that have any. Answer: [`Answer::Chunks`].
+    /// Extents of chunks `first..=last` that have any, from the first of these on as many as a message holds. The time it takes
+    /// is that of the chunks that are answered, however far they are apart. Answer: [`Answer::Chunks`].
     Chunks {
         /// The file.
         ino: InodeId,
@@ -513,8 +514,13 @@ pub enum Answer {
         /// Nothing follows.
         end: bool,
     },
-    /// Extents of chunks, by chunk number.
-    Chunks(Vec<(u64, Vec<Extent>)>),
+    /// Extents of those chunks asked for that have any: the first of them, or all.
+    Chunks {
+        /// By chunk number, ascending.
+        chunks: Vec<(u64, Vec<Extent>)>,
+        /// No chunk asked for follows. If one does, `chunks` is not empty.
+        end: bool,
+    },
     /// `count` object numbers from `first` on belong to the client.
     Objects {
         /// First number.

@@ -6,6 +6,7 @@ use kestrel_meta::engine::EngineError;
 use kestrel_types::codec::Reader;
 use kestrel_types::extent::{CHUNK_BYTES, ExtentList};
 use kestrel_types::ids::{InodeId, ROOT};
+use kestrel_types::inode::FILE_SIZE_MAX;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::request::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
@@ -134,13 +135,13 @@ fn chunk(check: &mut Check<'_>, world: &World, (key, value): Row, stray: &mut Op
     };
     let Some(size) = size else {
         let file = stray.get_or_insert(File { ino: key.id, keys: Vec::new(), end: 0, damaged: false });
-        file.end = file.end.max(first + u64::from(list.end()));
+        file.end = file.end.max(first.saturating_add(u64::from(list.end())).min(FILE_SIZE_MAX));
         file.keys.push(key);
         return;
     };
-    if first + u64::from(list.end()) > size {
+    let end = first.saturating_add(u64::from(list.end()));
+    if end > size {
         let keep = u32::try_from(size.saturating_sub(first)).unwrap_or(CHUNK_BYTES);
-        let end = first + u64::from(list.end());
         list.truncate(keep);
         let row = if list.is_empty() {
             delete(&key)

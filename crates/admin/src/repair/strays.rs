@@ -11,7 +11,7 @@ use kestrel_types::clock::Nanos;
 use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::{CHUNK_BYTES, ExtentList};
-use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::inode::{Data, FILE_SIZE_MAX, Inode, Kind};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;
 
@@ -123,7 +123,7 @@ impl<'a> Strays<'a> {
         };
         let workshop = self.workshop();
         let ino = workshop.new_number((key.id, &key.suffix))?;
-        let size = first + u64::from(list.end());
+        let size = first.saturating_add(u64::from(list.end())).min(FILE_SIZE_MAX);
         let file = Inode { size, data: Data::Chunked, ..workshop.inode(ino, Kind::File) };
         self.name(&workshop, file, Some(put(Table::Chunk, ino, &key.suffix, value.into())))
     }

@@ -1,47 +1,57 @@
-//! Chunk lists from the metadata, however many there are.
+//! Extent lists of chunks from the metadata, a page at a time.
 //!
-//! One message does not hold the lists of thousands of chunks in many pieces: it is answered `EMSGSIZE`, and the stretch is asked
-//! for in halves. The halves may be of different moments, as those of two reads are: whoever keeps lists checks that the content is
-//! still what it was. A single chunk is never split: its pieces are folded long before their list outgrows a message.
+//! A node answers with as many lists as a message holds, and passes over chunks without extents at once: a file is gone through in
+//! the time of what it has, however large its holes are. Two pages may be of different moments, as two reads are: whoever keeps
+//! lists checks that the content is still what it was.
 
 use std::sync::Arc;
 
-use kestrel_types::extent::Extent;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::extent::{Extent, ExtentList};
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Answer, Op};
 
 use super::{Caller, Done, Fs, unexpected};
 
-/// Chunks by number, ascending, each with its extents; without those that have none.
-pub type ChunkLists = Vec<(u64, Vec<Extent>)>;
+/// The first lists of a window of chunks.
+#[derive(Debug)]
+pub(super) struct Page {
+    /// Chunks that have extents, by number, ascending.
+    pub lists: Vec<(u64, Arc<ExtentList>)>,
+    /// Last chunk of the window that is told of; those behind it are on the next page.
+    pub until: u64,
+}
 
 impl Fs {
-    /// The lists of the chunks `first..=last` of a file.
-    pub(super) fn chunk_lists(self: &Arc<Self>, ino: InodeId, first: u64, last: u64, done: Done<ChunkLists>) {
-        let fs = self.clone();
+    /// The lists of the chunks from `first` to at most `last` of a file.
+    pub(super) fn chunk_page(self: &Arc<Self>, ino: InodeId, first: u64, last: u64, done: Done<Page>) {
         self.ask(Caller::ROOT, Op::Chunks { ino, first, last }, move |answer| match answer {
-            Ok(Answer::Chunks(found)) => done(Ok(found)),
+            Ok(Answer::Chunks { chunks, end }) => done(page(ino, first, last, &chunks, end)),
             Ok(other) => done(Err(unexpected(&other))),
-            Err(error) if error.errno == libc::EMSGSIZE && first < last => {
-                let middle = first + (last - first) / 2;
-                let again = fs.clone();
-                let lower = move |lower| match lower {
-                    Ok(found) => again.chunk_lists(ino, middle + 1, last, joined(found, done)),
-                    Err(error) => done(Err(error)),
-                };
-                fs.chunk_lists(ino, first, middle, Box::new(lower));
-            }
             Err(error) => done(Err(error)),
         });
     }
 }
 
-/// Takes the upper half, and gives both.
-fn joined(mut lower: ChunkLists, done: Done<ChunkLists>) -> Done<ChunkLists> {
-    Box::new(move |upper| {
-        done(upper.map(|upper| {
-            lower.extend(upper);
-            lower
-        }));
-    })
+/// Checks what the node answered.
+fn page(ino: InodeId, first: u64, last: u64, chunks: &[(u64, Vec<Extent>)], end: bool) -> FsResult<Page> {
+    let wrong = |why: &str| {
+        FsError::because(libc::EIO, format!("the metadata node told chunks of inode {ino} wrongly: {why}"))
+    };
+    let mut lists = Vec::with_capacity(chunks.len());
+    let mut from = first;
+    for (chunk, extents) in chunks {
+        if !(from..=last).contains(chunk) {
+            return Err(wrong("they are out of order, or were not asked for"));
+        }
+        let list = ExtentList::from_extents(extents).map_err(|why| wrong(&why.to_string()))?;
+        lists.push((*chunk, Arc::new(list)));
+        from = chunk.saturating_add(1);
+    }
+    let until = match (end, lists.last()) {
+        (true, _) => last,
+        (false, Some((chunk, _))) => *chunk,
+        (false, None) => return Err(wrong("more would follow nothing")),
+    };
+    Ok(Page { lists, until })
 }

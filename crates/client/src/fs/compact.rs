@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use kestrel_data::{Payload, Placed, Turn};
-use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::error::FsResult;
 use kestrel_types::extent::{Extent, ExtentList, Source, WINDOW_BYTES};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{CHUNK_BYTES, Data};
 use kestrel_types::name::InodeRef;
-use kestrel_types::request::{Answer, Op, Outcome};
+use kestrel_types::request::{Op, Outcome};
 
 use super::{Caller, Fs, plain};
 use crate::file::{OpenFile, data_error};
@@ -67,35 +67,31 @@ impl Fs {
 
     /// Compacts all windows that are due; `false` if a writer interfered with one.
     fn compact_chunks(self: &Arc<Self>, file: &Arc<OpenFile>) -> FsResult<bool> {
-        let chunks = file.lock().inode.size.div_ceil(CHUNK_BYTES);
-        let mut all = true;
-        for chunk in 0..chunks {
-            super::wait(|done| self.load_chunks(file, chunk, chunk, done))?;
-            let Some(list) = file.lock().chunks.get(&chunk).cloned() else {
-                all = false; // the content changed while the list was on its way
-                continue;
-            };
-            let inode = self.known.reference(file.ino);
-            let folded = self.fold_windows(&inode, chunk, &list);
-            file.lock().chunks.remove(&chunk);
-            all &= folded?.1;
+        let last = file.lock().inode.size.saturating_sub(1) / CHUNK_BYTES;
+        let (mut first, mut all) = (0, true);
+        loop {
+            let page = super::wait(|done| self.chunk_page(file.ino, first, last, done))?;
+            for (chunk, list) in page.lists {
+                let inode = self.known.reference(file.ino);
+                let folded = self.fold_windows(&inode, chunk, &list);
+                file.lock().chunks.remove(chunk);
+                all &= folded?.1;
+            }
+            if page.until >= last {
+                return Ok(all);
+            }
+            first = page.until + 1;
         }
-        Ok(all)
     }
 
     /// Folds what is due in a chunk of a file that need not be open. How many windows were folded, and whether a writer
     /// interfered with none.
     pub(super) fn fold_chunk(self: &Arc<Self>, inode: &InodeRef, chunk: u64) -> FsResult<(u64, bool)> {
-        let op = Op::Chunks { ino: inode.ino, first: chunk, last: chunk };
-        let answer = super::wait(|done| self.ask(Caller::ROOT, op, done))?;
-        let Answer::Chunks(chunks) = answer else { return Err(super::unexpected(&answer)) };
-        let Some((_, extents)) = chunks.into_iter().next() else { return Ok((0, true)) };
-        let list = ExtentList::from_extents(&extents).map_err(|why| {
-            FsError::because(libc::EIO, format!("inode {} chunk {chunk}: {why}", inode.ino))
-        })?;
+        let page = super::wait(|done| self.chunk_page(inode.ino, chunk, chunk, done))?;
+        let Some((_, list)) = page.lists.into_iter().next() else { return Ok((0, true)) };
         let folded = self.fold_windows(inode, chunk, &list)?;
         if let Some(file) = self.files.get(inode.ino) {
-            file.lock().chunks.remove(&chunk);
+            file.lock().chunks.remove(chunk);
         }
         Ok(folded)
     }

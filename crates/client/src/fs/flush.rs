@@ -20,6 +20,7 @@ use kestrel_types::request::{
     Answer, COMMIT_EXTENTS_MAX, Commit, Creds, NewData, Op, Outcome, Reply, Request,
 };
 
+use super::repeat::{Next, Step, repeat};
 use super::write::{push_inflight, stored_first};
 use super::{Caller, Done, FileHandle, Fs, Outdated, too_late, unexpected};
 use crate::file::{FileState, OpenFile, Piece, data_error, finish_all};
@@ -413,8 +414,20 @@ impl Fs {
         self.store_claimed(file, &bytes);
     }
 
-    /// Sends the commit. `pin` keeps a new object from being reaped until the node knows of it.
+    /// Commits. `pin` keeps a new object from being reaped until the node knows of it.
     fn commit(self: &Arc<Self>, file: &Arc<OpenFile>, data: NewData, pin: Option<Placed>) {
+        let (fs, file) = (self.clone(), file.clone());
+        let body = move |part, next| fs.commit_part(&file, part, next);
+        repeat((data, pin), body, Box::new(drop));
+    }
+
+    /// Sends as much of a commit as one request may carry.
+    fn commit_part(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        (data, pin): (NewData, Option<Placed>),
+        next: Next<(NewData, Option<Placed>), ()>,
+    ) {
         let mut state = file.lock();
         state.committing = true;
         let Some(flush) = &state.flush else { return };
@@ -467,11 +480,12 @@ impl Fs {
                         flush.base = content;
                     }
                     drop(state);
-                    fs.commit(&file, rest, pin);
+                    next(Step::Again((rest, pin)));
                 }
                 (reply, _) => {
                     fs.committed(&file, reply);
                     drop(pin);
+                    next(Step::End(Ok(())));
                 }
             }
         };
@@ -565,13 +579,12 @@ impl Fs {
         if state.is_dirty() && state.dirty_since.is_none() {
             state.dirty_since = Some(self.clock.now());
         }
-        if again {
-            self.start_flush(file, state);
-        } else {
-            drop(state);
-        }
+        drop(state);
         finish_all(waiters, &result);
         finish_all(others, &Ok(()));
+        if again {
+            self.flush_next(file);
+        }
     }
 }
 

@@ -6,14 +6,15 @@
 use std::sync::Arc;
 
 use kestrel_data::{Buffer, Buffers, ErrorKind, Piece, Turn, Window};
-use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::extent::{Extent, ExtentList, Source, chunk_parts};
+use kestrel_types::error::FsResult;
+use kestrel_types::extent::{Extent, Source, chunk_parts};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
 use kestrel_types::range::Range;
 use kestrel_types::request::Op;
 
-use super::chunk_lists::ChunkLists;
+use super::chunk_lists::Page;
+use super::repeat::{Next, Step, repeat};
 use super::{Caller, Done, FileHandle, Fs, into_inode, too_late};
 use crate::file::{FileState, OpenFile, bad_handle, data_error};
 use crate::write_buffer::copy_piece;
@@ -21,8 +22,11 @@ use crate::write_buffer::copy_piece;
 /// Largest read, bytes.
 pub const READ_BYTES_MAX: usize = 16 * 1024 * 1024;
 
+/// Chunks by number, ascending, each with its extents; without those that have none.
+pub type ChunkLists = Vec<(u64, Vec<Extent>)>;
+
 /// Where a file's bytes are: its inode, and the extents of each chunk that has any.
-pub type Layout = (Inode, Vec<(u64, Vec<Extent>)>);
+pub type Layout = (Inode, ChunkLists);
 
 /// Stored bytes that make up a part of a read.
 #[derive(Debug, Clone, Copy)]
@@ -296,7 +300,8 @@ impl Fs {
         });
     }
 
-    /// Asks the node for chunk lists and keeps them as long as the content stays what it is.
+    /// Asks the node for the lists of the chunks from `first` to at most `last`, and keeps what it tells as long as the content
+    /// stays what it is.
     pub(super) fn load_chunks(
         self: &Arc<Self>,
         file: &Arc<OpenFile>,
@@ -307,33 +312,15 @@ impl Fs {
         let file = file.clone();
         let ino = file.ino;
         let data_change = file.lock().inode.data_change;
-        let keep = move |lists: FsResult<ChunkLists>| match lists {
-            Ok(found) => {
+        let keep = move |page: FsResult<Page>| {
+            done(page.map(|page| {
                 let mut state = file.lock();
                 if state.inode.data_change == data_change {
-                    for chunk in first..=last {
-                        state.chunks.insert(chunk, Arc::default());
-                    }
-                    for (chunk, extents) in found {
-                        match ExtentList::from_extents(&extents) {
-                            Ok(list) => state.chunks.insert(chunk, Arc::new(list)),
-                            Err(_) => {
-                                let why = format!(
-                                    "the metadata node gave an invalid extent list for inode {}",
-                                    file.ino
-                                );
-                                drop(state);
-                                return done(Err(FsError::because(libc::EIO, why)));
-                            }
-                        };
-                    }
+                    state.chunks.learn(first, page.until, page.lists);
                 }
-                drop(state);
-                done(Ok(()));
-            }
-            Err(error) => done(Err(error)),
+            }));
         };
-        self.chunk_lists(ino, first, last, Box::new(keep));
+        self.chunk_page(ino, first, last, Box::new(keep));
     }
 
     /// Starts fetching what a sequential reader will ask for next.
@@ -377,7 +364,7 @@ impl Fs {
         }
     }
 
-    /// Where the stored bytes of a file lie, for `kestrel info` and tests: inode and all chunk lists.
+    /// Where the stored bytes of a file lie, for tests: inode and all chunk lists.
     pub fn layout(self: &Arc<Self>, ino: InodeId, done: Done<Layout>) {
         let fs = self.clone();
         self.getattr(
@@ -389,10 +376,26 @@ impl Fs {
                     other => return done(other.map(|inode| (inode, Vec::new()))),
                 };
                 let last = inode.size.saturating_sub(1) / CHUNK_BYTES;
-                let told = move |lists: FsResult<ChunkLists>| done(lists.map(|chunks| (inode, chunks)));
-                fs.chunk_lists(ino, 0, last.min(4095), Box::new(told));
+                let ino = inode.ino;
+                let whole = move |(first, lists): (u64, ChunkLists), next: Next<_, _>| {
+                    let told = move |page: FsResult<Page>| next(with_page(page, lists, last));
+                    fs.chunk_page(ino, first, last, Box::new(told));
+                };
+                let told = move |lists: FsResult<ChunkLists>| done(lists.map(|lists| (inode, lists)));
+                repeat((0, Vec::new()), whole, Box::new(told));
             }),
         );
+    }
+}
+
+/// Adds a page to the lists before it.
+fn with_page(page: FsResult<Page>, mut lists: ChunkLists, last: u64) -> Step<(u64, ChunkLists), ChunkLists> {
+    match page {
+        Ok(page) => {
+            lists.extend(page.lists.iter().map(|(chunk, list)| (*chunk, list.extents().to_vec())));
+            if page.until >= last { Step::End(Ok(lists)) } else { Step::Again((page.until + 1, lists)) }
+        }
+        Err(error) => Step::End(Err(error)),
     }
 }
 
@@ -416,9 +419,9 @@ fn plan_stored(state: &FileState, offset: u64, len: usize) -> Plan {
         }
         Data::Chunked => {
             for part in chunk_parts(offset, len as u64) {
-                let Some(list) = state.chunks.get(&u64::from(part.chunk)) else {
+                let Some(list) = state.chunks.get(part.chunk) else {
                     let last = (offset + len as u64 - 1) / CHUNK_BYTES;
-                    return Plan::Chunks(u64::from(part.chunk), last);
+                    return Plan::Chunks(part.chunk, last);
                 };
                 for extent in list.slice(part.pos, part.len) {
                     if let Source::Stored { range, skip } = extent.source {

@@ -357,7 +357,7 @@ impl Fs {
     fn moved(&self, mover: &Mover, fresh: Range) {
         let Some(file) = self.files.get(mover.inode.ino) else { return };
         let mut state = file.lock();
-        state.chunks.remove(&mover.chunk);
+        state.chunks.remove(mover.chunk);
         if let (Data::Packed { range, .. }, Source::Stored { range: old, .. }) =
             (&mut state.inode.data, mover.old.source)
             && *range == old

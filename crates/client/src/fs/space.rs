@@ -1,15 +1,19 @@
 //! Holes: allocate, punch, zero, and seek for data and holes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use kestrel_data::Turn;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, chunk_parts};
 use kestrel_types::inode::{CHUNK_BYTES, Data, FILE_SIZE_MAX};
-use kestrel_types::request::{COMMIT_EXTENTS_MAX, Commit, NewData, Op, Outcome, SetAttr};
+use kestrel_types::request::{Commit, NewData, Op, Outcome, SetAttr};
 
+use super::chunk_lists::Page;
+use super::repeat::{Next, Step, repeat};
 use super::{Answer, Caller, Done, FileHandle, Fs, too_late};
-use crate::file::{OpenFile, bad_handle};
+use crate::extent_cache::ExtentCache;
+use crate::file::{FileState, OpenFile, bad_handle};
 
 /// What `fallocate` shall do with a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,32 +142,84 @@ impl Fs {
         self.setattr(Caller::ROOT, file.ino, set, Box::new(move |result| done(result.map(|_| ()))));
     }
 
-    /// Commits holes over a window that lies within the file, a request for every [`COMMIT_EXTENTS_MAX`] chunks.
+    /// Makes a window within the file a hole, in the time that what is stored there takes.
     fn punch(self: &Arc<Self>, file: &Arc<OpenFile>, offset: u64, end: u64, done: Done<()>) {
-        let reach = end.min((offset / CHUNK_BYTES + COMMIT_EXTENTS_MAX as u64) * CHUNK_BYTES);
-        let holes = chunk_parts(offset, reach - offset)
-            .map(|p| (u64::from(p.chunk), Extent::hole(p.pos, p.len)))
-            .collect();
-        let base = file.lock().inode.data_change;
+        let (fs, file) = (self.clone(), file.clone());
+        let body = move |from, next| {
+            let window = Window { from, end, is_first: from == offset };
+            fs.punch_page(&file, window, next);
+        };
+        repeat(offset, body, done);
+    }
+
+    /// Punches the first of the stored bytes in a window, as many as the node tells at once.
+    fn punch_page(self: &Arc<Self>, file: &Arc<OpenFile>, window: Window, next: Next<u64, ()>) {
+        let Window { from, end, .. } = window;
+        let state = file.lock();
+        let base = state.inode.data_change;
+        let stored = match &state.inode.data {
+            Data::None => 0,
+            Data::Inline(bytes) => bytes.len() as u64,
+            Data::Packed { visible, .. } => u64::from(*visible),
+            Data::Chunked => {
+                drop(state);
+                let (fs, file, ino) = (self.clone(), file.clone(), file.ino);
+                let (first, last) = (from / CHUNK_BYTES, (end - 1) / CHUNK_BYTES);
+                let told = move |page: FsResult<Page>| match page {
+                    Ok(page) => {
+                        let until = if page.until >= last { end } else { (page.until + 1) * CHUNK_BYTES };
+                        let holes = page.lists.iter().flat_map(|(chunk, _)| {
+                            let begin = chunk * CHUNK_BYTES;
+                            holes(from.max(begin)..end.min(begin + CHUNK_BYTES))
+                        });
+                        fs.commit_holes(&file, base, holes.collect(), window, until, next);
+                    }
+                    Err(error) => next(Step::End(Err(error))),
+                };
+                return self.chunk_page(ino, first, last, Box::new(told));
+            }
+        };
+        drop(state);
+        let holes = holes(from..end.min(stored)).collect();
+        self.commit_holes(file, base, holes, window, end, next);
+    }
+
+    /// Commits holes that cover what is stored from the window's begin to `until`. The first commit sets the times, also if there are
+    /// none.
+    fn commit_holes(
+        self: &Arc<Self>,
+        file: &Arc<OpenFile>,
+        base: u64,
+        holes: Vec<(u64, Extent)>,
+        window: Window,
+        until: u64,
+        next: Next<u64, ()>,
+    ) {
+        let then = move || if until < window.end { Step::Again(until) } else { Step::End(Ok(())) };
+        if holes.is_empty() && !window.is_first {
+            return next(then());
+        }
         let commit = Commit {
             inode: self.known.reference(file.ino),
             base,
-            data: NewData::Patches(holes),
+            data: if holes.is_empty() { NewData::Unchanged } else { NewData::Patches(holes) },
             size: None,
             mtime: self.clock.now(),
             kill_suid: false,
         };
         let (fs, file) = (self.clone(), file.clone());
-        self.request(Caller::ROOT, Op::Commit(commit), move |reply| match reply {
-            Ok(Answer::Inode(inode)) => {
-                fs.accept(*inode, Some(base));
-                if reach < end { fs.punch(&file, reach, end, done) } else { done(Ok(())) }
-            }
-            Err(Outcome::Conflict(inode)) => {
-                file.lock().refresh(*inode);
-                fs.punch(&file, offset, end, done);
-            }
-            other => done(super::plain(other).map(|_| ())),
+        self.request(Caller::ROOT, Op::Commit(commit), move |reply| {
+            next(match reply {
+                Ok(Answer::Inode(inode)) => {
+                    fs.accept(*inode, Some(base));
+                    then()
+                }
+                Err(Outcome::Conflict(inode)) => {
+                    file.lock().refresh(*inode);
+                    Step::Again(window.from)
+                }
+                other => Step::End(super::plain(other).map(|_| ())),
+            });
         });
     }
 
@@ -183,70 +239,107 @@ impl Fs {
     }
 
     fn seek_flushed(self: &Arc<Self>, file: Arc<OpenFile>, offset: u64, seek: Seek, done: Done<u64>) {
-        let state = file.lock();
-        let size = state.size;
-        if offset >= size {
-            drop(state);
-            return done(Err(beyond_end()));
-        }
-        let stored_upto = match &state.inode.data {
-            Data::None => 0,
-            Data::Inline(bytes) => bytes.len() as u64,
-            Data::Packed { visible, .. } => u64::from(*visible),
-            Data::Chunked => {
-                let found = seek_chunks(&state.chunks, offset, size, seek);
-                drop(state);
-                return match found {
-                    Ok(found) => done(found),
-                    Err(chunk) => {
-                        let fs = self.clone();
-                        let last = ((size - 1) / CHUNK_BYTES).min(chunk + 63);
-                        let again = file.clone();
-                        self.load_chunks(&again, chunk, last, move |loaded| match loaded {
-                            Ok(()) => fs.seek_flushed(file, offset, seek, done),
-                            Err(error) => done(Err(error)),
-                        })
-                    }
+        let fs = self.clone();
+        let body = move |from, next: Next<u64, u64>| {
+            let (first, last) = match find(&file.lock(), from, seek) {
+                Find::Found(found) => return next(Step::End(Ok(found))),
+                Find::Nothing => return next(Step::End(Err(beyond_end()))),
+                Find::Ask(first, last) => (first, last),
+            };
+            // What lies before has been looked at.
+            let from = from.max(first * CHUNK_BYTES);
+            fs.load_chunks(&file, first, last, move |loaded| {
+                next(match loaded {
+                    Ok(()) => Step::Again(from),
+                    Err(error) => Step::End(Err(error)),
+                });
+            });
+        };
+        repeat(offset, body, done);
+    }
+}
+
+/// A part of a window that is being punched.
+#[derive(Debug, Clone, Copy)]
+struct Window {
+    /// First byte that is not punched yet.
+    from: u64,
+    /// First byte behind the window.
+    end: u64,
+    /// Nothing has been committed before.
+    is_first: bool,
+}
+
+/// A hole for each chunk of a window; none if it is empty.
+fn holes(window: Range<u64>) -> impl Iterator<Item = (u64, Extent)> {
+    chunk_parts(window.start, window.end.saturating_sub(window.start))
+        .map(|part| (part.chunk, Extent::hole(part.pos, part.len)))
+}
+
+/// What a look at what is known of a file has found.
+enum Find {
+    /// The byte.
+    Found(u64),
+    /// There is none.
+    Nothing,
+    /// The lists of these chunks, the first to the last, have to be asked for.
+    Ask(u64, u64),
+}
+
+/// Looks for data or a hole from `offset` on.
+fn find(state: &FileState, offset: u64, seek: Seek) -> Find {
+    let size = state.size;
+    if offset >= size {
+        return Find::Nothing;
+    }
+    let stored = match &state.inode.data {
+        Data::None => 0,
+        Data::Inline(bytes) => bytes.len() as u64,
+        Data::Packed { visible, .. } => u64::from(*visible),
+        Data::Chunked => return find_in_chunks(&state.chunks, offset, size, seek),
+    };
+    match seek {
+        Seek::Data if offset < stored => Find::Found(offset),
+        Seek::Data => Find::Nothing,
+        Seek::Hole => Find::Found(offset.max(stored.min(size))),
+    }
+}
+
+/// As [`find`], in a chunked file.
+fn find_in_chunks(chunks: &ExtentCache, offset: u64, size: u64, seek: Seek) -> Find {
+    let last = (size - 1) / CHUNK_BYTES;
+    let (mut chunk, mut pos) = (offset / CHUNK_BYTES, (offset % CHUNK_BYTES) as u32);
+    while chunk <= last {
+        let Some(until) = chunks.known_until(chunk) else { return Find::Ask(chunk, last) };
+        let until = until.min(last);
+        for (number, list) in chunks.lists(chunk..=until) {
+            if number > chunk {
+                // The chunks before it have no extents.
+                if seek == Seek::Hole {
+                    break;
+                }
+                (chunk, pos) = (number, 0);
+            }
+            let found = match seek {
+                Seek::Data => list.next_data(pos),
+                Seek::Hole => Some(list.next_hole(pos)).filter(|hole| u64::from(*hole) < CHUNK_BYTES),
+            };
+            if let Some(found) = found.map(|found| chunk * CHUNK_BYTES + u64::from(found)) {
+                return match seek {
+                    Seek::Data if found >= size => Find::Nothing,
+                    _ => Find::Found(found.min(size)),
                 };
             }
+            (chunk, pos) = (number + 1, 0);
         }
-        .min(size);
-        drop(state);
-        done(match seek {
-            Seek::Data if offset < stored_upto => Ok(offset),
-            Seek::Data => Err(beyond_end()),
-            Seek::Hole if offset < stored_upto => Ok(stored_upto),
-            Seek::Hole => Ok(offset),
-        });
+        if seek == Seek::Hole && chunk <= until {
+            return Find::Found(chunk * CHUNK_BYTES + u64::from(pos));
+        }
+        (chunk, pos) = (until + 1, 0);
     }
+    if seek == Seek::Hole { Find::Found(size) } else { Find::Nothing }
 }
 
 fn beyond_end() -> FsError {
     FsError::new(libc::ENXIO, "no data at or after this offset")
-}
-
-/// Walks the chunk lists; `Err` names a chunk whose list is needed.
-fn seek_chunks(
-    chunks: &crate::file::Chunks,
-    offset: u64,
-    size: u64,
-    seek: Seek,
-) -> Result<FsResult<u64>, u64> {
-    let (mut chunk, mut pos) = (offset / CHUNK_BYTES, (offset % CHUNK_BYTES) as u32);
-    while chunk * CHUNK_BYTES < size {
-        let list = chunks.get(&chunk).ok_or(chunk)?;
-        let found = match seek {
-            Seek::Data => list.next_data(pos),
-            Seek::Hole => Some(list.next_hole(pos)).filter(|hole| u64::from(*hole) < CHUNK_BYTES),
-        };
-        if let Some(found) = found {
-            let found = chunk * CHUNK_BYTES + u64::from(found);
-            return Ok(match seek {
-                Seek::Data if found >= size => Err(beyond_end()),
-                _ => Ok(found.min(size)),
-            });
-        }
-        (chunk, pos) = (chunk + 1, 0);
-    }
-    Ok(if seek == Seek::Hole { Ok(size) } else { Err(beyond_end()) })
 }

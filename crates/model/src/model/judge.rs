@@ -61,8 +61,9 @@ impl Model {
             }
             (Shown::Bytes(bytes), Answer::Bytes(real)) if **real == bytes => Ok(()),
             (Shown::Removed(ino), Answer::Removed(real)) if self.show(ino, real.ino) == real.ino => Ok(()),
-            (Shown::Chunks(ino, first, last), Answer::Chunks(real)) => {
-                self.same_chunks(ino, first..=last, real)
+            (Shown::Chunks(ino, first, last), Answer::Chunks { chunks, end }) => {
+                let told = if *end { last } else { chunks.last().ok_or("no chunk, and not the end")?.0 };
+                self.same_chunks(ino, first..=told, chunks)
             }
             (Shown::Nothing, _) => Ok(()),
             (Shown::Names(names), Answer::Entries { entries, end: true, .. }) => self.listed(&names, entries),

@@ -178,17 +178,32 @@ proptest! {
         }
     }
 
+    /// The parts of a request join up to it, around every power of two up to the largest file.
     #[test]
-    fn chunk_parts_cover_the_request(offset in 0..1u64 << 50, len in 0..1u64 << 30) {
+    fn chunk_parts_cover_the_request(
+        power in 0..=63u32,
+        before in 0..1u64 << 28,
+        len in 0..1u64 << 30,
+    ) {
+        let offset = (1u64 << power).saturating_sub(before);
+        let end = (offset + len).min(1 << 63);
         let mut at = offset;
-        for part in chunk_parts(offset, len) {
-            prop_assert_eq!(at, u64::from(part.chunk) * u64::from(CHUNK_BYTES) + u64::from(part.pos));
+        for part in chunk_parts(offset, end - offset) {
+            prop_assert_eq!(at, part.chunk * u64::from(CHUNK_BYTES) + u64::from(part.pos));
             prop_assert_eq!(part.done, at - offset);
             prop_assert!(part.len > 0 && part.pos + part.len <= CHUNK_BYTES);
             at += u64::from(part.len);
         }
-        prop_assert_eq!(at, offset + len);
+        prop_assert_eq!(at, end);
     }
+}
+
+/// The last bytes that 64 bits can count are split like all others, and what would lie beyond them is left out.
+#[test]
+fn chunk_parts_at_the_end_of_64_bits() {
+    let parts: Vec<_> = chunk_parts(u64::MAX - 5, 100).collect();
+    assert_eq!(parts, [ChunkPart { chunk: (1 << 38) - 1, pos: CHUNK_BYTES - 6, len: 5, done: 0 }]);
+    assert_eq!(chunk_parts(u64::MAX, 1).count(), 0);
 }
 
 fn stored(pos: u32, len: u32, object: u64) -> Extent {

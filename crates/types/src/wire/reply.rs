@@ -90,8 +90,9 @@ fn put_answer(answer: &Answer, w: &mut Writer<'_>) {
                 w.name(&entry.name);
             });
         }
-        Answer::Chunks(chunks) => {
+        Answer::Chunks { chunks, end } => {
             w.u8(CHUNKS);
+            w.u8(u8::from(*end));
             w.list(chunks, |w, (chunk, extents)| {
                 w.varint(*chunk);
                 w.list(extents, Writer::extent);
@@ -155,7 +156,10 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
             let (flags, parent) = (flags(r, 1)?, r.varint()?);
             Answer::Entries { entries: list(r, usize::MAX, 4, entry)?, parent, end: flags & 1 != 0 }
         }
-        CHUNKS => Answer::Chunks(list(r, usize::MAX, 2, chunk)?),
+        CHUNKS => {
+            let end = basic::boolean(r)?;
+            Answer::Chunks { chunks: list(r, usize::MAX, 2, chunk)?, end }
+        }
         OBJECTS => Answer::Objects { first: r.varint()?, count: r.varint32()? },
         USAGE => Answer::Usage(Usage { files: r.varint()?, dirs: r.varint()?, bytes: r.varint()? }),
         FAILED => return Ok(Err(Outcome::Failed(basic::error(r)?))),

@@ -129,7 +129,7 @@ fn call(body: Body) -> Sample {
 
 fn sessions() -> Vec<(&'static str, Sample)> {
     let hello = Hello {
-        versions: Versions { min: 8, max: 8 },
+        versions: Versions { min: 9, max: 9 },
         volume: "data".into(),
         client: ClientId(*b"0123456789abcdef"),
         incarnation: 3,
@@ -138,7 +138,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         token: Some(TokenId(*b"a token!")),
     };
     let welcome = Welcome {
-        version: 8,
+        version: 9,
         node: 2,
         epoch: 17,
         descriptor: b"{\"magic\":\"kestrelfs\"}".as_slice().into(),
@@ -148,7 +148,7 @@ fn sessions() -> Vec<(&'static str, Sample)> {
         root: 1,
     };
     let peer = PeerHello {
-        versions: Versions { min: 8, max: 8 },
+        versions: Versions { min: 9, max: 9 },
         volume: *b"uuid of a volume",
         from: 2,
         to: 1,
@@ -326,7 +326,13 @@ fn answers() -> Vec<(&'static str, Answered)> {
                 end: true,
             },
         ),
-        ("answer-chunks", Answer::Chunks(vec![(0, vec![Extent::of_range(0, range())]), (7, Vec::new())])),
+        (
+            "answer-chunks",
+            Answer::Chunks {
+                chunks: vec![(0, vec![Extent::of_range(0, range())]), (7, Vec::new())],
+                end: false,
+            },
+        ),
         ("answer-objects", Answer::Objects { first: 1000, count: 64 }),
         ("answer-usage", Answer::Usage(Usage { files: 1_000_000, dirs: 5000, bytes: 1 << 50 })),
     ];

@@ -77,7 +77,7 @@ impl World {
                 lay(0, &Extent { len: *visible, ..Extent::of_range(0, *range) })
             }
             Data::Chunked => {
-                let Ok(Answer::Chunks(chunks)) =
+                let Ok(Answer::Chunks { chunks, end: true }) =
                     self.fixture().call(Op::Chunks { ino: inode.ino, first: 0, last: 10 })
                 else {
                     return Err("no chunks".into());

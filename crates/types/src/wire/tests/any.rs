@@ -308,7 +308,8 @@ pub fn reply() -> BoxedStrategy<Reply> {
             parent,
             end
         }),
-        vec((number(), vec(extent(), 0..5)), 0..5).prop_map(Answer::Chunks),
+        (vec((number(), vec(extent(), 0..5)), 0..5), any::<bool>())
+            .prop_map(|(chunks, end)| Answer::Chunks { chunks, end }),
         (number(), any::<u32>()).prop_map(|(first, count)| Answer::Objects { first, count }),
         (number(), number(), number()).prop_map(|(files, dirs, bytes)| Answer::Usage(Usage {
             files,

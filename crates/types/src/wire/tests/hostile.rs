@@ -56,7 +56,7 @@ fn bytes_are_pinned() {
     assert_eq!(summed[8..12], crc32c::crc32c(&covered).to_be_bytes());
 
     let hello = server_bytes(&ToServer::Hello(hello()), Checksum::Off);
-    let mut expected = framed(1, b"KSTL\0\x08\0\x08\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt\0");
+    let mut expected = framed(1, b"KSTL\0\x09\0\x09\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\x07\0\0\0\0\0\0\0\x03\x01\x04data\x0chost:12:/mnt\0");
     assert_eq!(hello, expected);
     assert_eq!(server_bytes(&ToServer::Proof([5; 32]), Checksum::Off), framed(9, &[5; 32]));
     assert_eq!(client_bytes(&ToClient::Challenge([6; 32]), Checksum::Off), framed(0x87, &[6; 32]));
@@ -78,7 +78,7 @@ fn bytes_are_pinned() {
     assert_eq!(transcript[..23], *b"kestrelfs peer proof 1\x02");
     assert_eq!((&transcript[23..39], &transcript[39..43]), ([5; 16].as_slice(), b"KSTL".as_slice()));
     let tail = [[0, 0, 0, 0, 0, 0, 1, 2], [0, 0, 0, 0, 0, 0, 0, 3], [0, 0, 0, 0, 0, 0, 4, 6]].concat();
-    let head = [b"KSTL\0\x08\0\x08".as_slice(), &[8; 16], &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5]];
+    let head = [b"KSTL\0\x09\0\x09".as_slice(), &[8; 16], &[0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5]];
     expected = framed(6, &[&head.concat()[..], &[9; 16], &tail, b"\x04b:94"].concat());
     assert_eq!(server_bytes(&ToServer::PeerHello(peer), Checksum::Off), expected);
     assert_eq!(server_bytes(&ToServer::PeerProof([3; 32]), Checksum::Off), framed(8, &[3; 32]));
@@ -166,12 +166,12 @@ fn other_protocols_and_versions_are_told_apart() {
     bytes[HEADER_BYTES] = b'k';
     assert_eq!(read_server(&bytes), Err(WireError::NotHello));
     // What follows the versions may have any form.
-    let future = framed(1, b"KSTL\0\x09\0\x0awhat comes then");
-    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 9, max: 10 })));
-    let none = framed(1, b"KSTL\0\x09\0\x02what comes then");
-    assert_eq!(read_server(&none), Err(WireError::Version(Versions { min: 9, max: 2 })));
+    let future = framed(1, b"KSTL\0\x0a\0\x0bwhat comes then");
+    assert_eq!(read_server(&future), Err(WireError::Version(Versions { min: 10, max: 11 })));
+    let none = framed(1, b"KSTL\0\x0a\0\x02what comes then");
+    assert_eq!(read_server(&none), Err(WireError::Version(Versions { min: 10, max: 2 })));
     assert_eq!(Versions { min: 0, max: 9 }.common(Versions::OURS), Some(VERSION));
-    assert_eq!(Versions { min: 9, max: 10 }.common(Versions::OURS), None);
+    assert_eq!(Versions { min: 10, max: 11 }.common(Versions::OURS), None);
     assert_eq!(Versions { min: 1, max: 1 }.common(Versions::OURS), None);
     // HTTP and TLS end as oversized frames.
     for stranger in
