@@ -544,6 +544,22 @@ def attributes(d):
     expect_errno(errno.ENODATA, os.setxattr, f"{d}/f", "user.z", b"", os.XATTR_REPLACE)
     os.removexattr(f"{d}/f", "user.a")
     expect_errno(errno.ENODATA, os.getxattr, f"{d}/f", "user.a")
+    for name in ("user.a/b", "user./", "user.//..", "user." + "/" * 250):
+        os.setxattr(f"{d}/f", name, name.encode())
+        assert os.getxattr(f"{d}/f", name) == name.encode() and name in os.listxattr(f"{d}/f")
+        os.removexattr(f"{d}/f", name)
+        expect_errno(errno.ENODATA, os.getxattr, f"{d}/f", name)
+    # Names of exactly 64 KiB are listed; one more, and the list is refused while each attribute is still there.
+    write(f"{d}/many", b"")
+    names = [f"user.{number:0250}" for number in range(256)]
+    for name in names:
+        os.setxattr(f"{d}/many", name, b"v")
+    assert sorted(os.listxattr(f"{d}/many")) == names
+    os.setxattr(f"{d}/many", "user.more", b"m")
+    expect_errno(errno.E2BIG, os.listxattr, f"{d}/many")
+    assert os.getxattr(f"{d}/many", "user.more") == b"m" and os.getxattr(f"{d}/many", names[7]) == b"v"
+    os.removexattr(f"{d}/many", names[0])
+    assert len(os.listxattr(f"{d}/many")) == 256
     acl = struct.pack("<I", 2) + b"".join(
         struct.pack("<HHI", tag, 7, 0xFFFFFFFF) for tag in (1, 4, 0x20)
     )

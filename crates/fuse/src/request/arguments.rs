@@ -53,6 +53,12 @@ impl<'a> Args<'a> {
         })
     }
 
+    /// Takes the name of an extended attribute. Unlike a directory entry it may contain `/`.
+    #[inline]
+    fn attribute(&mut self) -> Option<&'a OsStr> {
+        self.string().filter(|name| (1..=abi::NAME_BYTES_MAX).contains(&name.len()))
+    }
+
     /// Takes exactly `len` bytes.
     #[inline]
     fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
@@ -201,7 +207,7 @@ pub(super) fn operation<'a>(
                 (arg.size, arg.flags, 0)
             };
             Op::Setxattr {
-                name: args.name()?,
+                name: args.attribute()?,
                 value: args.bytes(size as usize)?,
                 flags,
                 kill_sgid: ext & abi::SETXATTR_ACL_KILL_SGID != 0,
@@ -209,7 +215,7 @@ pub(super) fn operation<'a>(
         }
         Opcode::Getxattr => {
             let arg: abi::GetxattrIn = args.fixed()?;
-            Op::Getxattr { name: args.name()?, size: arg.size }
+            Op::Getxattr { name: args.attribute()?, size: arg.size }
         }
         Opcode::Listxattr => {
             let arg: abi::GetxattrIn = args.fixed()?;
@@ -217,7 +223,7 @@ pub(super) fn operation<'a>(
         }
         Opcode::Removexattr => {
             args.no_fixed();
-            Op::Removexattr { name: args.name()? }
+            Op::Removexattr { name: args.attribute()? }
         }
         Opcode::Flush => {
             let arg: abi::FlushIn = args.fixed()?;

@@ -120,6 +120,22 @@ fn arguments_arrive() {
     }
 }
 
+/// The name of an extended attribute may contain `/`, unlike that of an entry, and neither is empty.
+#[test]
+fn attribute_names_with_slashes() {
+    let get = |name: &[u8]| message(Opcode::Getxattr, &[&[0; 8], name]);
+    for name in [&b"user.a/b\0"[..], b"/\0", b"..\0"] {
+        assert!(parse(&get(name)).is_ok());
+        assert!(parse(&message(Opcode::Removexattr, &[name])).is_ok());
+        let set = abi::SetxattrIn { size: 1, ..Default::default() };
+        assert!(parse(&message(Opcode::Setxattr, &[set.bytes(), name, b"v"])).is_ok());
+    }
+    for name in [&b"\0"[..], &[&[b'n'; abi::NAME_BYTES_MAX + 1][..], b"\0"].concat()] {
+        assert!(parse(&get(name)).is_err());
+    }
+    assert!(parse(&message(Opcode::Lookup, &[b"a/b\0"])).is_err());
+}
+
 #[test]
 fn setattr_takes_what_is_valid() {
     use abi::fattr;

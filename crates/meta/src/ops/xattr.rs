@@ -7,8 +7,9 @@
 //! - `security.*`: everybody reads, the superuser sets.
 //! - `system.*` (ACLs) and anything else: `EOPNOTSUPP`.
 //!
-//! Limits: names 255 bytes (`ERANGE`), values 64 KiB (`E2BIG`), all names of an inode together 64 KiB (`ENOSPC`), which is what
-//! `listxattr` can give back. Setting and removing change ctime. An inode that never had one is known by its record, so asking for
+//! Limits: names 255 bytes (`ERANGE`), values 64 KiB (`E2BIG`), all names of an inode together 256 KiB (`ENOSPC`). A list
+//! of more than 64 KiB is answered in full, and Linux turns it into `E2BIG` (`XATTR_LIST_MAX`), as on XFS and Btrfs: each
+//! attribute can be read and removed by its name. Setting and removing change ctime. An inode that never had one is known by its record, so asking for
 //! one (the kernel asks for `security.capability` all the time) costs no row.
 
 use kestrel_types::inode::Kind;
@@ -20,8 +21,8 @@ use crate::perm::{self, READ, STICKY, WRITE};
 use crate::rows::Value;
 use crate::view::{Found, Run, Use, View, fail};
 
-/// Most bytes of all names of one inode, NULs included (Linux `XATTR_LIST_MAX`).
-pub const XATTR_LIST_MAX: usize = 65536;
+/// Most bytes of all names of one inode, NULs included: a bound on what one operation reads. Linux lists 64 KiB of them.
+pub const XATTR_NAMES_MAX: usize = 256 * 1024;
 
 /// Version of a row of table `xattr`.
 const VERSION: u8 = 1;
@@ -159,8 +160,8 @@ pub fn set(
     if !exists && flags.replace {
         return Err(missing());
     }
-    if names > XATTR_LIST_MAX {
-        return Err(fail(libc::ENOSPC, "an inode has at most 64 KiB of names of extended attributes"));
+    if names > XATTR_NAMES_MAX {
+        return Err(fail(libc::ENOSPC, "an inode has at most 256 KiB of names of extended attributes"));
     }
     view.begin()?;
     let cell = view.rows.cell(Table::Xattr, found.inode.ino, name);
