@@ -105,7 +105,7 @@ impl Carrier for Nobody {
         if let Message::Lease(LeaseMessage::Ask { number, .. }) = envelope.message
             && let Some(host) = self.0.get().and_then(Weak::upgrade)
         {
-            let message = Message::Lease(LeaseMessage::Granted(number));
+            let message = Message::Lease(LeaseMessage::Granted { number, sums: true });
             host.receive(Envelope { from: to, message, ..envelope });
         }
         Ok(())
