@@ -665,6 +665,98 @@ def stat_after_each_call(d):
     os.close(other)
 
 
+class Protection:
+    """Sets fs.protected_* of this machine for a while; others who do so wait."""
+
+    NAMES = ("symlinks", "regular", "fifos", "hardlinks")
+
+    def __enter__(self):
+        self.lock = open("/run/lock/kestrel-protected", "w")
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        self.before = {name: read(f"/proc/sys/fs/protected_{name}") for name in self.NAMES}
+        return self
+
+    def set(self, name, value):
+        write(f"/proc/sys/fs/protected_{name}", b"%d" % value)
+
+    def __exit__(self, *_):
+        for name, value in self.before.items():
+            write(f"/proc/sys/fs/protected_{name}", value)
+        self.lock.close()
+
+
+@statement("A8")
+def protected_in_sticky_directories(d):
+    # Without walk hints the mount does not hear that an open would create, nor that a link is followed.
+    enforced = os.environ.get("KESTREL_SHORTCUT") != "off" and os.environ.get("KESTREL_WALK_HINTS") != "none"
+    owner, other = 40001, 40002
+    os.chmod(d, 0o755)
+
+    def made(mode):
+        where = tempfile.mkdtemp(dir=d)
+        write(f"{where}/file", b"content")
+        os.mkfifo(f"{where}/fifo")
+        write(f"{d}/target", b"target")
+        os.mkdir(f"{where}/dir")
+        write(f"{where}/dir/below", b"below")
+        os.symlink(f"{d}/target", f"{where}/link")
+        os.symlink("dir", f"{where}/to-dir")
+        for name in ("file", "fifo"):
+            os.chmod(f"{where}/{name}", 0o666)
+        for name in ("file", "fifo", "link", "to-dir"):
+            os.chown(f"{where}/{name}", owner, owner, follow_symlinks=False)
+        os.chmod(where, mode)
+        os.chown(where, 0, other)
+        return where
+
+    def opens(path, flags):
+        os.close(os.open(path, flags, 0o600))
+
+    def expect(refused, uid, call, *arguments):
+        def attempt():
+            for _ in range(2):
+                if refused and enforced:
+                    expect_errno(errno.EACCES, call, *arguments)
+                else:
+                    call(*arguments)
+
+        as_user(uid, uid, [], attempt) if uid else attempt()
+
+    creating = (os.O_CREAT | os.O_WRONLY, os.O_CREAT | os.O_RDWR | os.O_TRUNC, os.O_CREAT | os.O_RDONLY)
+    with Protection() as protection:
+        for value in (0, 1, 2):
+            for name in Protection.NAMES[:3]:
+                protection.set(name, min(value, 1) if name == "symlinks" else value)
+            for mode, refused in ((0o1777, value >= 1), (0o1775, value >= 2), (0o777, False), (0o1755, False)):
+                where = made(mode)
+                for flags in creating:
+                    # Without O_CREAT.
+                    write(f"{where}/file", b"content", "r+b")
+                    for uid in (other, 0):
+                        expect(refused, uid, opens, f"{where}/file", flags)
+                    kept = read(f"{where}/file")
+                    assert kept == (b"" if flags & os.O_TRUNC and not (refused and enforced) else b"content"), (oct(mode), kept)
+                    expect(False, owner, opens, f"{where}/file", flags)
+                expect(False, other, opens, f"{where}/file", os.O_WRONLY)
+                expect(refused, other, opens, f"{where}/fifo", os.O_CREAT | os.O_RDWR)
+                expect(False, owner, opens, f"{where}/fifo", os.O_CREAT | os.O_RDWR)
+                expect(False, other, opens, f"{where}/fifo", os.O_RDWR)
+                follows = value >= 1 and mode == 0o1777
+                expect(follows, other, os.stat, f"{where}/link")
+                expect(follows, other, opens, f"{where}/link", os.O_RDONLY)
+                expect(False, other, os.lstat, f"{where}/link")
+                expect(False, owner, os.stat, f"{where}/link")
+                # Only the last name of a path is protected, and what belongs to the directory's owner is not.
+                expect(False, other, opens, f"{where}/to-dir/below", os.O_RDONLY)
+                os.chown(f"{where}/file", 0, 0)
+                expect(False, other, opens, f"{where}/file", os.O_CREAT | os.O_WRONLY)
+        protection.set("hardlinks", 1)
+        where = made(0o1777)
+        os.chmod(f"{where}/file", 0o644)
+        as_user(other, other, [], lambda: expect_errno(errno.EPERM, os.link, f"{where}/file", f"{where}/mine"))
+        as_user(owner, owner, [], lambda: os.link(f"{where}/file", f"{where}/mine"))
+
+
 @statement("L1")
 def locks(d):
     write(f"{d}/f", b"x")

@@ -36,7 +36,7 @@ use kestrel_walkhint::WalkHints;
 use parking_lot::{Mutex, RwLock};
 
 pub use self::counters::{Counters, Figures};
-pub use self::plan::{Plan, Purpose};
+pub use self::plan::{Plan, Purpose, Use};
 pub use self::seen::SEARCH_ALL;
 pub use self::table::{Target, is_path};
 pub use self::waiting::{Found, Waiting};

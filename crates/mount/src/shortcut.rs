@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use kestrel_client::fs::{self, Caller, Done, Fs, Opened};
+use kestrel_client::fs::{self, Caller, Done, Fs, Opened, Protected};
 use kestrel_fuse::{Operation, Reply, Request};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ROOT};
@@ -14,7 +14,7 @@ use kestrel_types::request::OpenFlags;
 use kestrel_walkhint::Lookup;
 
 use crate::core::Core;
-use crate::paths::{Counters, Found, Plan, Purpose, SEARCH_ALL, Target, Waiting, is_path};
+use crate::paths::{Counters, Found, Plan, Purpose, SEARCH_ALL, Target, Use, Waiting, is_path};
 
 /// How a directory is opened to be listed.
 const LIST: OpenFlags =
@@ -58,14 +58,27 @@ impl Core {
             Plan::Fake(entry) => reply.entry(&entry),
             Plan::LeaveToCreate => reply.error(libc::ENOENT),
             Plan::Gone => reply.error(libc::ESTALE),
-            Plan::Ask { place, purpose } => self.ask(caller, place, at, purpose, reply),
-            Plan::Open { place, flags, directory } => {
+            Plan::Ask { place, purpose, then } => self.ask(caller, place, at, (purpose, then), reply),
+            Plan::Open { place, flags, directory, then } => {
                 let (core, again) = (self.clone(), place.clone());
                 let answer = move |reply: Reply, found: FsResult<fs::Found>| match found {
                     // A link, which the kernel follows, or what is no directory where one is wanted.
                     Err(error) if error.errno == libc::ELOOP || directory && error.errno == libc::EACCES => {
-                        core.ask(caller, again, at, Purpose::Look, reply);
+                        core.ask(caller, again, at, (Purpose::Look, then), reply);
                     }
+                    Ok(fs::Found::File(opened)) => match then.protected(caller, &opened.inode) {
+                        Some(protected) => {
+                            let again = core.clone();
+                            core.check_protected(at.0, protected, move |checked| match checked {
+                                Ok(()) => again.found(caller, at, flags, Ok(fs::Found::File(opened)), reply),
+                                Err(error) => {
+                                    again.undo_created(opened);
+                                    reply.error(error.errno);
+                                }
+                            });
+                        }
+                        None => core.found(caller, at, flags, Ok(fs::Found::File(opened)), reply),
+                    },
                     found => core.found(caller, at, flags, found, reply),
                 };
                 let core = self.clone();
@@ -81,9 +94,17 @@ impl Core {
     }
 
     /// Looks a name up for real. What should be `ESTALE` is left to the call that makes the name, if one does.
-    fn ask(self: &Arc<Self>, caller: Caller, place: Place, at: (u64, Name), purpose: Purpose, reply: Reply) {
+    fn ask(
+        self: &Arc<Self>,
+        caller: Caller,
+        place: Place,
+        at: (u64, Name),
+        (purpose, then): (Purpose, Use),
+        reply: Reply,
+    ) {
         let done = self.found_entry(caller.pid, at.clone(), purpose == Purpose::Keep, reply);
         let core = self.clone();
+        let dir = at.0;
         let noted = move |found: FsResult<Inode>| {
             if let Err(error) = &found {
                 core.not_found(&at, error);
@@ -95,7 +116,31 @@ impl Core {
                 _ => error,
             }));
         };
-        self.fs.lookup(caller, place, Box::new(noted));
+        let core = self.clone();
+        let looked_up = move |found: FsResult<Inode>| {
+            let protected = found.as_ref().ok().and_then(|inode| then.protected(caller, inode));
+            match (found, protected) {
+                (Ok(inode), Some(protected)) => {
+                    let again = core.clone();
+                    core.check_protected(dir, protected, move |checked| {
+                        noted(checked.map(|()| inode.clone()).inspect_err(|_| again.fs.forget(inode.ino, 1)));
+                    });
+                }
+                (found, _) => noted(found),
+            }
+        };
+        self.fs.lookup(caller, place, Box::new(looked_up));
+    }
+
+    /// Checks what was found in a directory and belongs to somebody else.
+    fn check_protected(
+        self: &Arc<Self>,
+        dir: u64,
+        protected: Protected,
+        done: impl FnOnce(FsResult<()>) + Send + 'static,
+    ) {
+        let checked = move |dir: FsResult<Inode>| done(dir.and_then(|dir| protected.check(&dir)));
+        self.inode(Caller::ROOT, dir, Box::new(checked));
     }
 
     /// A name led to nothing.

@@ -45,9 +45,11 @@ enum WalkKind {
     Stale,
     /// The second LOOKUP of the same, as the kernel tries again: LOOKUP_REVAL.
     Again,
+    /// `stat(p)`: LOOKUP_FOLLOW.
+    Follow,
 }
 
-const WALKS: usize = 8;
+const WALKS: usize = 9;
 
 /// The bits, and what else was found out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,6 +66,8 @@ pub struct Flags {
     pub directory: u32,
     /// LOOKUP_REVAL.
     pub revalidate: u32,
+    /// LOOKUP_FOLLOW.
+    pub follow: u32,
     /// The registers show what open was called with.
     pub calls: bool,
 }
@@ -107,7 +111,7 @@ impl Probes {
 
     fn index(&self, name: &[u8]) -> Option<usize> {
         match name.strip_prefix(&self.prefix[..])? {
-            [digit @ b'0'..=b'7'] => Some(usize::from(digit - b'0')),
+            [digit @ b'0'..=b'8'] => Some(usize::from(digit - b'0')),
             _ => None,
         }
     }
@@ -155,12 +159,13 @@ impl Probes {
             exclusive: bit("LOOKUP_EXCL", WalkKind::Exclusive, WalkKind::Create)?,
             directory: bit("LOOKUP_DIRECTORY", WalkKind::Directory, WalkKind::Open)?,
             revalidate: bit("LOOKUP_REVAL", WalkKind::Again, WalkKind::Stale)?,
+            follow: bit("LOOKUP_FOLLOW", WalkKind::Follow, WalkKind::Plain)?,
             calls: walks::OPENS
                 .iter()
                 .all(|&(kind, flags)| seen[kind as usize].is_some_and(|seen| seen.open_flags == Some(flags))),
         };
-        let Flags { parent, open, create, exclusive, directory, revalidate, .. } = found;
-        let all = [parent, open, create, exclusive, directory, revalidate];
+        let Flags { parent, open, create, exclusive, directory, revalidate, follow, .. } = found;
+        let all = [parent, open, create, exclusive, directory, revalidate, follow];
         if all.iter().fold(0, |sum, bit| sum | bit).count_ones() as usize != all.len() {
             return Err(format!("two walk flags share a bit: {found:x?}"));
         }

@@ -28,6 +28,8 @@ pub struct Intent {
     pub exclusive: bool,
     /// It must be a directory (O_DIRECTORY, or a slash at the end of the path).
     pub directory: bool,
+    /// If it is a symbolic link, that is followed.
+    pub follow: bool,
 }
 
 /// What is known about a LOOKUP.
@@ -198,6 +200,7 @@ impl Walk<'_> {
             create: has(flags.create),
             exclusive: has(flags.exclusive),
             directory: has(flags.directory),
+            follow: has(flags.follow),
         };
         Some(Hint {
             follows: within,

@@ -145,7 +145,7 @@ impl Fs {
     /// Opens a file, creating it if need be; the kernel will know its inode.
     ///
     /// To truncate one that turns out to exist takes a second request: what was written to it here is committed first, and one
-    /// that is being executed here is left alone (`ETXTBSY`).
+    /// that is being executed here is left alone (`ETXTBSY`). So is one that is protected from the caller ([`super::Protected`]).
     pub fn create(self: &Arc<Self>, caller: Caller, place: Place, how: Creation, done: Done<Opened>) {
         let Creation { mode, flags, exclusive } = how;
         let name = place.name.clone();
@@ -153,12 +153,38 @@ impl Fs {
         let op = Op::Create { place, mode, flags: first, exclusive };
         let fs = self.clone();
         self.ask(caller, op, move |answer| {
-            let created = matches!(answer, Ok(Answer::Opened { created: true, .. }));
-            match answer.and_then(|answer| fs.opened(answer, first, Some(&name), true)) {
-                Ok(opened) if flags.truncate && !created => fs.truncate_opened(caller, opened, flags, done),
-                opened => done(opened),
+            let existed_in = match &answer {
+                Ok(Answer::Opened { created: false, parent, .. }) => *parent,
+                _ => None,
+            };
+            match (answer.and_then(|answer| fs.opened(answer, first, Some(&name), true)), existed_in) {
+                (Ok(opened), Some(dir)) => fs.opened_existing(caller, dir, opened, flags, done),
+                (opened, _) => done(opened),
             }
         });
+    }
+
+    /// Goes on with what was to be created and is there already.
+    fn opened_existing(
+        self: &Arc<Self>,
+        caller: Caller,
+        dir: InodeId,
+        opened: Opened,
+        flags: OpenFlags,
+        done: Done<Opened>,
+    ) {
+        let fs = self.clone();
+        let inode = opened.inode.clone();
+        let checked = move |checked: FsResult<()>| match checked {
+            Ok(()) if flags.truncate => fs.truncate_opened(caller, opened, flags, done),
+            Ok(()) => done(Ok(opened)),
+            Err(error) => {
+                // The kernel never learns of it.
+                fs.forget(opened.inode.ino, 1);
+                fs.release(opened.handle, Box::new(move |_| done(Err(error))));
+            }
+        };
+        self.check_protected(caller, dir, &inode, Box::new(checked));
     }
 
     /// Opens once more what was opened to be truncated, which that open was not told.

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use kestrel_client::fs::{Caller, Protected};
 use kestrel_fuse::Entry;
 use kestrel_types::ids::ROOT;
+use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{Name, Place};
 use kestrel_types::request::OpenFlags;
-use kestrel_walkhint::{Hint, Lookup, Told};
+use kestrel_walkhint::{Hint, Intent, Lookup, Told};
 
 use super::{Counters, Paths};
 use crate::convert;
@@ -27,6 +29,8 @@ pub enum Plan {
         flags: OpenFlags,
         /// Only a directory will do (`O_DIRECTORY`), which is said before any permission is looked at.
         directory: bool,
+        /// What the caller will do with it.
+        then: Use,
     },
     /// By asking.
     Ask {
@@ -34,9 +38,33 @@ pub enum Plan {
         place: Place,
         /// What for.
         purpose: Purpose,
+        /// What the caller will do with it.
+        then: Use,
     },
     /// The directory is gone.
     Gone,
+}
+
+/// What a walk will do with what is at its end, as far as that may be refused in a sticky directory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Use {
+    /// A symbolic link is followed.
+    follow: bool,
+    /// It would have been created, and is opened.
+    create: bool,
+}
+
+impl Use {
+    fn of(hint: &Hint) -> Self {
+        let Intent { create, exclusive, follow, .. } = hint.intent;
+        Self { follow, create: create && !exclusive }
+    }
+
+    /// What has to be checked before the kernel learns of this inode.
+    pub fn protected(self, caller: Caller, inode: &Inode) -> Option<Protected> {
+        let concerned = if inode.kind == Kind::Symlink { self.follow } else { self.create };
+        concerned.then(|| Protected::from(caller, inode)).flatten()
+    }
 }
 
 /// What the answer to a LOOKUP is for.
@@ -69,7 +97,7 @@ impl Paths {
         let purpose = if told == Told::Creation { Purpose::Create } else { Purpose::Look };
         let Some(hint) = told.walk() else {
             Counters::count(&self.counters.unhinted);
-            return self.ask(dir, name, purpose);
+            return self.ask(dir, name, purpose, Use::default());
         };
         if hint.may_fake() && names_something(&hint.rest) && self.may_be_directory(dir, name) {
             Counters::count(&self.counters.faked);
@@ -79,7 +107,8 @@ impl Paths {
             return self.open(&hint, lookup, name);
         }
         Counters::count(&self.counters.hinted);
-        self.ask(dir, name, if hint.keeps { Purpose::Keep } else { Purpose::Look })
+        let purpose = if hint.keeps { Purpose::Keep } else { Purpose::Look };
+        self.ask(dir, name, purpose, Use::of(&hint))
     }
 
     /// Whether a name in mid-path may be taken for a directory's.
@@ -114,15 +143,15 @@ impl Paths {
             {
                 let (flags, directory) = (convert::open_flags(flags as u32, false), hint.intent.directory);
                 let place = self.place(dir, name.clone());
-                place.map_or(Plan::Gone, |place| Plan::Open { place, flags, directory })
+                place.map_or(Plan::Gone, |place| Plan::Open { place, flags, directory, then: Use::of(hint) })
             }
-            _ => self.ask(dir, name, Purpose::Look),
+            _ => self.ask(dir, name, Purpose::Look, Use::of(hint)),
         }
     }
 
-    fn ask(&self, dir: u64, name: &Name, purpose: Purpose) -> Plan {
+    fn ask(&self, dir: u64, name: &Name, purpose: Purpose, then: Use) -> Plan {
         let place = self.place(dir, name.clone());
-        place.map_or(Plan::Gone, |place| Plan::Ask { place, purpose })
+        place.map_or(Plan::Gone, |place| Plan::Ask { place, purpose, then })
     }
 }
 

@@ -3,7 +3,7 @@ use crate::hint::Call;
 
 /// What the kernel would show for a walk, with the bits of Linux 6.18.
 fn flags_of(number: usize) -> u32 {
-    [0, 0x400, 0x1_0000, 0x3_0000, 0x7_0000, 0x1_0002, 0, 0x80][number]
+    [0, 0x400, 0x1_0000, 0x3_0000, 0x7_0000, 0x1_0002, 0, 0x80, 1][number]
 }
 
 fn call_of(number: usize) -> Call {
@@ -42,11 +42,12 @@ fn bits_are_differences() {
         exclusive: 0x4_0000,
         directory: 2,
         revalidate: 0x80,
+        follow: 1,
         calls: true,
     };
     assert_eq!(play(|_, _| {}).flags(), Ok(expected));
     // What all have in common does not matter.
-    assert_eq!(play(|_, walk| walk.flags |= 0x1001).flags(), Ok(expected));
+    assert_eq!(play(|_, walk| walk.flags |= 0x1008).flags(), Ok(expected));
 }
 
 #[test]
@@ -106,7 +107,7 @@ fn registers_that_show_something_else_are_not_used() {
 #[test]
 fn only_our_names_are_probes() {
     let probes = Probes::new(0x1234);
-    for name in ["a", "", ".kestrel-probe-0000000000001234-", ".kestrel-probe-0000000000001234-8"] {
+    for name in ["a", "", ".kestrel-probe-0000000000001234-", ".kestrel-probe-0000000000001234-9"] {
         assert!(!probes.is_name(name.as_bytes()) && probes.answer(name.as_bytes(), None).is_none());
     }
     assert!(!probes.is_name(b".kestrel-probe-0000000000001235-1"));

@@ -69,6 +69,7 @@ struct Paths {
     plain: CString,
     within: CString,
     stale: CString,
+    follow: CString,
     opens: Vec<(CString, i32)>,
 }
 
@@ -84,16 +85,20 @@ impl Paths {
             plain: path(WalkKind::Plain, "")?,
             within: path(WalkKind::Within, "/x")?,
             stale: path(WalkKind::Stale, "")?,
+            follow: path(WalkKind::Follow, "")?,
             opens: OPENS.iter().map(open).collect::<io::Result<_>>()?,
         })
     }
 
     /// All of these fail; what matters is what the program records of them.
     fn walk(&self, root: RawFd) {
-        for path in [&self.plain, &self.within, &self.stale] {
+        const NOFOLLOW: i32 = libc::AT_SYMLINK_NOFOLLOW;
+        let stats =
+            [(&self.plain, NOFOLLOW), (&self.within, NOFOLLOW), (&self.stale, NOFOLLOW), (&self.follow, 0)];
+        for (path, flags) in stats {
             let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
             // SAFETY: the path ends in NUL, and `stat` takes what is written.
-            unsafe { libc::fstatat(root, path.as_ptr(), stat.as_mut_ptr(), libc::AT_SYMLINK_NOFOLLOW) };
+            unsafe { libc::fstatat(root, path.as_ptr(), stat.as_mut_ptr(), flags) };
         }
         for (path, flags) in &self.opens {
             // The call itself, since the C library adds flags of its own.

@@ -10,6 +10,7 @@ const FLAGS: Flags = Flags {
     exclusive: 0x4_0000,
     directory: 2,
     revalidate: 0x80,
+    follow: 1,
     calls: true,
 };
 
@@ -43,7 +44,10 @@ fn at_its_end() {
         .hint(b"c", &FLAGS)
         .unwrap();
     assert!(!hint.follows && hint.rest.is_empty() && hint.complete && hint.revalidate && !hint.may_fake());
-    assert_eq!(hint.intent, Intent { open: true, create: true, exclusive: true, directory: false });
+    assert_eq!(
+        hint.intent,
+        Intent { open: true, create: true, exclusive: true, directory: false, follow: false }
+    );
     let hint = walk(b"c/", FLAGS.directory).hint(b"c", &FLAGS).unwrap();
     assert!(!hint.follows && hint.trailing_slash && hint.intent.directory && !hint.intent.open);
 }
