@@ -76,6 +76,7 @@ suites+=(
     "tls 600 tests/cluster/tls.sh"
     "serve-bad-input 600 tests/cluster/bad-input.sh"
     "serve-tokens 300 tests/cluster/tokens.sh"
+    "serve-strangers 300 tests/cluster/strangers.sh"
     "serve-subtree 300 tests/cluster/subtree.sh"
     "serve-git 900 $serve tests/programs/git.sh"
     "serve-sqlite 900 $serve CYCLES=${SERVE_CYCLES:-4} tests/programs/sqlite.sh"

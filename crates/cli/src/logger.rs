@@ -1,9 +1,85 @@
 //! Where log messages go: standard error, which in the background is the log file.
+//!
+//! The log file of a process in the background is put aside as `NAME.1`, in the place of the one
+//! before, when it has [`FILE_BYTES_MAX`] bytes.
 
-use std::io::Write;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
 
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use log::{Level, LevelFilter, Log, Metadata, Record};
+
+/// Bytes after which a log file is put aside.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// The log file, if standard error is one of this process's own.
+static LOG_FILE: Mutex<Option<LogFile>> = Mutex::new(None);
+
+/// A file that a descriptor writes to.
+struct LogFile {
+    path: PathBuf,
+    descriptor: RawFd,
+    bytes: u64,
+    bytes_max: u64,
+}
+
+impl LogFile {
+    fn of(descriptor: RawFd, bytes_max: u64) -> io::Result<Self> {
+        let link = PathBuf::from(format!("/proc/self/fd/{descriptor}"));
+        let path = std::fs::read_link(&link)?;
+        let meta = std::fs::metadata(&link)?;
+        if !meta.is_file() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self { path, descriptor, bytes: meta.len(), bytes_max })
+    }
+
+    /// Counts a line that is about to be written, and puts the file aside before it if that is
+    /// full.
+    fn count(&mut self, bytes: usize) {
+        if self.bytes + bytes as u64 > self.bytes_max {
+            // What cannot be put aside is written to until it has as much again.
+            self.bytes = self.put_aside().unwrap_or_default();
+        }
+        self.bytes += bytes as u64;
+    }
+
+    /// Has the descriptor write to a new file; how long that is. Another process that logs there
+    /// may have put this one aside.
+    fn put_aside(&self) -> io::Result<u64> {
+        let ours = std::fs::metadata(format!("/proc/self/fd/{}", self.descriptor))?;
+        let there = std::fs::metadata(&self.path);
+        if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
+            std::fs::rename(&self.path, before(&self.path))?;
+        }
+        let file: File = OpenOptions::new().create(true).append(true).mode(0o600).open(&self.path)?;
+        let bytes = file.metadata()?.len();
+        // SAFETY: both descriptors are open; the second is ours to replace.
+        if unsafe { libc::dup2(file.as_raw_fd(), self.descriptor) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(bytes)
+    }
+}
+
+/// Name of the file that was put aside.
+fn before(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(".1");
+    name.into()
+}
+
+/// Standard error is a file of this process's own: it is bounded from now on.
+pub fn bound_file() {
+    if let Ok(file) = LogFile::of(libc::STDERR_FILENO, FILE_BYTES_MAX) {
+        *LOG_FILE.lock() = Some(file);
+    }
+}
 
 struct Logger;
 
@@ -19,6 +95,10 @@ impl Log for Logger {
         if self.enabled(record.metadata()) {
             let now = utc(SystemClock.now());
             let line = format!("{now} {:<5} {}: {}\n", record.level(), record.target(), record.args());
+            let mut file = LOG_FILE.lock();
+            if let Some(file) = &mut *file {
+                file.count(line.len());
+            }
             let _ = std::io::stderr().write_all(line.as_bytes());
         }
     }
@@ -54,7 +134,39 @@ pub fn utc(nanos: i64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    /// A file that is full is put aside in the place of the one before, and lines go on in a new
+    /// one. What another process has put aside is not put aside again.
+    #[test]
+    fn full_files_are_put_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("serve.log");
+        let lines = |end: &str| {
+            fs::read_to_string(dir.path().join(format!("serve.log{end}"))).unwrap_or_default().lines().count()
+        };
+        fs::write(&path, "old\n").unwrap();
+        let mut stream = OpenOptions::new().append(true).open(&path).unwrap();
+        let mut file = LogFile::of(stream.as_raw_fd(), 40).unwrap();
+        let mut say = |times| {
+            for _ in 0..times {
+                file.count(10);
+                stream.write_all(b"ten bytes\n").unwrap();
+            }
+        };
+        say(3);
+        assert_eq!((lines(""), lines(".1")), (4, 0));
+        say(1);
+        assert_eq!((lines(""), lines(".1")), (1, 4));
+        say(1000);
+        assert!(lines("") <= 4 && lines(".1") == 4);
+        fs::rename(&path, dir.path().join("serve.log.1")).unwrap();
+        fs::write(&path, "another's\n").unwrap();
+        say(4);
+        assert_eq!((lines(""), lines(".1")), (2, 4));
+    }
 
     #[test]
     fn dates() {

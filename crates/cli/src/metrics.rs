@@ -300,7 +300,7 @@ metrics! {
     "server_welcomes_total" Counter "clients" Stable "clients welcomed, reconnects included";
     "server_superseded_total" Counter "connections" Internal "connections that a newer one of the same client replaced";
     "server_malformed_total" Counter "connections" Stable "connections closed because of bytes that are no messages";
-    "server_cut_off_total" Counter "connections" Stable "connections closed because the client was silent or took nothing";
+    "server_cut_off_total" Counter "connections" Stable "connections closed because the client was silent, took nothing, or had not said who it is where others waited";
     "server_encrypted_total" Counter "connections" Stable "connections that were encrypted";
     "server_not_encrypted_total" Counter "connections" Stable "handshakes of TLS that failed or took too long";
     "server_unwanted_total" Counter "connections" Stable "connections refused because they were in clear, or because they were not";

@@ -1,8 +1,9 @@
 //! The audit log: who was refused, and who administered what. One JSON object a line, oldest first.
 //!
-//! Every administrative operation is in it. Refusals, which anybody can cause, are in a file of their own, so that they push nothing
-//! else out: as many as can be read, above [`REFUSALS_MAX`] a second they are counted, and the count is in the next line (`left_out`).
-//! Nothing secret is ever handed to it.
+//! Every administrative operation is in it. Refusals, which anybody can cause, are in a file of
+//! their own, so that they push nothing else out: as many as can be read, above [`REFUSALS_MAX`] a
+//! second, or [`REFUSALS_SHARE`] from one address, they are counted, and the count is in the next
+//! line (`left_out`). Nothing secret is ever handed to it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -13,8 +14,13 @@ use kestrel_types::clock::{Nanos, SECOND};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
+use crate::quota::Quota;
+
 /// Most refusals in a second that get a line.
 pub const REFUSALS_MAX: u32 = 20;
+
+/// Most of these from one address.
+pub const REFUSALS_SHARE: u32 = 10;
 
 /// What the name of the file of refusals has at its end.
 const REFUSED: &str = ".refused";
@@ -74,10 +80,8 @@ struct Log {
 struct State {
     administration: Log,
     refused: Log,
-    /// The second that refusals are counted for, how many it had, and how many got no line since the last one.
-    second: Nanos,
-    refusals: u32,
-    left_out: u64,
+    /// Lines for refusals.
+    refusals: Quota,
     /// That it cannot be written was said.
     failed: bool,
 }
@@ -99,7 +103,8 @@ impl Audit {
     /// If one cannot be opened.
     pub fn open(path: &Path) -> io::Result<Self> {
         let (administration, refused) = (Log::open(path.into())?, Log::open(with_end(path, REFUSED))?);
-        let state = State { administration, refused, second: 0, refusals: 0, left_out: 0, failed: false };
+        let refusals = Quota::new(SECOND, REFUSALS_MAX, REFUSALS_SHARE);
+        let state = State { administration, refused, refusals, failed: false };
         Ok(Self(Some(Mutex::new(state))))
     }
 
@@ -108,7 +113,7 @@ impl Audit {
         let Some(state) = &self.0 else { return };
         let mut state = state.lock();
         let refused = entry.event != Event::Admin;
-        if refused && !state.has_room(now) {
+        if refused && !state.refusals.admits(now, entry.from) {
             return;
         }
         let mut line = Map::new();
@@ -120,7 +125,7 @@ impl Audit {
             line.insert(name.into(), cut(text).into());
         }
         line.insert("token".into(), entry.token.map(|id| id.to_string()).into());
-        let left_out = if refused { std::mem::take(&mut state.left_out) } else { 0 };
+        let left_out = if refused { state.refusals.take_left_out() } else { 0 };
         if left_out > 0 {
             line.insert("left_out".into(), left_out.into());
         }
@@ -134,20 +139,6 @@ impl Audit {
                 }
             }
         }
-    }
-}
-
-impl State {
-    /// Whether a refusal gets a line.
-    fn has_room(&mut self, now: Nanos) -> bool {
-        let second = now / SECOND;
-        if second != self.second {
-            (self.second, self.refusals) = (second, 0);
-        }
-        self.refusals += 1;
-        let has_room = self.refusals <= REFUSALS_MAX;
-        self.left_out += u64::from(!has_room);
-        has_room
     }
 }
 
@@ -221,8 +212,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.log");
         let audit = Audit::open(&path).unwrap();
-        for _ in 0..REFUSALS_MAX + 5 {
-            audit.tell(7 * SECOND, entry(Event::Operation));
+        for number in 0..REFUSALS_MAX + 5 {
+            let from = if number % 2 == 0 { "10.0.0.1:5" } else { "10.0.0.2:5" };
+            audit.tell(7 * SECOND, Entry { from, ..entry(Event::Operation) });
         }
         audit.tell(7 * SECOND, entry(Event::Admin));
         audit.tell(8 * SECOND, entry(Event::Handshake));

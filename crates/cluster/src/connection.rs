@@ -532,7 +532,7 @@ impl Connection {
 
     /// Tells the client why nothing more is taken from it.
     fn break_off(&mut self, why: FsError) {
-        log::warn!("{}: connection refused: {why}", self.peer);
+        self.server.log_refused(&self.peer, &why);
         // Others pass: the same client is let in a moment later.
         let lasts = matches!(why.errno, libc::EACCES | libc::ENOENT | libc::EPROTO | libc::EPROTONOSUPPORT);
         if lasts && matches!(self.stage, Stage::Silent | Stage::Proving(..)) {

@@ -28,6 +28,7 @@ pub mod listen;
 pub mod locks;
 pub mod objects;
 pub mod peers;
+pub mod quota;
 pub mod server;
 pub mod session;
 pub mod tokens;

@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 
 use kestrel_meta::node::Done;
 use kestrel_net::handler::Outbox;
-use kestrel_types::clock::{Clock, Nanos};
+use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::placement::{NodeId, Placement};
@@ -39,6 +39,7 @@ use crate::connection::Connection;
 use crate::figures::{Counts, Figures, SessionInfo};
 use crate::locks::LockLimits;
 use crate::objects::Objects;
+use crate::quota::Quota;
 use crate::session::{Phase, Session};
 use crate::tokens::Tokens;
 
@@ -56,6 +57,10 @@ pub(crate) type Submission = (Request, Done);
 
 /// Most clients that are named when somebody waits for them.
 const NAMED_MAX: usize = 5;
+
+/// Lines in the log about connections that were refused: so many in this time, and so many of them
+/// about one address.
+const REFUSED_LINES: (Nanos, u32, u32) = (60 * SECOND, 30, 5);
 
 /// What clients are told of a volume by a table of placement.
 pub type Describe = dyn Fn(&Placement) -> Box<[u8]> + Send + Sync;
@@ -81,6 +86,8 @@ pub(crate) struct Shared {
     /// Opens to give back to the node: their sessions are gone.
     pub releases: Mutex<Vec<(InodeId, u32)>>,
     pub counts: Counts,
+    /// Lines about refused connections.
+    refused_lines: Mutex<Quota>,
 }
 
 /// See the module's header.
@@ -135,6 +142,7 @@ impl Server {
             grace: Mutex::default(),
             releases: Mutex::default(),
             counts: Counts::default(),
+            refused_lines: Mutex::new(Quota::new(REFUSED_LINES.0, REFUSED_LINES.1, REFUSED_LINES.2)),
         };
         let shared = Arc::new(shared);
         if let Backend::Member(host) = &backend {
@@ -233,6 +241,22 @@ impl Server {
             *description = (version, describe(&table.placement.at(&host.whereabouts())));
         }
         description.1.clone()
+    }
+
+    /// Writes to the log that a connection was refused, or counts it where there were many.
+    pub(crate) fn log_refused(&self, peer: &str, why: &FsError) {
+        let admitted = self.shared.refused_lines.lock().admits(self.clock.now(), peer);
+        if admitted {
+            log::warn!("{peer}: connection refused: {why}");
+        }
+    }
+
+    /// Writes to the log how many refused connections got no line, once their minute is over.
+    fn log_refused_more(&self) {
+        let left_out = self.shared.refused_lines.lock().take_left_out_before(self.clock.now());
+        if left_out > 0 {
+            log::warn!("{left_out} more connections were refused in a minute");
+        }
     }
 
     /// The volume's tokens.

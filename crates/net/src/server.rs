@@ -7,9 +7,11 @@
 //! than [`ServerConfig::unsent_bytes_max`] of replies have not been taken by the peer; what the peer sends then stays in its
 //! own buffers.
 //!
-//! **Bad peers** are cut off: those that say no Hello, or are silent (a frame that trickles in counts when it is complete), or
-//! take nothing of what is sent to them, each for a bounded time; and those whose bytes are no messages, with a reason. A handshake of TLS is
-//! part of the time for a Hello, and who is in one counts as a stranger.
+//! **Bad peers** are cut off: those that say no Hello, or are silent (a frame that trickles in
+//! counts when it is complete), or take nothing of what is sent to them, each for a bounded time;
+//! and those whose bytes are no messages, with a reason. A handshake of TLS is part of the time for
+//! a Hello, and who is in one counts as a stranger. Strangers are always taken, and make room for
+//! each other ([`strangers`]).
 //!
 //! **Stopping** lets calls that were received be answered, for a bounded time, and takes no new ones.
 
@@ -17,6 +19,7 @@ mod accept;
 mod channel;
 mod connection;
 mod settle;
+mod strangers;
 mod watch;
 
 #[cfg(test)]
@@ -25,7 +28,7 @@ mod tests;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -36,6 +39,7 @@ use tokio::sync::Notify;
 use crate::handler::Handler;
 use crate::tls::ServerTls;
 use channel::Channel;
+use strangers::Strangers;
 
 /// Settings of the listening side.
 #[derive(Debug, Clone)]
@@ -44,8 +48,10 @@ pub struct ServerConfig {
     pub threads: usize,
     /// Most connections; further ones are refused with a reason.
     pub connections_max: usize,
-    /// Most connections that have not said Hello; at that many no more are accepted until one has, or was cut off.
+    /// Most connections that have not said Hello; above that one is cut off for each that comes.
     pub strangers_max: usize,
+    /// Most of them of one address, in the same way.
+    pub strangers_share: usize,
     /// Time for a Hello.
     pub greeting: Duration,
     /// Longest time between two whole frames of a client.
@@ -71,7 +77,8 @@ impl Default for ServerConfig {
         Self {
             threads: std::thread::available_parallelism().map_or(2, usize::from),
             connections_max: 10_000,
-            strangers_max: 256,
+            strangers_max: 512,
+            strangers_share: 64,
             greeting: Duration::from_secs(10),
             silent: Duration::from_secs(90),
             stalled: Duration::from_secs(30),
@@ -93,7 +100,7 @@ pub struct ServerFigures {
     pub turned_away: u64,
     /// Connections closed because of bytes that are no messages.
     pub malformed: u64,
-    /// Connections cut off: no Hello, silent, stalled.
+    /// Connections cut off: no Hello, silent, stalled, or no Hello yet where others wait.
     pub cut_off: u64,
     /// Connections that were encrypted.
     pub encrypted: u64,
@@ -140,9 +147,7 @@ struct Shared {
     counters: Counters,
     channels: Mutex<FxHashMap<u64, Arc<Channel>>>,
     /// Connections that have not said Hello.
-    strangers: AtomicUsize,
-    /// A stranger is gone or none any more.
-    room: Notify,
+    strangers: Mutex<Strangers>,
     /// A connection is gone.
     gone: Notify,
     stopping: AtomicBool,
@@ -175,8 +180,7 @@ pub fn serve(listener: TcpListener, handler: Arc<dyn Handler>, config: ServerCon
         config,
         counters: Counters::default(),
         channels: Mutex::default(),
-        strangers: AtomicUsize::new(0),
-        room: Notify::new(),
+        strangers: Mutex::default(),
         gone: Notify::new(),
         stopping: AtomicBool::new(false),
         rounds: AtomicU64::new(0),
@@ -228,7 +232,6 @@ impl Serving {
         let Some(runtime) = self.runtime.take() else { return };
         let shared = self.shared.clone();
         shared.stopping.store(true, Ordering::SeqCst);
-        shared.room.notify_one();
         shared.wake_all();
         runtime.block_on(async {
             // Whoever is still there after the grace is cut off; that takes no time but the handler's.
@@ -266,10 +269,5 @@ impl Shared {
             }
             gone.await;
         }
-    }
-
-    fn stranger_left(&self) {
-        self.strangers.fetch_sub(1, Ordering::SeqCst);
-        self.room.notify_one();
     }
 }

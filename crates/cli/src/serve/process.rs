@@ -69,6 +69,9 @@ impl ProcessArgs {
             return background();
         }
         crate::logger::install(self.log_level);
+        if self.report_readiness {
+            crate::logger::bound_file();
+        }
         let served = serve();
         if let (Err(failure), true) = (&served, self.report_readiness) {
             daemon::report_error(&failure.reason());

@@ -145,7 +145,6 @@ impl Gate {
             let why = format!(
                 "two processes are node {me} of this cluster: one of them was started on a copy of the other's directory; stop it"
             );
-            log::error!("cluster: {why}");
             return refused(libc::EEXIST, why);
         }
         if hello.to != me {

@@ -34,6 +34,7 @@ impl Server {
             gap
         };
         self.tokens.tick(self.clock.now(), now);
+        self.log_refused_more();
         let lease = self.shared.config.lease;
         let mute = !self.backend.may_answer();
         let missed = if gap > lease / 4 || mute { gap } else { 0 };

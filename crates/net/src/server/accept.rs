@@ -1,9 +1,10 @@
-//! Accepting connections, as many as there is room for.
+//! Accepting connections, as many as there may be.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kestrel_types::wire::{self, Checksum, Refused, ToClient};
 use tokio::net::{TcpListener, TcpStream};
@@ -19,13 +20,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) async fn run(shared: Arc<Shared>, listener: TcpListener) {
     let (mut next, mut failing) = (0u64, false);
     loop {
-        let room = shared.room.notified();
         if shared.stopping() {
             return;
-        }
-        if shared.strangers.load(Ordering::SeqCst) >= shared.config.strangers_max {
-            room.await;
-            continue;
         }
         let accepted = tokio::time::timeout(Duration::from_secs(1), listener.accept()).await;
         let Ok(accepted) = accepted else { continue };
@@ -51,7 +47,7 @@ pub(super) async fn run(shared: Arc<Shared>, listener: TcpListener) {
     }
 }
 
-fn begin(shared: &Arc<Shared>, stream: TcpStream, peer: std::net::SocketAddr, number: u64) -> io::Result<()> {
+fn begin(shared: &Arc<Shared>, stream: TcpStream, peer: SocketAddr, number: u64) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let channel = Arc::new(Channel::new(peer.to_string(), shared.rounds.load(Ordering::Relaxed)));
     {
@@ -63,12 +59,17 @@ fn begin(shared: &Arc<Shared>, stream: TcpStream, peer: std::net::SocketAddr, nu
         }
         channels.insert(number, channel.clone());
     }
-    shared.strangers.fetch_add(1, Ordering::SeqCst);
-    let entry = Entry { shared: shared.clone(), channel: channel.clone(), number };
+    let entry = Entry { shared: shared.clone(), channel: channel.clone(), number, peer };
+    let limits = (shared.config.strangers_share, shared.config.strangers_max);
+    let crowded = shared.strangers.lock().enter((number, peer), &channel, limits, Instant::now());
+    if let Some(other) = crowded {
+        count(&shared.counters.cut_off, 1);
+        other.abort("it said no Hello, and others wait");
+    }
     let shared = shared.clone();
     tokio::spawn(async move {
         if let Some((stream, connection)) = settle::settle(&shared, &channel, stream, peer).await {
-            Task::new(shared, channel, stream, connection).run().await;
+            Task::new(shared, channel, stream, connection, (number, peer)).run().await;
         }
         drop(entry);
     });
@@ -80,6 +81,7 @@ struct Entry {
     shared: Arc<Shared>,
     channel: Arc<Channel>,
     number: u64,
+    peer: SocketAddr,
 }
 
 impl Drop for Entry {
@@ -87,8 +89,7 @@ impl Drop for Entry {
         self.channel.shut();
         self.shared.channels.lock().remove(&self.number);
         if !self.channel.greeted.load(Ordering::Relaxed) {
-            self.shared.strangers.fetch_sub(1, Ordering::SeqCst);
-            self.shared.room.notify_one();
+            self.shared.strangers.lock().forget(self.number, self.peer);
         }
         self.shared.gone.notify_one();
     }

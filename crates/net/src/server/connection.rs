@@ -1,6 +1,7 @@
 //! The task of one connection.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,6 +39,8 @@ pub(super) struct Task {
     channel: Arc<Channel>,
     stream: Stream,
     connection: Box<dyn Connection>,
+    /// Its number, and where it comes from.
+    peer: (u64, SocketAddr),
     stage: Stage,
     frames: Frames,
     /// There may be whole frames among the bytes read.
@@ -60,12 +63,14 @@ impl Task {
         channel: Arc<Channel>,
         stream: Stream,
         connection: Box<dyn Connection>,
+        peer: (u64, SocketAddr),
     ) -> Self {
         Self {
             shared,
             channel,
             stream,
             connection,
+            peer,
             stage: Stage::Serving,
             frames: Frames::new(HELLO_BYTES_MAX),
             undecoded: false,
@@ -239,7 +244,8 @@ impl Task {
     /// It has said what it has to say first.
     fn greeted(&mut self) {
         self.channel.greeted.store(true, Ordering::Relaxed);
-        self.shared.stranger_left();
+        let (number, address) = self.peer;
+        self.shared.strangers.lock().forget(number, address);
         self.frames.set_payload_max(FRAME_BYTES_MAX);
     }
 

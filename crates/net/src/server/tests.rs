@@ -259,16 +259,26 @@ fn there_is_a_limit_of_connections_and_of_strangers() {
     drop(two);
     eventually("there is room again", || serving.figures().connections == 1);
     Peer::greeted(&serving);
+}
 
-    let config = ServerConfig { strangers_max: 1, ..patient() };
-    let serving = crate::testing::serving(Script::new(obliging), config);
-    let stranger = Peer::connect(&serving);
-    eventually("the first is accepted", || serving.figures().accepted == 1);
-    let mut second = Peer::connect(&serving);
-    second.write(&sent(&hello()));
-    assert_eq!(serving.figures().accepted, 1, "the second waits until the first has said Hello");
-    drop(stranger);
-    assert!(matches!(second.message(), Some(ToClient::Welcome(_))));
+/// Strangers that say nothing, or a byte, delay nobody, however many there are: for each new one
+/// above the share of an address an old one is cut off, and who has said Hello is no stranger.
+#[test]
+fn slow_strangers_make_room() {
+    let config = ServerConfig { strangers_share: 2, ..patient() };
+    let serving = serving(Script::new(obliging), config);
+    let mut known = Peer::greeted(&serving);
+    let mut slow: Vec<_> = (0..20).map(|_| Peer::connect(&serving)).collect();
+    for stranger in &mut slow {
+        // It may have been cut off before.
+        let _ = stranger.stream.write_all(&[0]);
+    }
+    Peer::greeted(&serving);
+    eventually("all above the share are cut off", || serving.figures().cut_off >= 18);
+    known.write(&sent(&ToServer::Ping { oldest_open_object: 0 }));
+    assert_eq!(known.message(), Some(ToClient::Pong { table: 0 }));
+    drop(slow);
+    eventually("they are gone", || serving.figures().connections == 1);
 }
 
 #[test]
