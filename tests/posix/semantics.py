@@ -318,6 +318,15 @@ def removed(d):
         os.close(fd)
 
 
+@statement("N9")
+def file_handles(d):
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "handles.py")
+    with tempfile.NamedTemporaryFile() as state:
+        for what in ("make", "open"):
+            done = subprocess.run([sys.executable, script, what, d, state.name], capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout
+
+
 @statement("F1")
 def coherent(d):
     with open(f"{d}/f", "wb", buffering=0) as writer, open(f"{d}/f", "rb", buffering=0) as reader:

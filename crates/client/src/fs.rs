@@ -6,6 +6,7 @@
 
 mod attributes;
 mod background;
+mod by_number;
 mod chunk_lists;
 mod compact;
 mod copy;
@@ -35,7 +36,7 @@ use kestrel_data::store::BlockStore;
 use kestrel_data::{Budget, Buffers, Payload, Placed, Pool, ReadAheadConfig, Turn};
 use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::node::Node;
-use kestrel_types::clock::Clock;
+use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::inode::{Inode, Kind};
@@ -198,6 +199,8 @@ pub struct Fs {
     next_handle: AtomicU64,
     counters: FsCounters,
     background: Background,
+    /// Looks for files by number.
+    locator: by_number::Locator,
     /// Copies of whole files that the kernel reads by itself.
     whole: whole::Whole,
     /// Objects that clients of this volume's server are writing.
@@ -217,6 +220,7 @@ impl Fs {
             next_handle: AtomicU64::new(1),
             counters: FsCounters::default(),
             background: Background::default(),
+            locator: by_number::Locator::default(),
             whole: whole::Whole::default(),
             used_elsewhere: OnceLock::new(),
             metadata,
@@ -290,6 +294,11 @@ impl Fs {
                 "the volume is served twice by one process: objects of the second server's clients are at risk"
             );
         }
+    }
+
+    /// The time, by the clock that stamps writes.
+    pub fn now(&self) -> Nanos {
+        self.clock.now()
     }
 
     /// Whether the metadata is across a network.

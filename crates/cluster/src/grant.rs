@@ -16,6 +16,7 @@ use kestrel_types::request::{Creds, Named, Op, Request};
 use kestrel_types::token::{Ended, TokenRecord};
 use kestrel_types::wire::{LockKind, LockMode, LockRequest};
 
+use crate::server::confine::OUTSIDE;
 use crate::session::given::{Given, Tree};
 use crate::session::opens::Opens;
 
@@ -159,6 +160,10 @@ impl Grant {
             self.judge_user(request, given, &mut judged)?;
         }
         if let Some(root) = self.root() {
+            if matches!(request.op, Op::Locate { .. }) {
+                // Its answer tells of names all over the volume.
+                return Err(OUTSIDE);
+            }
             let mut within = Within { root, given, opens, tree };
             confine(&mut request.op, &mut within, &mut judged.doubts);
         }

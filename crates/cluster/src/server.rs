@@ -7,7 +7,7 @@
 //! time, which comes from the volume's clock.
 
 mod admission;
-mod confine;
+pub(crate) mod confine;
 mod gate;
 mod grace;
 mod greet;

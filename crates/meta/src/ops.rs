@@ -8,6 +8,7 @@ pub mod compact;
 pub mod create;
 pub mod getattr;
 pub mod link;
+pub mod locate;
 pub mod lookup;
 pub mod make;
 pub mod mkdir;
@@ -66,6 +67,7 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         Op::ReadDir { .. }
         | Op::Chunks { .. }
         | Op::AllocObjects(_)
+        | Op::Locate { .. }
         | Op::Usage
         | Op::TreeUsage(_)
         | Op::Sync => Err(fail(libc::EINVAL, "this request needs no worker")),
@@ -126,7 +128,7 @@ pub fn is_freeing(op: &Op) -> bool {
 }
 
 /// Names of the kinds of requests, for counters. The index is [`kind`].
-pub const KINDS: [&str; 32] = [
+pub const KINDS: [&str; 33] = [
     "lookup",
     "parent",
     "getattr",
@@ -159,6 +161,7 @@ pub const KINDS: [&str; 32] = [
     "sync",
     "sweep",
     "openat",
+    "locate",
 ];
 
 /// Kind of a request, an index of [`KINDS`].
@@ -196,5 +199,6 @@ pub fn kind(op: &Op) -> usize {
         Op::Sync => 29,
         Op::Sweep(_) => 30,
         Op::OpenAt(..) => 31,
+        Op::Locate { .. } => 32,
     }
 }

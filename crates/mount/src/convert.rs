@@ -5,6 +5,7 @@ use std::time::Duration;
 use kestrel_client::fs::{Caller, Hole};
 use kestrel_fuse as fuse;
 use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::request::{OpenFlags, SetAttr, SetTime};
 
@@ -58,9 +59,11 @@ pub fn statx(inode: &Inode, attr_ttl: Duration) -> fuse::Statx {
     fuse::Statx { attr: attr(inode), btime, attr_ttl, ..fuse::Statx::default() }
 }
 
-/// An entry as the kernel shall know it. Inode numbers are never reused, so the generation is constant.
+/// An entry as the kernel shall know it. Inode numbers are never reused, so the generation is constant; of the root the kernel
+/// expects none.
 pub fn entry(inode: &Inode, attr_ttl: Duration, entry_ttl: Duration) -> fuse::Entry {
-    fuse::Entry { nodeid: inode.ino, generation: 1, attr: attr(inode), attr_ttl, entry_ttl }
+    let generation = u64::from(inode.ino != ROOT);
+    fuse::Entry { nodeid: inode.ino, generation, attr: attr(inode), attr_ttl, entry_ttl }
 }
 
 pub fn open_flags(flags: u32, kill_suid: bool) -> OpenFlags {

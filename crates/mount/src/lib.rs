@@ -7,6 +7,7 @@ mod convert;
 mod core;
 mod direct;
 mod dispatch;
+mod export;
 mod handles;
 mod locking;
 mod naming;
@@ -117,6 +118,7 @@ impl Shortcut {
 pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Mount> {
     let mut session = config.session.clone();
     // Other clients see the locks of a volume that a server serves; those of an embedded one are the kernel's own.
+    (session.features.export, session.features.no_export) = (true, false);
     (session.features.posix_locks, session.features.flock_locks) = (fs.has_locks(), fs.has_locks());
     let (hints, mut mode) = load_hints(config.shortcut);
     let alone = !fs.has_locks();

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use kestrel_client::fs::{Caller, Done, Fs};
 use kestrel_fuse::{Attr, Entry, Notifier};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::ids::InodeId;
+use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{Name, Place};
 use kestrel_walkhint::WalkHints;
@@ -113,8 +113,8 @@ impl Paths {
     /// An empty table.
     pub fn new(fs: Arc<Fs>, hints: Arc<WalkHints>, trust: Trust) -> Arc<Self> {
         Arc::new(Self {
+            table: RwLock::new(Table::starting(fs.now().cast_unsigned())),
             fs,
-            table: RwLock::default(),
             links: Filter::default(),
             files: Filter::default(),
             hints,
@@ -223,6 +223,28 @@ impl Paths {
         // The kernel knows directories by their path nodes.
         self.fs.forget(inode.ino, 1);
         self.directory(dir, name, inode)
+    }
+
+    /// The directory that a node was made for, by its number alone; `None` if that does not say.
+    pub fn directory_of(&self, node: u64) -> Option<InodeId> {
+        self.table.read().directory_of(node)
+    }
+
+    /// The entry that tells the kernel of an inode that it has asked for by number (`wanted`), or of the directory above one;
+    /// `fs` was told that the kernel will know it by number. None if the kernel has to look it up by its name.
+    pub fn numbered_entry(&self, wanted: Option<u64>, inode: &Inode) -> Option<Entry> {
+        let is_dir = inode.kind == Kind::Dir;
+        if !wanted.map_or(is_dir && inode.ino != ROOT, is_path) {
+            return Some(convert::entry(inode, self.trust.files.max(MOMENT), Duration::ZERO));
+        }
+        let nodeid = match is_dir {
+            true => self.table.write().by_handle(inode.ino, wanted, &*self.fs),
+            false => None,
+        };
+        // The kernel knows directories by their path nodes.
+        self.fs.forget(inode.ino, 1);
+        let entry = convert::entry(inode, self.trust.dirs, Duration::ZERO);
+        nodeid.map(|nodeid| Entry { nodeid, ..entry })
     }
 
     /// The entry of a directory that was found at a name, of which the kernel knows nothing by number.

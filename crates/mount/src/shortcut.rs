@@ -39,6 +39,11 @@ impl Core {
 
     /// LOOKUP.
     pub fn lookup(self: &Arc<Self>, caller: Caller, (unique, dir): (u64, u64), name: &OsStr, reply: Reply) {
+        match name.as_bytes() {
+            b"." => return self.lookup_handle(caller.pid, dir, reply),
+            b".." => return self.lookup_above(caller, dir, reply),
+            _ => {}
+        }
         let Some(paths) = self.naming.paths() else {
             return self.placed(caller, (dir, name), reply, |place, name, reply| {
                 self.fs.lookup(caller, place, self.entry(caller.pid, (dir, name), reply));

@@ -18,6 +18,9 @@ pub const READDIR_ENTRIES_MAX: usize = 4096;
 /// Most extents in one [`Op::Commit`]; a client with more sends several commits.
 pub const COMMIT_EXTENTS_MAX: usize = 4096;
 
+/// Most files in one [`Op::Locate`].
+pub const LOCATE_MAX: usize = 4096;
+
 /// Largest value of an extended attribute, bytes (Linux `XATTR_SIZE_MAX`).
 pub const XATTR_VALUE_MAX: usize = 65536;
 
@@ -274,6 +277,14 @@ pub enum Op {
     ListXattr(InodeRef),
     /// Removes an extended attribute. Answer: Done.
     RemoveXattr(InodeRef, Box<[u8]>),
+    /// Finds files by number alone, by reading names from a place on: for file handles, which hold nothing else. The
+    /// superuser only (`EPERM`). Answer: [`Answer::Located`].
+    Locate {
+        /// The files, 1 to [`LOCATE_MAX`].
+        files: Vec<InodeId>,
+        /// Directory and name after which reading goes on; `None` at the start.
+        after: Option<(InodeId, Name)>,
+    },
     /// Hands out object numbers. Answer: [`Answer::Objects`].
     AllocObjects(u32),
     /// Files, directories and bytes of the volume. Answer: [`Answer::Usage`].
@@ -320,6 +331,7 @@ impl Op {
             | Op::TmpFile { dir: ino, .. }
             | Op::ReadDir { dir: ino, .. } => visit(Named::Dir(ino)),
             Op::Sweep(ino) | Op::Release(ino) | Op::Chunks { ino, .. } => visit(Named::File(ino)),
+            Op::Locate { files, .. } => files.iter_mut().for_each(|ino| visit(Named::File(ino))),
             Op::GetAttr(inode)
             | Op::SetAttr(inode, _)
             | Op::Access(inode, _)
@@ -391,7 +403,7 @@ impl Op {
             | Op::TreeUsage(ino)
             | Op::TmpFile { dir: ino, .. }
             | Op::ReadDir { dir: ino, .. } => Subject::Number(*ino),
-            Op::AllocObjects(_) | Op::Usage | Op::Sync => Subject::Volume,
+            Op::Locate { .. } | Op::AllocObjects(_) | Op::Usage | Op::Sync => Subject::Volume,
         }
     }
 
@@ -408,6 +420,7 @@ impl Op {
             | Op::Chunks { .. }
             | Op::GetXattr(..)
             | Op::ListXattr(_)
+            | Op::Locate { .. }
             | Op::AllocObjects(_)
             | Op::Usage
             | Op::TreeUsage(_)
@@ -520,6 +533,13 @@ pub enum Answer {
         chunks: Vec<(u64, Vec<Extent>)>,
         /// No chunk asked for follows. If one does, `chunks` is not empty.
         end: bool,
+    },
+    /// Files that were found by number, among some of the volume's names.
+    Located {
+        /// Each with its directory.
+        found: Vec<(InodeId, DirEntry)>,
+        /// Directory and name after which to go on; `None` if all names have been read.
+        next: Option<(InodeId, Name)>,
     },
     /// `count` object numbers from `first` on belong to the client.
     Objects {

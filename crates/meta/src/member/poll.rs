@@ -9,16 +9,18 @@ use std::collections::BTreeMap;
 
 use kestrel_placement::report::Report;
 use kestrel_types::clock::Nanos;
-use kestrel_types::error::FsError;
+use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId, Position};
+use kestrel_types::name::Name;
 use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Answer as Answered, Usage};
+use kestrel_types::request::{Answer as Answered, DirEntry, Usage};
 
 use super::message::Message;
 use super::reap::Weight;
 use super::tree::Place;
 use super::{DEADLINE, Member, RESEND, Todo};
 use crate::node::TreePart;
+use crate::ops::locate;
 
 /// What members are asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +39,8 @@ pub enum Question {
     Forget(u64, Vec<ObjectId>),
     /// What entries the node has. Who has not counted them does not answer yet.
     Entries,
+    /// Which of these files are among the next names that the node owns, after this directory and name.
+    Locate(Vec<InodeId>, Option<(InodeId, Name)>),
 }
 
 /// What a member says.
@@ -56,6 +60,8 @@ pub enum Answer {
     Done,
     /// Entries, and names.
     Entries(Report),
+    /// Files, each with its directory, and the directory and name that were read last; `None` if all names were.
+    Located(Vec<(InodeId, DirEntry)>, Option<(InodeId, Name)>),
 }
 
 impl Question {
@@ -70,6 +76,7 @@ impl Question {
                 | (Question::Confirm(..), Answer::Confirmed(_))
                 | (Question::Forget(..), Answer::Done)
                 | (Question::Entries, Answer::Entries(_))
+                | (Question::Locate(..), Answer::Located(..))
         )
     }
 }
@@ -79,6 +86,8 @@ impl Question {
 pub(super) enum Then {
     /// The request with this ticket hears the sum.
     TellUsage(u64),
+    /// The request with this ticket hears which files were found.
+    TellLocated(u64),
     /// The walk for this request goes on.
     WalkOn(u64),
     /// This round of deleting objects goes on.
@@ -155,6 +164,11 @@ impl Member {
                 Some(report) => (Answer::Entries(report), 0),
                 None => return,
             },
+            Question::Locate(files, after) => match self.locate(&files, after.as_ref()) {
+                Ok(located) => (located, 0),
+                // Whoever asks gives up at his deadline.
+                Err(why) => return log::error!("files that another node looks for by number: {why}"),
+            },
             // Its shares are on their way to another member, which is asked by the next table.
             Question::Forget(..) if self.is_frozen_to_leave() => return,
             Question::Forget(round, objects) => match self.node.forget_objects(from, round, &objects) {
@@ -192,6 +206,16 @@ impl Member {
         }
     }
 
+    /// The files that are among the next names which this member owns.
+    fn locate(&self, files: &[InodeId], after: Option<&(InodeId, Name)>) -> FsResult<Answer> {
+        let (table, me) = (&self.table, self.me);
+        let own = |dir: InodeId, name: &[u8]| table.owner_of_entry(dir, name) == me;
+        match locate::run(&**self.node.engine(), (files, after), &own)? {
+            Answered::Located { found, next } => Ok(Answer::Located(found, next)),
+            _ => Ok(Answer::Located(Vec::new(), None)),
+        }
+    }
+
     fn poll_ended(&mut self, then: Then, answers: Option<BTreeMap<NodeId, Answer>>) {
         match then {
             Then::TellUsage(ticket) => {
@@ -199,6 +223,10 @@ impl Member {
                     Some(answers) => Ok(Answered::Usage(sum(answers.values()))),
                     None => Err(out_of_reach().into()),
                 };
+                self.answer(ticket, reply);
+            }
+            Then::TellLocated(ticket) => {
+                let reply = answers.map(merge_located).ok_or_else(|| out_of_reach().into());
                 self.answer(ticket, reply);
             }
             Then::WalkOn(ticket) => self.walked(ticket, answers),
@@ -215,7 +243,7 @@ impl Member {
     pub(super) fn ask_again(&mut self) {
         for poll in std::mem::take(&mut self.polls).into_values() {
             match poll.then {
-                Then::TellUsage(_) | Then::WalkOn(_) => {}
+                Then::TellUsage(_) | Then::TellLocated(_) | Then::WalkOn(_) => {}
                 // Some of the files may have another home now.
                 Then::Delete(_) => self.poll_ended(poll.then, None),
                 // The weights that it goes by were those of other members, or of what they had then.
@@ -245,6 +273,20 @@ impl Member {
 pub(super) fn out_of_reach() -> FsError {
     let text = "metadata: other nodes of the cluster could not be reached in time; nothing has changed";
     FsError::new(libc::ETIMEDOUT, text)
+}
+
+/// What all members have found, and from where on none of them has read.
+fn merge_located(answers: BTreeMap<NodeId, Answer>) -> Answered {
+    let (mut found, mut next) = (Vec::new(), None);
+    for answer in answers.into_values() {
+        let Answer::Located(files, read) = answer else { continue };
+        found.extend(files);
+        next = match (next, read) {
+            (Some(next), Some(read)) => Some(std::cmp::min(next, read)),
+            (next, read) => next.or(read),
+        };
+    }
+    Answered::Located { found, next }
 }
 
 fn sum<'a>(answers: impl Iterator<Item = &'a Answer>) -> Usage {

@@ -119,6 +119,11 @@ impl Member {
             work.stage = Stage::Polling;
             return self.poll(Question::Usage, Then::TellUsage(ticket));
         }
+        if let (Op::Locate { files, after }, 0, false) = (&work.request.op, work.request.creds.uid, alone) {
+            let question = Question::Locate(files.clone(), after.clone());
+            work.stage = Stage::Polling;
+            return self.poll(question, Then::TellLocated(ticket));
+        }
         if matches!(work.request.op, Op::TreeUsage(_)) && !alone {
             work.stage = Stage::Polling;
             return self.walk_tree(ticket);

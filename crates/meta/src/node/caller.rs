@@ -17,7 +17,7 @@ use super::courier::Parcel;
 use super::dispatch::several;
 use super::{Durability, Node};
 use crate::cluster::NodeTable;
-use crate::ops::{self, chunks, readdir, usage};
+use crate::ops::{self, chunks, locate, readdir, usage};
 use crate::perm::{self, Dentry, READ};
 use crate::pipeline::{self, engine_error};
 use crate::view::{Stop, decode_dir_id, guard_of};
@@ -119,6 +119,13 @@ impl Node {
             Op::Usage => {
                 let [files, dirs, bytes] = self.usage_now().map(|value| value.max(0).cast_unsigned());
                 Ok(Answer::Usage(Usage { files, dirs, bytes }))
+            }
+            Op::Locate { .. } if request.creds.uid != 0 => {
+                Err(FsError::new(libc::EPERM, "only the superuser looks for files by number").into())
+            }
+            // A hint, so nothing to wait for: the client asks for what is there.
+            Op::Locate { files, after } => {
+                Ok(locate::run(&*self.engine, (files, after.as_ref()), &|_, _| true)?)
             }
             Op::TreeUsage(dir) => {
                 self.place_of(*dir, wait)?;

@@ -15,9 +15,11 @@ use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::view::Want;
 use kestrel_placement::report::{NameCount, Report};
 use kestrel_types::error::FsError;
+use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::Name;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, Placement};
+use kestrel_types::request::DirEntry;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 
@@ -171,6 +173,7 @@ fn polls() -> Vec<(&'static str, Message)> {
     let polled = |answer| Message::Polled { number: 300, answer };
     let parts = [Part::None, Part::Damaged, Part::Bytes(-4096), Part::Bytes(1 << 40)].map(Weight::Part);
     let names = vec![NameCount { name: Name::new(b"Makefile").unwrap(), entries: 300 }];
+    let found = DirEntry { name: Name::new(b"c").unwrap(), ino: 300, kind: Kind::Fifo };
     let report = Report { node: 2, entries: 1 << 40, names };
     let tree = TreePart { sum: [1000, -3, 1 << 40], children: vec![(0, 5 << 24), (1, 6 << 24)], more: true };
     vec![
@@ -182,6 +185,7 @@ fn polls() -> Vec<(&'static str, Message)> {
         ("poll-confirm", poll(Question::Confirm(4, vec![300]))),
         ("poll-forget", poll(Question::Forget(4, vec![]))),
         ("poll-entries", poll(Question::Entries)),
+        ("poll-locate", poll(Question::Locate(vec![300, 5 << 24], Some((1, Name::new(b"c").unwrap()))))),
         ("polled-usage", polled(Answer::Usage([3, -1, 1 << 50]))),
         ("polled-held", polled(Answer::Held(vec![2 << 24]))),
         ("polled-tree", polled(Answer::Tree(tree))),
@@ -189,6 +193,7 @@ fn polls() -> Vec<(&'static str, Message)> {
         ("polled-confirmed", polled(Answer::Confirmed(vec![300]))),
         ("polled-done", polled(Answer::Done)),
         ("polled-entries", polled(Answer::Entries(report))),
+        ("polled-located", polled(Answer::Located(vec![(1, found)], None))),
     ]
 }
 

@@ -16,7 +16,12 @@
 //! node is detached: it has no path any more, and is bound to what it was, if that is known.
 //!
 //! **Life.** A node lives until the kernel has forgotten it as often as it learned of it and no node lies below it; messages
-//! of the kernel may overtake each other, so children may be forgotten after their parents. Numbers are not used again.
+//! of the kernel may overtake each other, so children may be forgotten after their parents.
+//!
+//! **Numbers and file handles.** A file handle of the kernel's is a node's number, which may come back after this mount has
+//! ended ([`Table::by_handle`]). So the number of a node contains its directory's, if that is known when the node is made and
+//! no other node has the number. Other nodes are numbered from the time of the mount's start in nanoseconds on: such a number
+//! is not used again, and means nothing to a later mount.
 //!
 //! Pure: no I/O, no clock (times are given, in milliseconds since any start), no lock but for what was seen.
 
@@ -33,6 +38,9 @@ use super::seen::Seen;
 /// Set in the numbers of path nodes; no inode number has it.
 const PATH_NODE: u64 = 1 << 63;
 
+/// Set in the numbers of path nodes that say nothing of their directory.
+const MADE: u64 = 1 << 62;
+
 /// Bytes of a path from its base, from which on a directory is not taken for granted but bound to its identity, so that what
 /// lies below it has a short path again: half of what a request may carry.
 const LONG_PATH_BYTES: usize = PATH_MAX / 2;
@@ -40,6 +48,16 @@ const LONG_PATH_BYTES: usize = PATH_MAX / 2;
 /// Whether a node's number is that of a path node; others are inode numbers.
 pub fn is_path(node: u64) -> bool {
     node & PATH_NODE != 0
+}
+
+/// The directory whose number a path node's number contains, if it does.
+fn directory_of(node: u64) -> Option<InodeId> {
+    (is_path(node) && node & MADE == 0).then_some(node & !PATH_NODE)
+}
+
+/// The path node whose number contains that of a directory, if it fits.
+fn node_of(ino: InodeId) -> Option<u64> {
+    (ino & (PATH_NODE | MADE) == 0).then_some(PATH_NODE | ino)
 }
 
 /// What an operation on a node is about.
@@ -86,6 +104,8 @@ struct Node {
     opens: u32,
     /// It may be somebody's working directory; nobody tells when that ends.
     worked_in: bool,
+    /// It was found by a file handle, and its name has not been looked up since.
+    by_handle: bool,
     /// Nodes whose parent it is.
     children: u32,
     /// As often as the kernel learned of it and has not forgotten.
@@ -99,6 +119,25 @@ struct Node {
 }
 
 impl Node {
+    /// One that the kernel learns of, at this name, and that is this directory if that is known.
+    fn new(parent: u64, name: &Name, ino: Option<InodeId>) -> Self {
+        Self {
+            parent,
+            name: name.clone(),
+            attached: true,
+            identity: None,
+            told: AtomicU64::new(ino.unwrap_or(0)),
+            opens: 0,
+            worked_in: false,
+            by_handle: false,
+            children: 0,
+            lookups: AtomicU64::new(1),
+            verified_ms: AtomicU64::new(0),
+            seen: Mutex::default(),
+            lent_until_ms: AtomicU64::new(0),
+        }
+    }
+
     fn told(&self) -> Option<InodeId> {
         Some(self.told.load(Ordering::Relaxed)).filter(|ino| *ino != 0)
     }
@@ -123,6 +162,11 @@ pub struct Table {
 }
 
 impl Table {
+    /// An empty table of a mount that starts at this time, in nanoseconds since the epoch.
+    pub fn starting(now: u64) -> Self {
+        Self { made: now % MADE, ..Self::default() }
+    }
+
     /// Path nodes in it.
     pub fn len(&self) -> usize {
         self.nodes.len()
@@ -219,26 +263,62 @@ impl Table {
             }
             self.detach(parent, name, None, directories);
         }
-        self.made += 1;
-        let id = PATH_NODE | self.made;
-        let node = Node {
-            parent,
-            name: name.clone(),
-            attached: true,
-            identity: None,
-            told: AtomicU64::new(ino.unwrap_or(0)),
-            opens: 0,
-            worked_in: false,
-            children: 0,
-            lookups: AtomicU64::new(1),
-            verified_ms: AtomicU64::new(0),
-            seen: Mutex::default(),
-            lent_until_ms: AtomicU64::new(0),
-        };
-        self.nodes.insert(id, node);
+        let contains = ino.and_then(node_of);
+        if let Some(id) = contains
+            && let Some(node) = self.nodes.get_mut(&id)
+            && node.by_handle
+        {
+            // The kernel connects what it found by number to the tree: it must be the same node.
+            node.by_handle = false;
+            (node.parent, node.name, node.attached) = (parent, name.clone(), true);
+            *node.lookups.get_mut() += 1;
+            self.by_name.insert((parent, name.clone()), id);
+            self.adopt(parent);
+            return id;
+        }
+        let free = contains.filter(|id| !self.nodes.contains_key(id));
+        let id = free.unwrap_or_else(|| {
+            self.made += 1;
+            PATH_NODE | MADE | self.made
+        });
+        self.nodes.insert(id, Node::new(parent, name, ino));
         self.by_name.insert((parent, name.clone()), id);
         self.adopt(parent);
         id
+    }
+
+    /// The directory that a node was made for, by its number alone; `None` if that does not say.
+    pub fn directory_of(&self, id: u64) -> Option<InodeId> {
+        let node = self.nodes.get(&id);
+        node.and_then(|node| node.identity.or(node.told())).or_else(|| directory_of(id))
+    }
+
+    /// The node of a directory that the kernel has asked for by number, and one more lookup of it: the node `wanted`, or one
+    /// that is there, or a new one, which has no name until that is looked up. `None` if it cannot be that node.
+    pub fn by_handle(
+        &mut self,
+        ino: InodeId,
+        wanted: Option<u64>,
+        directories: &dyn Directories,
+    ) -> Option<u64> {
+        let there = wanted.or_else(|| {
+            let attached = self.nodes.iter().find(|(_, node)| node.attached && node.told() == Some(ino));
+            attached.map(|(id, _)| *id).or_else(|| node_of(ino))
+        })?;
+        if let Some(node) = self.nodes.get(&there) {
+            if !node.is(ino) {
+                return None;
+            }
+            self.learned(there);
+            return Some(there);
+        }
+        directory_of(there).filter(|of| *of == ino)?;
+        // The name is never shown: the node has no path.
+        let mut node = Node::new(ROOT, &Name::new(b"handle").ok()?, Some(ino));
+        (node.attached, node.by_handle) = (false, true);
+        self.nodes.insert(there, node);
+        self.bind(there, ino, directories);
+        Some(there)
     }
 
     fn adopt(&mut self, parent: u64) {

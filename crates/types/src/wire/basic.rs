@@ -95,14 +95,16 @@ impl<'a> Writer<'a> {
 
     pub fn inode_ref(&mut self, inode: &InodeRef) {
         self.varint(inode.ino);
-        match &inode.seen {
-            None => self.u8(0),
-            Some((parent, name)) => {
-                self.u8(1);
-                self.varint(*parent);
-                self.name(name);
-            }
-        }
+        self.name_after(inode.seen.as_ref());
+    }
+
+    /// A directory and a name in it, if there is one.
+    pub fn name_after(&mut self, after: Option<&(InodeId, Name)>) {
+        self.u8(u8::from(after.is_some()));
+        after.iter().for_each(|(dir, name)| {
+            self.varint(*dir);
+            self.name(name);
+        });
     }
 
     pub fn inode(&mut self, inode: &Inode) {
@@ -232,9 +234,11 @@ pub(super) fn seen(reader: &mut Reader<'_>) -> Result<(InodeId, Name), DecodeErr
 }
 
 pub(super) fn inode_ref(reader: &mut Reader<'_>) -> Result<InodeRef, DecodeError> {
-    let ino = reader.varint()?;
-    let seen = if boolean(reader)? { Some(seen(reader)?) } else { None };
-    Ok(InodeRef { ino, seen })
+    Ok(InodeRef { ino: reader.varint()?, seen: name_after(reader)? })
+}
+
+pub(super) fn name_after(reader: &mut Reader<'_>) -> Result<Option<(InodeId, Name)>, DecodeError> {
+    Ok(if boolean(reader)? { Some(seen(reader)?) } else { None })
 }
 
 pub(super) fn inode(reader: &mut Reader<'_>) -> Result<Box<Inode>, DecodeError> {

@@ -40,6 +40,7 @@ const SYNC: u8 = 31;
 const OPEN_AT: u8 = 32;
 const RM_DIR: u8 = 33;
 const RENAME: u8 = 34;
+const LOCATE: u8 = 35;
 
 // Content of a commit.
 const UNCHANGED: u8 = 0;
@@ -193,6 +194,11 @@ fn put_op(op: &Op, w: &mut Writer<'_>) {
             put_ref(REMOVE_XATTR, inode, w);
             w.string(name);
         }
+        Op::Locate { files, after } => {
+            w.u8(LOCATE);
+            w.list(files, |w, ino| w.varint(*ino));
+            w.name_after(after.as_ref());
+        }
         Op::AllocObjects(count) => put_id(ALLOC_OBJECTS, u64::from(*count), w),
         Op::Usage => w.u8(USAGE),
         Op::TreeUsage(dir) => put_id(TREE_USAGE, *dir, w),
@@ -260,6 +266,7 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
         }
         LIST_XATTR => Op::ListXattr(inode_ref(r)?),
         REMOVE_XATTR => Op::RemoveXattr(inode_ref(r)?, basic::bytes(r)?),
+        LOCATE => Op::Locate { files: list(r, usize::MAX, 1, Reader::varint)?, after: basic::name_after(r)? },
         ALLOC_OBJECTS => Op::AllocObjects(r.varint32()?),
         USAGE => Op::Usage,
         TREE_USAGE => Op::TreeUsage(r.varint()?),

@@ -20,6 +20,7 @@ const USAGE: u8 = 10;
 const ENTRY: u8 = 11;
 const OPENED_AT: u8 = 12;
 const RENAMED: u8 = 13;
+const LOCATED: u8 = 14;
 
 // First byte of another outcome.
 const FAILED: u8 = 0x80;
@@ -84,11 +85,7 @@ fn put_answer(answer: &Answer, w: &mut Writer<'_>) {
             w.u8(ENTRIES);
             w.u8(u8::from(*end));
             w.varint(*parent);
-            w.list(entries, |w, entry| {
-                w.varint(entry.ino);
-                w.u8(entry.kind as u8);
-                w.name(&entry.name);
-            });
+            w.list(entries, put_entry);
         }
         Answer::Chunks { chunks, end } => {
             w.u8(CHUNKS);
@@ -97,6 +94,14 @@ fn put_answer(answer: &Answer, w: &mut Writer<'_>) {
                 w.varint(*chunk);
                 w.list(extents, Writer::extent);
             });
+        }
+        Answer::Located { found, next } => {
+            w.u8(LOCATED);
+            w.list(found, |w, (dir, entry)| {
+                w.varint(*dir);
+                put_entry(w, entry);
+            });
+            w.name_after(next.as_ref());
         }
         Answer::Objects { first, count } => {
             w.u8(OBJECTS);
@@ -108,6 +113,12 @@ fn put_answer(answer: &Answer, w: &mut Writer<'_>) {
             [files, dirs, bytes].into_iter().for_each(|number| w.varint(*number));
         }
     }
+}
+
+fn put_entry(w: &mut Writer<'_>, entry: &DirEntry) {
+    w.varint(entry.ino);
+    w.u8(entry.kind as u8);
+    w.name(&entry.name);
 }
 
 fn put_outcome(outcome: &Outcome, w: &mut Writer<'_>) {
@@ -159,6 +170,10 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
         CHUNKS => {
             let end = basic::boolean(r)?;
             Answer::Chunks { chunks: list(r, usize::MAX, 2, chunk)?, end }
+        }
+        LOCATED => {
+            let found = list(r, usize::MAX, 5, |r| Ok((r.varint()?, entry(r)?)))?;
+            Answer::Located { found, next: basic::name_after(r)? }
         }
         OBJECTS => Answer::Objects { first: r.varint()?, count: r.varint32()? },
         USAGE => Answer::Usage(Usage { files: r.varint()?, dirs: r.varint()?, bytes: r.varint()? }),

@@ -272,6 +272,8 @@ fn ops() -> Vec<(&'static str, Op)> {
         ("op-usage", Op::Usage),
         ("op-tree-usage", Op::TreeUsage(77)),
         ("op-sync", Op::Sync),
+        ("op-locate", Op::Locate { files: vec![4711, 1 << 40], after: Some((77, name("bird.jpg"))) }),
+        ("op-locate-first", Op::Locate { files: vec![4711], after: None }),
     ]
 }
 
@@ -334,6 +336,13 @@ fn answers() -> Vec<(&'static str, Answered)> {
             },
         ),
         ("answer-objects", Answer::Objects { first: 1000, count: 64 }),
+        (
+            "answer-located",
+            Answer::Located {
+                found: vec![(77, DirEntry { name: name("b"), ino: 4711, kind: Kind::File })],
+                next: Some((300, name("c"))),
+            },
+        ),
         ("answer-usage", Answer::Usage(Usage { files: 1_000_000, dirs: 5000, bytes: 1 << 50 })),
     ];
     let outcomes = vec![

@@ -2,7 +2,10 @@
 
 use kestrel_placement::report::{NameCount, Report};
 use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
+use kestrel_types::ids::InodeId;
+use kestrel_types::inode::Kind;
 use kestrel_types::name::{NAME_MAX, Name};
+use kestrel_types::request::DirEntry;
 
 use super::{boolean, list, put_ids, put_list, put_numbered};
 use crate::member::poll::{Answer, Question};
@@ -18,6 +21,7 @@ const WEIGH: u8 = 4;
 const CONFIRM: u8 = 5;
 const FORGET: u8 = 6;
 const ENTRIES: u8 = 7;
+const LOCATE: u8 = 8;
 
 /// Shares of an object are below: those of all nodes can be added up.
 const PART_MAX: u64 = 1 << 52;
@@ -35,6 +39,10 @@ pub(super) fn put_question(out: &mut Vec<u8>, question: &Question) {
         Question::Confirm(round, objects) => put_round(out, CONFIRM, *round, objects),
         Question::Forget(round, objects) => put_round(out, FORGET, *round, objects),
         Question::Entries => out.push(ENTRIES),
+        Question::Locate(files, after) => {
+            put_about(out, LOCATE, files);
+            put_name_after(out, after.as_ref());
+        }
     }
 }
 
@@ -47,6 +55,7 @@ pub(super) fn question(r: &mut Reader<'_>) -> Result<Question, DecodeError> {
         CONFIRM => Question::Confirm(r.varint()?, ids(r)?),
         FORGET => Question::Forget(r.varint()?, ids(r)?),
         ENTRIES => Question::Entries,
+        LOCATE => Question::Locate(ids(r)?, name_after(r)?),
         _ => return Err(DecodeError("an unknown question")),
     })
 }
@@ -70,6 +79,16 @@ pub(super) fn put_answer(out: &mut Vec<u8>, answer: &Answer) {
         }
         Answer::Confirmed(objects) => put_about(out, CONFIRM, objects),
         Answer::Done => out.push(FORGET),
+        Answer::Located(found, next) => {
+            out.push(LOCATE);
+            put_list(out, found, |out, (dir, DirEntry { name, ino, kind })| {
+                put_varint(out, *dir);
+                put_varint(out, *ino);
+                out.push(*kind as u8);
+                put_string(out, name.as_bytes());
+            });
+            put_name_after(out, next.as_ref());
+        }
         Answer::Entries(Report { node, entries, names }) => {
             put_numbered(out, ENTRIES, u64::from(*node));
             put_varint(out, *entries);
@@ -96,8 +115,31 @@ pub(super) fn answer(r: &mut Reader<'_>) -> Result<Answer, DecodeError> {
             let (node, entries) = (r.varint32()?, r.varint()?);
             Answer::Entries(Report { node, entries, names: list(r, 3, name_count)? })
         }
+        LOCATE => Answer::Located(list(r, 5, located)?, name_after(r)?),
         _ => return Err(DecodeError("an unknown answer")),
     })
+}
+
+fn located(r: &mut Reader<'_>) -> Result<(InodeId, DirEntry), DecodeError> {
+    let (dir, ino) = (r.varint()?, r.varint()?);
+    let kind = Kind::from_u8(r.u8()?).ok_or(DecodeError("unknown file type"))?;
+    Ok((dir, DirEntry { name: name(r)?, ino, kind }))
+}
+
+fn put_name_after(out: &mut Vec<u8>, after: Option<&(InodeId, Name)>) {
+    out.push(u8::from(after.is_some()));
+    after.iter().for_each(|(dir, name)| {
+        put_varint(out, *dir);
+        put_string(out, name.as_bytes());
+    });
+}
+
+fn name_after(r: &mut Reader<'_>) -> Result<Option<(InodeId, Name)>, DecodeError> {
+    Ok(if boolean(r)? { Some((r.varint()?, name(r)?)) } else { None })
+}
+
+fn name(r: &mut Reader<'_>) -> Result<Name, DecodeError> {
+    Name::new(r.string(NAME_MAX)?).map_err(|_| DecodeError("no name"))
 }
 
 fn put_about(out: &mut Vec<u8>, kind: u8, ids: &[u64]) {
@@ -133,8 +175,7 @@ fn place(r: &mut Reader<'_>) -> Result<Place, DecodeError> {
 }
 
 fn name_count(r: &mut Reader<'_>) -> Result<NameCount, DecodeError> {
-    let name = Name::new(r.string(NAME_MAX)?).map_err(|_| DecodeError("no name"))?;
-    Ok(NameCount { name, entries: r.varint()? })
+    Ok(NameCount { name: name(r)?, entries: r.varint()? })
 }
 
 fn put_weight(out: &mut Vec<u8>, weight: &Weight) {

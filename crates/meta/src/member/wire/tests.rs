@@ -1,6 +1,7 @@
 //! Envelopes round trip; whatever comes in their place is an error or another envelope, never a panic.
 
 use kestrel_types::ids::InodeId;
+use kestrel_types::inode::Kind;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use kestrel_placement::report::{NameCount, Report};
 use kestrel_types::name::Name;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member as MapMember, Placement};
+use kestrel_types::request::DirEntry;
 use kestrel_types::stat::DirStat;
 use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
 
@@ -108,11 +110,16 @@ fn about_rows() -> BoxedStrategy<Message> {
     .boxed()
 }
 
+fn any_name() -> BoxedStrategy<Name> {
+    vec(1u8..47, 1..=255).prop_filter_map("a name", |name| Name::new(&name).ok()).boxed()
+}
+
 fn any_question() -> BoxedStrategy<Question> {
     prop_oneof![
         Just(Question::Usage),
         Just(Question::Entries),
         ids().prop_map(Question::Held),
+        (ids(), option::of((number(), any_name()))).prop_map(|(files, after)| Question::Locate(files, after)),
         (ids(), option::of((any::<u32>(), number()))).prop_map(|(dirs, after)| Question::Tree(dirs, after)),
         (number(), ids()).prop_map(|(round, objects)| Question::Weigh(round, objects)),
         (number(), ids()).prop_map(|(round, objects)| Question::Confirm(round, objects)),
@@ -129,8 +136,9 @@ fn any_answer() -> BoxedStrategy<Answer> {
         (-1i64 << 51..1 << 51).prop_map(|bytes| Weight::Part(Part::Bytes(bytes))),
     ];
     let places = vec((any::<u32>(), number()), 0..5);
-    let name = vec(1u8..47, 1..=255).prop_filter_map("a name", |name| Name::new(&name).ok());
-    let names = vec((name, number()).prop_map(|(name, entries)| NameCount { name, entries }), 0..5);
+    let entry = (any_name(), number()).prop_map(|(name, ino)| DirEntry { name, ino, kind: Kind::Fifo });
+    let located = (vec((number(), entry), 0..5), option::of((number(), any_name())));
+    let names = vec((any_name(), number()).prop_map(|(name, entries)| NameCount { name, entries }), 0..5);
     prop_oneof![
         any::<[i64; 3]>().prop_map(Answer::Usage),
         ids().prop_map(Answer::Held),
@@ -141,6 +149,7 @@ fn any_answer() -> BoxedStrategy<Answer> {
         })),
         vec(weight, 0..5).prop_map(Answer::Weighed),
         ids().prop_map(Answer::Confirmed),
+        located.prop_map(|(found, next)| Answer::Located(found, next)),
         Just(Answer::Done),
         (any::<u32>(), number(), names).prop_map(|(node, entries, names)| Answer::Entries(Report {
             node,

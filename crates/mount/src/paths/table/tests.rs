@@ -300,3 +300,39 @@ fn names_are_lent_where_everybody_may_search() {
     table.seen(b, &dir(0o755));
     assert_eq!(lent(&table, b, "a"), None);
 }
+
+/// The number of a node says which directory it was made for, to a later mount too, unless that was not known then.
+#[test]
+fn numbers_of_nodes_outlast_the_table() {
+    let mut table = Table::starting(1_000);
+    let known = table.enter(ROOT, &name("known"), Some(300), &Nobody);
+    let faked = enter(&mut table, known, "faked");
+    // Another node has the number already.
+    let twice = table.enter(ROOT, &name("twice"), Some(300), &Nobody);
+    assert_eq!([known, faked, twice].map(directory_of), [Some(300), None, None]);
+    assert_eq!(table.directory_of(twice), Some(300), "it was told");
+    let later = Table::starting(2_000);
+    assert_eq!([known, faked, twice].map(|id| later.directory_of(id)), [Some(300), None, None]);
+}
+
+/// What the kernel found by a handle becomes the node of the name that is looked up for it, and keeps its directory.
+#[test]
+fn nodes_found_by_handle_get_their_names() {
+    let (mut table, bound) = (Table::starting(1_000), Bound::default());
+    let id = node_of(300).expect("it fits");
+    assert_eq!(table.by_handle(300, Some(id), &bound), Some(id));
+    assert_eq!(table.target(id), Target::Inode(300));
+    assert_eq!(table.name_of(id), None);
+    let above = table.by_handle(200, None, &bound).expect("the directory above");
+    assert_eq!(table.enter(ROOT, &name("above"), Some(200), &bound), above);
+    assert_eq!(table.enter(above, &name("dir"), Some(300), &bound), id);
+    assert_eq!(table.name_of(id), Some((above, name("dir"))));
+    bound.are(&[200, 300]);
+    // A node that is another directory's is refused, and nothing is counted.
+    assert_eq!(table.by_handle(301, Some(id), &bound), None);
+    for (node, count) in [(id, 2), (above, 2)] {
+        table.forget(node, count, &bound);
+    }
+    assert_eq!(table.len(), 0);
+    bound.are(&[]);
+}

@@ -272,6 +272,7 @@ fn op() -> BoxedStrategy<Op> {
         }),
         Just(Op::Usage),
         id().prop_map(Op::TreeUsage),
+        (vec(id(), 0..5), option::of((id(), name()))).prop_map(|(files, after)| Op::Locate { files, after }),
         Just(Op::Sync),
     ];
     let xattrs = prop_oneof![
@@ -292,8 +293,10 @@ pub fn request() -> BoxedStrategy<Request> {
 }
 
 pub fn reply() -> BoxedStrategy<Reply> {
-    let entry = (name(), number(), kind()).prop_map(|(name, ino, kind)| DirEntry { name, ino, kind });
+    let entry = (name(), number(), kind()).prop_map(|(name, ino, kind)| DirEntry { name, ino, kind }).boxed();
+    let found = vec((number(), entry.clone()), 0..5);
     let answer = prop_oneof![
+        (found, option::of((number(), name()))).prop_map(|(found, next)| Answer::Located { found, next }),
         Just(Answer::Done),
         boxed_inode().prop_map(Answer::Inode),
         (number(), boxed_inode()).prop_map(|(parent, inode)| Answer::Entry { parent, inode }),

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""File handles: name_to_handle_at(2) and open_by_handle_at(2) on a mount, before and after restarts.
+
+    handles.py make DIR STATE    makes files and directories in DIR and keeps their handles in the file STATE
+    handles.py open DIR STATE    opens each of them by its handle, and checks that handles of removed ones are ESTALE
+
+As root. Each check prints a line; the last line is "N passed, N failed".
+"""
+
+import ctypes
+import errno
+import json
+import os
+import stat
+import sys
+
+libc = ctypes.CDLL(None, use_errno=True)
+HANDLE_BYTES_MAX = 128
+passed, failed = 0, 0
+
+
+class Handle(ctypes.Structure):
+    """struct file_handle"""
+
+    _fields_ = [("bytes", ctypes.c_uint), ("kind", ctypes.c_int), ("data", ctypes.c_ubyte * HANDLE_BYTES_MAX)]
+
+
+def handle_of(path):
+    handle, mount = Handle(bytes=HANDLE_BYTES_MAX), ctypes.c_int()
+    done = libc.name_to_handle_at(-100, os.fsencode(path), ctypes.byref(handle), ctypes.byref(mount), 0)
+    if done != 0:
+        raise OSError(ctypes.get_errno(), f"name_to_handle_at {path}")
+    return {"kind": handle.kind, "data": bytes(handle.data[: handle.bytes]).hex()}
+
+
+def open_handle(directory, kept, flags=os.O_RDONLY):
+    data = bytes.fromhex(kept["data"])
+    handle = Handle(bytes=len(data), kind=kept["kind"])
+    ctypes.memmove(handle.data, data, len(data))
+    mount = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fd = libc.open_by_handle_at(mount, ctypes.byref(handle), flags)
+        if fd < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, f"open_by_handle_at: {os.strerror(code)}")
+        return fd
+    finally:
+        os.close(mount)
+
+
+def check(text, function):
+    global passed, failed
+    try:
+        function()
+        passed += 1
+        print(f"ok   {text}")
+    except (AssertionError, OSError) as why:
+        failed += 1
+        print(f"FAIL {text}: {type(why).__name__} {why}")
+
+
+def gone(directory, handle):
+    try:
+        os.close(open_handle(directory, handle))
+    except OSError as why:
+        assert why.errno == errno.ESTALE, why
+        return
+    raise AssertionError("opened")
+
+
+def make(directory, state):
+    os.makedirs(f"{directory}/a/b/c")
+    kept = {}
+    for name in ("plain", "a/inner", "a/b/deep", "renamed", "moved", "linked", "removed", "replaced", "open"):
+        with open(f"{directory}/{name}", "w", encoding="ascii") as file:
+            file.write(name)
+    os.mkdir(f"{directory}/rmdir")
+    names = ("plain", "a/inner", "a/b/deep", "renamed", "moved", "linked", "removed", "replaced", "rmdir", "a", "a/b", "a/b/c")
+    for name in names:
+        kept[name] = {"handle": handle_of(f"{directory}/{name}"), "ino": os.stat(f"{directory}/{name}").st_ino}
+    for name, entry in kept.items():
+        check(f"{name} opens at once", lambda entry=entry: os.close(open_handle(directory, entry["handle"])))
+    os.rename(f"{directory}/renamed", f"{directory}/other name")
+    os.rename(f"{directory}/moved", f"{directory}/a/b/c/moved")
+    os.link(f"{directory}/linked", f"{directory}/a/link")
+    os.unlink(f"{directory}/removed")
+    os.rmdir(f"{directory}/rmdir")
+    with open(f"{directory}/new", "w", encoding="ascii") as file:
+        file.write("another file")
+    os.rename(f"{directory}/new", f"{directory}/replaced")
+    with open(state, "w", encoding="ascii") as file:
+        json.dump(kept, file)
+
+
+def reopen(directory, state):
+    with open(state, encoding="ascii") as file:
+        kept = json.load(file)
+
+    def opens(name, entry):
+        fd = open_handle(directory, entry["handle"])
+        try:
+            found = os.fstat(fd)
+            assert found.st_ino == entry["ino"], f"inode {found.st_ino}, wanted {entry['ino']}"
+            if stat.S_ISREG(found.st_mode):
+                assert os.read(fd, 100) == name.encode("ascii")
+        finally:
+            os.close(fd)
+
+    for name in ("a/b/c", "plain", "a/inner", "a/b/deep", "renamed", "moved", "linked", "a", "a/b"):
+        check(f"{name} opens by its handle", lambda name=name: opens(name, kept[name]))
+    for name in ("removed", "replaced", "rmdir"):
+        check(f"{name} is gone", lambda name=name: gone(directory, kept[name]["handle"]))
+
+    def writes():
+        fd = open_handle(directory, kept["plain"]["handle"], os.O_RDWR)
+        os.pwrite(fd, b"PLAIN", 0)
+        os.close(fd)
+        with open(f"{directory}/plain", "rb") as file:
+            assert file.read() == b"PLAIN"
+        fd = open_handle(directory, kept["plain"]["handle"], os.O_RDWR)
+        os.pwrite(fd, b"plain", 0)
+        os.close(fd)
+
+    def lists():
+        fd = open_handle(directory, kept["a/b"]["handle"])
+        assert sorted(os.listdir(fd)) == ["c", "deep"], os.listdir(fd)
+        assert os.stat("..", dir_fd=fd).st_ino == kept["a"]["ino"]
+        assert os.readlink(f"/proc/self/fd/{fd}").endswith("/a/b")
+        os.close(fd)
+
+    check("a file is written by its handle", writes)
+    check("a directory is listed by its handle", lists)
+
+
+if __name__ == "__main__":
+    what, directory, state = sys.argv[1:]
+    {"make": make, "open": reopen}[what](directory, state)
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed != 0)
