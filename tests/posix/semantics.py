@@ -811,11 +811,113 @@ def blocks(d):
     assert os.stat(f"{d}/f").st_blocks == 2
 
 
-@statement("X2")
+@statement("A9")
 def inode_flags(d):
+    get_flags, set_flags, get_xattr, set_xattr = 0x80086601, 0x40086602, 0x801C581F, 0x401C5820
+    immutable, append, no_dump = 0x10, 0x20, 0x40
+
+    def chattr(path, flags):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, set_flags, struct.pack("l", flags))
+        finally:
+            os.close(fd)
+
+    def lsattr(path):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            # Flags that belong to other file systems' layouts are theirs.
+            return struct.unpack("l", fcntl.ioctl(fd, get_flags, b"\0" * 8))[0] & 0xF0
+        finally:
+            os.close(fd)
+
+    def changes(path):
+        return {
+            "write": lambda: os.close(os.open(path, os.O_WRONLY)),
+            "truncate": lambda: os.truncate(path, 1),
+            "create over": lambda: os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)),
+            "chmod": lambda: os.chmod(path, 0o600),
+            "chown": lambda: os.chown(path, 1, 1),
+            "utimes": lambda: os.utime(path, (5, 5)),
+            "setxattr": lambda: os.setxattr(path, "user.x", b""),
+            "link": lambda: os.link(path, f"{path}.link"),
+            "rename": lambda: os.rename(path, f"{path}.moved"),
+            "unlink": lambda: os.unlink(path),
+        }
+
+    f = f"{d}/f"
+    write(f, b"content")
+    before = os.stat(f)
+    held = os.open(f, os.O_RDWR)
+    try:
+        assert lsattr(f) == 0
+        chattr(f, immutable | no_dump)
+        assert lsattr(f) == immutable | no_dump and os.stat(f).st_ctime_ns > before.st_ctime_ns
+        for what, change in changes(f).items():
+            try:
+                change()
+            except PermissionError as why:
+                assert why.errno == errno.EPERM, (what, why)
+                continue
+            raise AssertionError(f"{what} of an immutable file")
+        expect_errno(errno.EPERM, os.utime, f)
+        expect_errno(errno.EPERM, os.pwrite, held, b"x", 0)
+        expect_errno(errno.EPERM, os.ftruncate, held, 0)
+        expect_errno(errno.EPERM, os.posix_fallocate, held, 0, 100)
+        assert read(f) == b"content" and os.stat(f).st_nlink == 1
+        chattr(f, append)
+        for what, change in changes(f).items():
+            try:
+                change()
+            except PermissionError as why:
+                assert why.errno == errno.EPERM, (what, why)
+                continue
+            raise AssertionError(f"{what} of a file that is append only")
+        os.utime(f)
+        write(f, b", more", "ab")
+        assert read(f) == b"content, more"
+        chattr(f, 0)
+        os.pwrite(held, b"C", 0)
+        assert read(f) == b"Content, more"
+    finally:
+        os.close(held)
+        chattr(f, 0)
+
+    os.mkdir(f"{d}/dir")
+    write(f"{d}/dir/f", b"")
+    try:
+        chattr(f"{d}/dir", immutable)
+        expect_errno(errno.EPERM, write, f"{d}/dir/new", b"")
+        expect_errno(errno.EPERM, os.unlink, f"{d}/dir/f")
+        expect_errno(errno.EPERM, os.rename, f"{d}/dir", f"{d}/moved")
+        write(f"{d}/dir/f", b"changed")
+        chattr(f"{d}/dir", append)
+        write(f"{d}/dir/new", b"")
+        expect_errno(errno.EPERM, os.unlink, f"{d}/dir/new")
+        expect_errno(errno.EPERM, os.rename, f"{d}/dir/new", f"{d}/dir/other")
+    finally:
+        chattr(f"{d}/dir", no_dump)
+    os.mkdir(f"{d}/dir/sub")
+    assert lsattr(f"{d}/dir/sub") == no_dump, "new ones have it from their directory"
+
+    # The other interface, and what is not allowed.
+    with open(f, "rb") as file:
+        attributes = bytearray(fcntl.ioctl(file, get_xattr, b"\0" * 28))
+        attributes[0:4] = struct.pack("I", struct.unpack("I", attributes[0:4])[0] & 0x80000000 | 0x80)
+        fcntl.ioctl(file, set_xattr, bytes(attributes))
+    assert lsattr(f) == no_dump
+    os.chown(f, 1000, 1000)
+    os.chmod(d, 0o777)
+    as_user(1000, 1000, [], lambda: chattr(f, 0))
+    as_user(1000, 1000, [], lambda: expect_errno(errno.EPERM, chattr, f, immutable))
+    as_user(1001, 1001, [], lambda: expect_errno(errno.EPERM, chattr, f, no_dump))
+
+
+@statement("X2")
+def inode_versions(d):
     write(f"{d}/f", b"")
     with open(f"{d}/f", "rb") as file:
-        expect_errno((errno.ENOTTY, errno.ENOSYS), fcntl.ioctl, file, 0x80086601, b"\0" * 8)
+        expect_errno((errno.ENOTTY, errno.ENOSYS), fcntl.ioctl, file, 0x80087601, b"\0" * 8)
 
 
 def main():

@@ -23,7 +23,7 @@ use kestrel_types::wire::{
 };
 
 const READ: OpenFlags =
-    OpenFlags { read: true, write: false, exec: false, truncate: false, kill_suid: false };
+    OpenFlags { read: true, write: false, exec: false, truncate: false, kill_suid: false, append: false };
 
 fn record(token: &Token) -> TokenRecord {
     TokenRecord::new(token.id, "test", token.verifier(), 0)

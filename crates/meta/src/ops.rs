@@ -17,6 +17,7 @@ pub mod readdir;
 pub mod rename;
 pub mod rmdir;
 pub mod setattr;
+pub mod setflags;
 pub mod sweep;
 pub mod symlink;
 pub mod tmpfile;
@@ -37,6 +38,7 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         Op::Parent(dir) => getattr::parent(view, *dir),
         Op::GetAttr(inode) => getattr::run(view, inode),
         Op::SetAttr(inode, set) => setattr::run(view, creds, inode, set),
+        Op::SetFlags(inode, flags) => setflags::run(view, creds, inode, *flags),
         Op::Access(inode, mask) => access::run(view, creds, inode, *mask),
         Op::ReadLink(inode) => access::readlink(view, inode),
         Op::Create { place, mode, flags, exclusive } => {
@@ -128,7 +130,7 @@ pub fn is_freeing(op: &Op) -> bool {
 }
 
 /// Names of the kinds of requests, for counters. The index is [`kind`].
-pub const KINDS: [&str; 33] = [
+pub const KINDS: [&str; 34] = [
     "lookup",
     "parent",
     "getattr",
@@ -162,6 +164,7 @@ pub const KINDS: [&str; 33] = [
     "sweep",
     "openat",
     "locate",
+    "setflags",
 ];
 
 /// Kind of a request, an index of [`KINDS`].
@@ -200,5 +203,6 @@ pub fn kind(op: &Op) -> usize {
         Op::Sweep(_) => 30,
         Op::OpenAt(..) => 31,
         Op::Locate { .. } => 32,
+        Op::SetFlags(..) => 33,
     }
 }

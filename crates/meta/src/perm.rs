@@ -3,6 +3,7 @@
 //! Supplementary groups may be unknown ([`Creds::groups`]). Every rule here asks for them only if they decide.
 
 use kestrel_types::ids::InodeId;
+use kestrel_types::inode::InodeFlags;
 use kestrel_types::request::{Creds, Outcome};
 
 use crate::view::{Run, Stop, fail};
@@ -26,7 +27,7 @@ pub const GROUP_EXEC: u16 = 0o010;
 /// What decides who may do what with a file or directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Guard {
-    /// Permission bits, 12 bits.
+    /// Permission bits, 12 bits, and above them the [`InodeFlags`], 4 bits: see [`Guard::flags`].
     pub mode: u16,
     /// Owner.
     pub uid: u32,
@@ -34,6 +35,41 @@ pub struct Guard {
     pub gid: u32,
     /// It is a directory.
     pub dir: bool,
+}
+
+/// What the mode of a [`Guard`] is shifted by to give the flags.
+const FLAGS_SHIFT: u32 = 12;
+
+/// The mode of a [`Guard`].
+pub const fn guard_mode(mode: u16, flags: InodeFlags) -> u16 {
+    mode & 0o7777 | (flags.bits() as u16) << FLAGS_SHIFT
+}
+
+impl Guard {
+    /// The flags.
+    pub fn flags(&self) -> InodeFlags {
+        InodeFlags::from_bits((self.mode >> FLAGS_SHIFT) as u8).unwrap_or_default()
+    }
+}
+
+/// What protects it from all changes but new content or new names.
+const PROTECTED: InodeFlags = InodeFlags::IMMUTABLE.with(InodeFlags::APPEND);
+
+/// Fails with `EPERM` if it is immutable.
+pub fn check_mutable(flags: InodeFlags) -> Run<()> {
+    if flags.has(InodeFlags::IMMUTABLE) {
+        Err(fail(libc::EPERM, "it is immutable (chattr -i)"))
+    } else {
+        Ok(())
+    }
+}
+
+/// Fails with `EPERM` if it is immutable or append only: its attributes and names stay.
+pub fn check_changeable(flags: InodeFlags) -> Run<()> {
+    if flags.has(PROTECTED) {
+        return Err(fail(libc::EPERM, "it is immutable or append only (chattr -i, -a)"));
+    }
+    Ok(())
 }
 
 /// Whether the caller is a member of `gid`.
@@ -47,9 +83,13 @@ pub fn in_group(creds: &Creds, gid: u32) -> Run<bool> {
     }
 }
 
-/// Fails with `EACCES` unless the caller has all permissions in `want`.
+/// Fails with `EACCES` unless the caller has all permissions in `want`; with `EPERM`, first of all, if what is immutable is to
+/// be written.
 #[inline]
 pub fn check(creds: &Creds, guard: Guard, want: u32) -> Run<()> {
+    if want & WRITE != 0 {
+        check_mutable(guard.flags())?;
+    }
     let mode = u32::from(guard.mode);
     let granted = if creds.uid == 0 {
         // The superuser may do anything but execute what nobody may execute.

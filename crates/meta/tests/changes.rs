@@ -29,7 +29,7 @@ use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 
 const FLAGS: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
 
 /// Tables whose rows have owners by name or id.
 const MOVING: [Table; 8] = [

@@ -130,13 +130,14 @@ fn commit() -> BoxedStrategy<Op> {
 }
 
 fn flags() -> BoxedStrategy<OpenFlags> {
-    any::<[bool; 5]>()
-        .prop_map(|[read, write, exec, truncate, kill_suid]| OpenFlags {
+    any::<[bool; 6]>()
+        .prop_map(|[read, write, exec, truncate, kill_suid, append]| OpenFlags {
             read,
             write,
             exec,
             truncate,
             kill_suid,
+            append,
         })
         .boxed()
 }

@@ -25,7 +25,7 @@ use kestrel_types::request::{Answer, Commit, Creds, NewData, Op, OpenFlags, Outc
 use parking_lot::Mutex;
 
 const FLAGS: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
 
 type Ended = Arc<Mutex<Option<FsResult<()>>>>;
 

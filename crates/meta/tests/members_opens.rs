@@ -16,7 +16,7 @@ use kestrel_types::request::{Answer, Creds, Op, OpenFlags, RenameFlags, Request,
 use kestrel_types::wire::ClientId;
 
 const FLAGS: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
 
 fn create(path: &str) -> Op {
     Op::Create { place: at(path), mode: 0o644, flags: FLAGS, exclusive: false }

@@ -22,6 +22,7 @@ pub fn target(op: &Op) -> Option<&InodeRef> {
     match op {
         Op::GetAttr(inode)
         | Op::SetAttr(inode, _)
+        | Op::SetFlags(inode, _)
         | Op::Access(inode, _)
         | Op::ReadLink(inode)
         | Op::Open(inode, _)

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kestrel_types::clock::Nanos;
-use kestrel_types::inode::Kind;
+use kestrel_types::inode::{InodeFlags, Kind};
 use kestrel_types::range::Range;
 use kestrel_types::request::{Answer, Outcome, Reply};
 
@@ -96,6 +96,8 @@ pub struct Node {
     pub data_change: u64,
     /// Extended attributes; under the name `->` a symbolic link's target.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Set by chattr.
+    pub flags: InodeFlags,
     /// It has no name and may be given one.
     pub linkable: bool,
     /// Opens not yet released.
@@ -158,6 +160,7 @@ impl Model {
             layout: Layout::None,
             data_change: 0,
             xattrs: BTreeMap::new(),
+            flags: InodeFlags::default(),
             linkable: false,
             opens: 0,
         }

@@ -75,6 +75,7 @@ pub fn open_flags(flags: u32, kill_suid: bool) -> OpenFlags {
         exec,
         truncate: flags as i32 & libc::O_TRUNC != 0,
         kill_suid,
+        append: flags as i32 & libc::O_APPEND != 0,
     }
 }
 

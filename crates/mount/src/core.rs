@@ -2,10 +2,10 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kestrel_client::fs::{Caller, DirHandle, Done, FileHandle, Fs, Opened};
-use kestrel_fuse::{self as fuse, Reply};
+use kestrel_fuse::{self as fuse, Notifier, Reply};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
@@ -49,6 +49,8 @@ pub struct Core {
     pub passthrough: PassthroughState,
     /// What threads were told of directories, where others may change that.
     told: Option<Told>,
+    /// The way to the kernel, once the mount is there.
+    pub notifier: OnceLock<Notifier>,
 }
 
 impl Core {
@@ -68,6 +70,7 @@ impl Core {
             direct: DirectWrites::default(),
             passthrough: PassthroughState::default(),
             told: (!trust.alone).then(Told::default),
+            notifier: OnceLock::new(),
         })
     }
 

@@ -26,6 +26,8 @@ pub struct Mounted(pub Arc<Core>);
 
 impl FileSystem for Mounted {
     fn init(&self, negotiated: &Negotiated, notifier: &Notifier) -> Result<(), i32> {
+        // Only once.
+        let _ = self.0.notifier.set(notifier.clone());
         if let Some(locking) = &self.0.locking {
             locking.start(&self.0.fs, notifier.clone());
         }
@@ -296,7 +298,7 @@ impl FileSystem for Mounted {
                 });
             }
             Operation::Statfs => core.statfs(pid, reply),
-            Operation::Ioctl(_) => reply.error(libc::ENOTTY),
+            Operation::Ioctl(ioctl) => core.ioctl(caller, node, ioctl, reply),
             Operation::Getlk(lock) => {
                 core.file(lock.fh, reply, |file, reply| core.get_lock(&file, lock, reply))
             }

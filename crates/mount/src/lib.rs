@@ -8,6 +8,7 @@ mod core;
 mod direct;
 mod dispatch;
 mod export;
+mod flags;
 mod handles;
 mod locking;
 mod naming;

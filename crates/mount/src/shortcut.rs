@@ -18,7 +18,7 @@ use crate::paths::{Counters, Found, Plan, Purpose, SEARCH_ALL, Target, Use, Wait
 
 /// How a directory is opened to be listed.
 const LIST: OpenFlags =
-    OpenFlags { read: true, write: false, exec: false, truncate: false, kill_suid: false };
+    OpenFlags { read: true, write: false, exec: false, truncate: false, kill_suid: false, append: false };
 
 impl Core {
     /// A thread that asks for something does not go on with what it asked before.

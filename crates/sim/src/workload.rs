@@ -1,7 +1,8 @@
 //! What clients ask: every operation, on few names, so that they are in each other's way.
 
 use kestrel_types::extent::Extent;
-use kestrel_types::inode::{CHUNK_BYTES, Data, Kind};
+use kestrel_types::ids::ROOT;
+use kestrel_types::inode::{CHUNK_BYTES, Data, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
@@ -143,7 +144,23 @@ fn content(client: &mut Client) -> Option<Op> {
     })
 }
 
+/// Flags of something: mostly none, or soon nothing could change. The root stays as it is: checks at the end make names in it.
+fn set_flags(client: &mut Client) -> Op {
+    let inode = any(client);
+    let flags = match client.dice.below(10) {
+        0 | 1 if inode.ino == ROOT => InodeFlags::NO_DUMP,
+        0 => InodeFlags::IMMUTABLE,
+        1 => InodeFlags::APPEND,
+        2 => InodeFlags::NO_DUMP,
+        _ => InodeFlags::default(),
+    };
+    Op::SetFlags(inode, flags)
+}
+
 fn set_attr(client: &mut Client) -> Op {
+    if client.dice.chance(15) {
+        return set_flags(client);
+    }
     let inode = any(client);
     let mut set = SetAttr::default();
     match client.dice.below(4) {

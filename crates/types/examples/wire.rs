@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use kestrel_types::error::FsError;
-use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::name::{Dirs, InodeRef, Name, Place};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, Request};
 use kestrel_types::wire::{
@@ -37,6 +37,7 @@ fn inode() -> Box<Inode> {
         change,
         data_change: change,
         xattrs: false,
+        flags: InodeFlags::default(),
         data: Data::None,
     })
 }

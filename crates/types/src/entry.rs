@@ -86,7 +86,7 @@ impl Entry {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::inode::Data;
+    use crate::inode::{Data, InodeFlags};
     use crate::range::Range;
     use proptest::prelude::*;
 
@@ -105,11 +105,13 @@ pub(crate) mod tests {
     prop_compose! {
         pub(crate) fn inode()(ino in 1u64.., kind in 1u8..8, mode in 0u16..0o10000, ids in any::<(u32, u32, u32, u32)>(),
             size in 0..=i64::MAX as u64, times in any::<[i64; 4]>(), same in any::<bool>(),
-            changes in any::<(u64, u64)>(), data in data()) -> Inode {
+            changes in any::<(u64, u64)>(), data in data(), flags in 0u8..32) -> Inode {
+            // Most have none.
+            let flags = InodeFlags::from_bits(flags).unwrap_or_default();
             let [atime, mtime, ctime, btime] = if same { [times[0]; 4] } else { times };
             Inode { ino, kind: Kind::from_u8(kind).unwrap(), mode, uid: ids.0, gid: ids.1, nlink: ids.2, rdev: ids.3,
                 size, atime, mtime, ctime, btime, change: changes.0,
-                data_change: if same { changes.0 } else { changes.1 }, xattrs: same, data }
+                data_change: if same { changes.0 } else { changes.1 }, xattrs: same, flags, data }
         }
     }
 
@@ -132,6 +134,20 @@ pub(crate) mod tests {
         }
     }
 
+    /// Records of before there were flags are read as ever, and are still what is written where there are none.
+    #[test]
+    fn flags_take_a_new_row_version() {
+        let mut inode = Inode::new(7, Kind::File, 1, 2);
+        let plain = Entry::Inode(inode.clone()).encode();
+        inode.flags = InodeFlags::IMMUTABLE.with(InodeFlags::NO_DUMP);
+        let flagged = Entry::Inode(inode.clone()).encode();
+        assert_eq!((plain[0], flagged[0], flagged.len()), (1, 2, plain.len() + 1));
+        assert_eq!(Entry::decode(&flagged), Ok(Entry::Inode(inode)));
+        let mut unknown = flagged.clone();
+        *unknown.last_mut().unwrap() = 16;
+        assert!(Entry::decode(&unknown).is_err());
+    }
+
     #[test]
     fn an_empty_file_takes_little_room() {
         let inode = Inode {
@@ -150,6 +166,7 @@ pub(crate) mod tests {
             change: 1,
             data_change: 1,
             xattrs: false,
+            flags: InodeFlags::default(),
             data: Data::None,
         };
         assert!(Entry::Inode(inode).encode().len() <= 32);

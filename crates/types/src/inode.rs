@@ -91,6 +91,57 @@ pub enum Data {
     Chunked,
 }
 
+/// Flags of a file or directory, as `chattr(1)` sets them. Numbers are on disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct InodeFlags(u8);
+
+impl InodeFlags {
+    /// Nothing of it changes: content, attributes, names (`chattr +i`).
+    pub const IMMUTABLE: InodeFlags = InodeFlags(1);
+    /// A file is only appended to, a directory only gets new names (`chattr +a`).
+    pub const APPEND: InodeFlags = InodeFlags(2);
+    /// `dump(8)` leaves it out (`chattr +d`). Means nothing here; new files and directories have it from their directory.
+    pub const NO_DUMP: InodeFlags = InodeFlags(4);
+    /// Its access time is not kept (`chattr +A`); passed on as [`InodeFlags::NO_DUMP`] is.
+    pub const NO_ATIME: InodeFlags = InodeFlags(8);
+
+    /// All there are.
+    const ALL: u8 = 15;
+
+    /// From their number; `None` if there are unknown ones among them.
+    pub fn from_bits(bits: u8) -> Option<InodeFlags> {
+        (bits & !Self::ALL == 0).then_some(InodeFlags(bits))
+    }
+
+    /// Their number, of four bits.
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// Whether any of `flags` is set.
+    pub const fn has(self, flags: InodeFlags) -> bool {
+        self.0 & flags.0 != 0
+    }
+
+    /// These and others.
+    #[must_use]
+    pub const fn with(self, flags: InodeFlags) -> InodeFlags {
+        InodeFlags(self.0 | flags.0)
+    }
+
+    /// Those that are also in `flags`.
+    #[must_use]
+    pub const fn only(self, flags: InodeFlags) -> InodeFlags {
+        InodeFlags(self.0 & flags.0)
+    }
+
+    /// Those that are in one of the two alone.
+    #[must_use]
+    pub const fn difference(self, other: InodeFlags) -> InodeFlags {
+        InodeFlags(self.0 ^ other.0)
+    }
+}
+
 /// A file or directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inode {
@@ -125,12 +176,17 @@ pub struct Inode {
     /// Rows in table `xattr` may exist. Stays set once an extended attribute was set, so that files that never had one
     /// (nearly all) cost no look-up when they are read or removed.
     pub xattrs: bool,
+    /// What may be done with it.
+    pub flags: InodeFlags,
     /// Content.
     pub data: Data,
 }
 
-/// Version of the inode's encoding.
+/// Version of the encoding of an inode without flags.
 const VERSION: u8 = 1;
+
+/// Version of the encoding of an inode that has flags.
+const VERSION_FLAGS: u8 = 2;
 
 /// Bit of the byte that holds the type: [`Inode::xattrs`].
 const HAS_XATTRS: u8 = 0x80;
@@ -165,6 +221,7 @@ impl Inode {
             change: stamp,
             data_change: stamp,
             xattrs: false,
+            flags: InodeFlags::default(),
             data: Data::None,
         }
     }
@@ -190,7 +247,9 @@ impl Inode {
             | flag(self.nlink != 1, HAS_NLINK)
             | flag(self.rdev != 0, HAS_RDEV)
             | data_tag << DATA_SHIFT;
-        out.extend_from_slice(&[VERSION, self.kind as u8 | flag(self.xattrs, HAS_XATTRS), flags]);
+        let has_flags = self.flags != InodeFlags::default();
+        let version = if has_flags { VERSION_FLAGS } else { VERSION };
+        out.extend_from_slice(&[version, self.kind as u8 | flag(self.xattrs, HAS_XATTRS), flags]);
         put_varint(out, self.ino);
         put_varint(out, u64::from(self.mode));
         put_varint(out, u64::from(self.uid));
@@ -214,6 +273,9 @@ impl Inode {
         if flags & HAS_RDEV != 0 {
             put_varint(out, u64::from(self.rdev));
         }
+        if has_flags {
+            out.push(self.flags.bits());
+        }
         match &self.data {
             Data::None | Data::Chunked => {}
             Data::Inline(bytes) => put_string(out, bytes),
@@ -229,7 +291,8 @@ impl Inode {
     /// # Errors
     /// If the bytes are truncated, out of bounds or of a newer version.
     pub fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        if reader.u8()? != VERSION {
+        let version = reader.u8()?;
+        if version != VERSION && version != VERSION_FLAGS {
             return Err(DecodeError("inode of an unknown format version"));
         }
         let kind_byte = reader.u8()?;
@@ -248,6 +311,12 @@ impl Inode {
         let data_change = if flags & DATA_CHANGE_IS_CHANGE == 0 { reader.u64()? } else { change };
         let nlink = if flags & HAS_NLINK == 0 { 1 } else { reader.varint32()? };
         let rdev = if flags & HAS_RDEV == 0 { 0 } else { reader.varint32()? };
+        let inode_flags = if version == VERSION {
+            Some(InodeFlags::default())
+        } else {
+            InodeFlags::from_bits(reader.u8()?)
+        };
+        let inode_flags = inode_flags.ok_or(DecodeError("unknown inode flags"))?;
         let data = match flags >> DATA_SHIFT {
             0 => Data::None,
             1 => Data::Inline(reader.string(INLINE_MAX)?.into()),
@@ -280,6 +349,7 @@ impl Inode {
             change,
             data_change,
             xattrs,
+            flags: inode_flags,
             data,
         };
         Ok(inode)

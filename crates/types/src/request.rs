@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::clock::Nanos;
 use crate::extent::Extent;
 use crate::ids::{InodeId, ObjectId};
-use crate::inode::{Inode, Kind};
+use crate::inode::{Inode, InodeFlags, Kind};
 use crate::name::{InodeRef, Name, Place};
 use crate::range::Range;
 
@@ -89,6 +89,8 @@ pub struct OpenFlags {
     pub truncate: bool,
     /// With [`OpenFlags::truncate`]: drop set-id bits.
     pub kill_suid: bool,
+    /// Every write goes to the end (`O_APPEND`): what a file that is append only wants.
+    pub append: bool,
 }
 
 /// Flags of a rename.
@@ -157,6 +159,9 @@ pub enum Op {
     GetAttr(InodeRef),
     /// Changes attributes. Answer: [`Answer::Inode`], with the content after a truncation.
     SetAttr(InodeRef, SetAttr),
+    /// Sets the flags of a file or directory; the owner, and the superuser alone where "immutable" or "append only" change (`EPERM`).
+    /// Anything else has none (`EOPNOTSUPP`). Answer: [`Answer::Inode`].
+    SetFlags(InodeRef, InodeFlags),
     /// Checks `R_OK | W_OK | X_OK` permissions. Answer: [`Answer::Done`].
     Access(InodeRef, u32),
     /// Target of a symbolic link. Answer: [`Answer::Bytes`].
@@ -334,6 +339,7 @@ impl Op {
             Op::Locate { files, .. } => files.iter_mut().for_each(|ino| visit(Named::File(ino))),
             Op::GetAttr(inode)
             | Op::SetAttr(inode, _)
+            | Op::SetFlags(inode, _)
             | Op::Access(inode, _)
             | Op::ReadLink(inode)
             | Op::Open(inode, _)
@@ -389,6 +395,7 @@ impl Op {
             | Op::SetAttr(inode, SetAttr { through_handle: true, .. }) => Subject::Held(inode),
             Op::GetAttr(inode)
             | Op::SetAttr(inode, _)
+            | Op::SetFlags(inode, _)
             | Op::Access(inode, _)
             | Op::ReadLink(inode)
             | Op::Open(inode, _)
@@ -426,6 +433,7 @@ impl Op {
             | Op::TreeUsage(_)
             | Op::Sync => false,
             Op::SetAttr(..)
+            | Op::SetFlags(..)
             | Op::Create { .. }
             | Op::Open(..)
             | Op::OpenAt(..)

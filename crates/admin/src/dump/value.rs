@@ -4,7 +4,7 @@
 use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::{Extent, ExtentList, Source};
-use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::key::{Key, SUFFIX_MAX, Table};
 use kestrel_types::range::Range;
 use kestrel_types::stat::{DirStat, ObjStat};
@@ -285,6 +285,9 @@ fn inode_object(inode: &Inode) -> Value {
     field("change", inode.change.into());
     field("data_change", inode.data_change.into());
     field("xattrs", inode.xattrs.into());
+    if inode.flags != InodeFlags::default() {
+        field("flags", inode.flags.bits().into());
+    }
     match &inode.data {
         Data::None => {}
         Data::Inline(bytes) => put_bytes(&mut object, "inline", bytes),
@@ -332,6 +335,10 @@ fn parse_inode(value: &Value) -> Option<Inode> {
         change: number("change")?,
         data_change: number("data_change")?,
         xattrs: object.get("xattrs")?.as_bool()?,
+        flags: match object.get("flags") {
+            None => InodeFlags::default(),
+            Some(bits) => InodeFlags::from_bits(u8::try_from(bits.as_u64()?).ok()?)?,
+        },
         data,
     })
 }

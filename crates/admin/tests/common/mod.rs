@@ -18,7 +18,7 @@ use kestrel_meta::engine::{BatchKind, Engine, Mutation};
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::{Extent, ExtentList};
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
-use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::range::Range;
 use kestrel_types::stat::{DirStat, ObjStat};
@@ -69,6 +69,7 @@ pub fn inode(ino: InodeId, kind: Kind, size: u64, data: Data) -> Inode {
         change: 7,
         data_change: 7,
         xattrs: false,
+        flags: InodeFlags::default(),
         data,
     }
 }

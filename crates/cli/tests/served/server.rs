@@ -109,7 +109,7 @@ pub struct Client {
 }
 
 const READ_WRITE: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
 
 pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()

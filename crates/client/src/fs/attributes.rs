@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kestrel_types::ids::InodeId;
-use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::inode::{Inode, InodeFlags, Kind};
 use kestrel_types::request::{Op, SetAttr, Usage};
 
 use super::{Answer, Caller, Done, Fs, into_inode, unexpected};
@@ -58,6 +58,24 @@ impl Fs {
                 state.discard();
             }
         }
+    }
+
+    /// Sets flags (chattr). What was written before is stored first: an immutable file takes nothing more.
+    pub fn set_flags(self: &Arc<Self>, caller: Caller, ino: InodeId, flags: InodeFlags, done: Done<Inode>) {
+        let fs = self.clone();
+        self.flush_ino(
+            ino,
+            Box::new(move |flushed| match flushed {
+                Ok(()) => {
+                    let op = Op::SetFlags(fs.known.reference(ino), flags);
+                    let again = fs.clone();
+                    fs.ask(caller, op, move |answer| {
+                        done(answer.and_then(into_inode).map(|inode| again.accept(inode, None)));
+                    });
+                }
+                Err(error) => done(Err(error)),
+            }),
+        );
     }
 
     fn setattr_now(self: &Arc<Self>, caller: Caller, ino: InodeId, set: SetAttr, done: Done<Inode>) {

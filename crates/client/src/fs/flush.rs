@@ -14,7 +14,7 @@ use kestrel_types::clock::{MILLISECOND, Nanos};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, Source, chunk_parts};
 use kestrel_types::ids::InodeId;
-use kestrel_types::inode::{CHUNK_BYTES, Data, Inode};
+use kestrel_types::inode::{CHUNK_BYTES, Data, Inode, InodeFlags};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
     Answer, COMMIT_EXTENTS_MAX, Commit, Creds, NewData, Op, Outcome, Reply, Request,
@@ -511,7 +511,14 @@ impl Fs {
                 }
                 self.plan_flush(file, state);
             }
-            Err(Outcome::Failed(error)) => self.flush_failed(file, error),
+            Err(Outcome::Failed(error)) => {
+                if error.errno == libc::EPERM {
+                    // Another client made it immutable: no more writes until something shows that it is not any more.
+                    let mut state = file.lock();
+                    state.inode.flags = state.inode.flags.with(InodeFlags::IMMUTABLE);
+                }
+                self.flush_failed(file, error);
+            }
             Err(_) => self
                 .flush_failed(file, FsError::new(libc::EIO, "the metadata node could not commit the file")),
         }

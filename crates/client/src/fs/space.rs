@@ -6,11 +6,12 @@ use std::sync::Arc;
 use kestrel_data::Turn;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, chunk_parts};
-use kestrel_types::inode::{CHUNK_BYTES, Data, FILE_SIZE_MAX};
+use kestrel_types::inode::{CHUNK_BYTES, Data, FILE_SIZE_MAX, InodeFlags};
 use kestrel_types::request::{Commit, NewData, Op, Outcome, SetAttr};
 
 use super::chunk_lists::Page;
 use super::repeat::{Next, Step, repeat};
+use super::write::IMMUTABLE;
 use super::{Answer, Caller, Done, FileHandle, Fs, too_late};
 use crate::extent_cache::ExtentCache;
 use crate::file::{FileState, OpenFile, bad_handle};
@@ -57,7 +58,7 @@ impl Fs {
     /// fallocate(2).
     ///
     /// # Errors
-    /// `EBADF`, `EINVAL`, `EFBIG`, and those of a write.
+    /// `EBADF`, `EINVAL`, `EFBIG`, and those of a write; `EPERM` for anything but space in a file that is append only.
     pub fn fallocate(self: &Arc<Self>, handle: &Arc<FileHandle>, what: Fallocate, done: Done<()>) {
         if !handle.write {
             return done(Err(bad_handle()));
@@ -67,6 +68,13 @@ impl Fs {
         }
         if what.offset.checked_add(what.len).is_none_or(|end| end > FILE_SIZE_MAX) {
             return done(Err(FsError::new(libc::EFBIG, "the file would become larger than 8 EiB")));
+        }
+        let flags = handle.file.lock().inode.flags;
+        if flags.has(InodeFlags::IMMUTABLE) {
+            return done(Err(IMMUTABLE));
+        }
+        if flags.has(InodeFlags::APPEND) && what.hole != Hole::Allocate {
+            return done(Err(FsError::new(libc::EPERM, "the file is append only (chattr -a)")));
         }
         if let Some(caller) = what.unprivileged {
             // As a write does: the flush that comes first commits it, also if nothing else changes.

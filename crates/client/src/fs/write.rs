@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kestrel_data::{Grant, Payload, Placed, Turn};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::inode::FILE_SIZE_MAX;
+use kestrel_types::inode::{FILE_SIZE_MAX, InodeFlags};
 
 use super::{Caller, FileHandle, Fs};
 use crate::file::{FileState, OpenFile, Piece, bad_handle, data_error};
@@ -26,6 +26,9 @@ pub enum WriteAt {
 
 /// How long a write waits for earlier bytes to be stored before it fails with `ETIMEDOUT`.
 const BUDGET_DEADLINE: Duration = Duration::from_secs(60);
+
+/// What is told of a file that became immutable while it was open.
+pub(super) const IMMUTABLE: FsError = FsError::new(libc::EPERM, "the file is immutable (chattr -i)");
 
 impl Fs {
     /// Like [`Fs::write_unless`] for callers that stay. With `kill_suid` set-id bits go as by a write of somebody who is neither
@@ -50,7 +53,7 @@ impl Fs {
     /// bits away.
     ///
     /// # Errors
-    /// `EBADF`, `EFBIG`; `ETIMEDOUT` if the block store has not taken earlier bytes for a minute.
+    /// `EBADF`, `EFBIG`; `EPERM` if the file is known to be immutable; `ETIMEDOUT` if the block store has not taken earlier bytes for a minute.
     pub fn write_unless(
         self: &Arc<Self>,
         handle: &FileHandle,
@@ -78,6 +81,9 @@ impl Fs {
         };
         let file = &handle.file;
         let mut state = file.lock();
+        if state.inode.flags.has(InodeFlags::IMMUTABLE) {
+            return Err(IMMUTABLE);
+        }
         // Under the lock, so that of two writers the later one's time stays.
         let now = self.clock.now();
         let offset = match at {

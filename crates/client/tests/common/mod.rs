@@ -63,7 +63,7 @@ pub fn client(
 
 /// Open for reading and writing.
 pub const READ_WRITE: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
 
 /// Opens a file of the root, made if need be.
 pub fn open(fs: &Arc<Fs>, name: &str) -> Arc<FileHandle> {

@@ -26,7 +26,7 @@ use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Request};
 pub const BLOCK: u32 = 64 * 1024;
 
 pub const READ_WRITE: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
 
 struct Ids(AtomicU64);
 

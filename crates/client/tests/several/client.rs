@@ -15,7 +15,7 @@ use kestrel_types::request::{Creds, Op, OpenFlags, RenameFlags, Reply, Request};
 use crate::cluster::PATIENCE;
 
 pub const READ: OpenFlags =
-    OpenFlags { read: true, write: false, exec: false, truncate: false, kill_suid: false };
+    OpenFlags { read: true, write: false, exec: false, truncate: false, kill_suid: false, append: false };
 pub const READ_WRITE: OpenFlags = OpenFlags { write: true, ..READ };
 
 pub struct Client {

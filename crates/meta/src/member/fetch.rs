@@ -15,7 +15,7 @@ use super::work::{Stage, Work};
 use super::{Member, RESEND, Todo};
 use crate::locks::{Mode, TxnId};
 use crate::perm::{Dentry, Guard};
-use crate::view::{Want, decode_dir_id};
+use crate::view::{Want, decode_dir_id, guard_of};
 
 /// A question for a dentry that is under way.
 pub(super) struct Fetching {
@@ -237,7 +237,7 @@ impl Member {
 fn told_of(entry: Entry) -> Fetched {
     match entry {
         Entry::Inode(inode) if inode.kind == Kind::Dir => {
-            Fetched::Dir { ino: inode.ino, mode: inode.mode, uid: inode.uid, gid: inode.gid }
+            Fetched::Dir { ino: inode.ino, mode: guard_of(&inode).mode, uid: inode.uid, gid: inode.gid }
         }
         _ => Fetched::None,
     }

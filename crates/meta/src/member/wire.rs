@@ -384,7 +384,7 @@ fn fetched(r: &mut Reader<'_>) -> Result<Fetched, DecodeError> {
     Ok(match r.u8()? {
         0 => {
             let (ino, mode) = (r.varint()?, r.varint32()?);
-            let mode = u16::try_from(mode).ok().filter(|mode| *mode <= 0o7777);
+            let mode = u16::try_from(mode).ok();
             let mode = mode.ok_or(DecodeError("mode out of bounds"))?;
             Fetched::Dir { ino, mode, uid: r.varint32()?, gid: r.varint32()? }
         }

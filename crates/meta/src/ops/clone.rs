@@ -37,6 +37,7 @@ pub fn run(
     view.need_exclusive()?;
     let source = view.find(from, Use::Read)?;
     let target = view.find(to, Use::Write)?;
+    perm::check_mutable(target.inode.flags)?;
     check(&source.inode, &target.inode, window)?;
     let mode = match creds.uid {
         0 => target.inode.mode,

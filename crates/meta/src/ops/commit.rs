@@ -23,6 +23,8 @@ pub fn run(view: &mut View<'_>, creds: &Creds, commit: &Commit) -> Run<Answer> {
     if found.inode.kind != Kind::File {
         return Err(fail(libc::EINVAL, "only regular files have content"));
     }
+    // Who has it open may not write to it any more either. (Append only is a matter of opening.)
+    perm::check_mutable(found.inode.flags)?;
     if found.inode.data_change != commit.base {
         return Err(Stop::Out(Box::new(Outcome::Conflict(Box::new(found.inode)))));
     }

@@ -30,6 +30,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, place: &Place) 
     }
     check_source(creds, &found)?;
     make::check(view, creds, &spot)?;
+    perm::check_changeable(found.inode.flags)?;
     if found.is_dir() {
         return Err(fail(libc::EPERM, "a directory has one name only"));
     }

@@ -1,7 +1,7 @@
 //! What creating anything with a name has in common.
 
 use kestrel_types::entry::Entry;
-use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::request::Creds;
 
 use crate::perm::{self, Dentry, WRITE};
@@ -45,7 +45,12 @@ pub fn inode(view: &mut View<'_>, creds: &Creds, dir: &Dentry, name: &[u8], new:
     };
     let ino = view.new_ino(dir.ino, name)?;
     let bare = Inode::new(ino, new.kind, view.now, view.stamp);
-    Ok(Inode { mode, uid: creds.uid, gid, rdev: new.rdev, size, data: new.data, ..bare })
+    let inherited = InodeFlags::NO_DUMP.with(InodeFlags::NO_ATIME);
+    let flags = match new.kind {
+        Kind::File | Kind::Dir => dir.guard.flags().only(inherited),
+        _ => InodeFlags::default(),
+    };
+    Ok(Inode { mode, uid: creds.uid, gid, rdev: new.rdev, size, flags, data: new.data, ..bare })
 }
 
 /// Gives a new inode that is no directory its name.

@@ -1,6 +1,7 @@
 //! Open and OpenAt: open what a number or a place leads to, check permissions, truncate if asked to; Release gives it back.
 //!
-//! Errors: a symbolic link `ELOOP`; a directory for writing `EISDIR`; missing permission `EACCES`. `O_TRUNC` needs write
+//! Errors: a symbolic link `ELOOP`; a directory for writing `EISDIR`; missing permission `EACCES`; immutable for writing, or append only to
+//! be written otherwise than with `O_APPEND`, `EPERM`. `O_TRUNC` needs write
 //! permission and works on regular files only (elsewhere it is ignored, as Linux does); it sets times even on an empty file.
 //!
 //! Opens are counted in the node's memory, so that the data of a file that loses its last name stays until the last
@@ -8,7 +9,7 @@
 //! network live on: they claim what they had open ([`claim`]), and answers that tell of opens are given again ([`again`]).
 
 use kestrel_types::ids::InodeId;
-use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::inode::{Inode, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Place};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags};
 
@@ -92,7 +93,12 @@ fn check(creds: &Creds, found: &Found, flags: &OpenFlags) -> Run<()> {
     if flags.write || flags.truncate {
         want |= WRITE;
     }
-    perm::check(creds, found.guard(), want)
+    perm::check(creds, found.guard(), want)?;
+    let overwrites = flags.truncate || flags.write && !flags.append;
+    if overwrites && found.inode.flags.has(InodeFlags::APPEND) {
+        return Err(fail(libc::EPERM, "it is append only (chattr -a): open it with O_APPEND"));
+    }
+    Ok(())
 }
 
 fn truncated(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFlags) -> Run<Inode> {

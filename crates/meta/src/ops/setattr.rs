@@ -7,6 +7,7 @@
 //! - **size**: regular files (`EISDIR`, `EINVAL`), write permission unless it comes through a descriptor (`EACCES`); above
 //!   the limit `EFBIG`. Times of modification and change are set even if the size stays; `data_change` only if it does not.
 //! - **times**: both to the present: owner or write permission (`EACCES`); anything else: owner (`EPERM`).
+//! - What is immutable keeps all of it, and what is append only all but times that are set to the present (`EPERM`).
 //! - Every SetAttr, even an empty one, sets ctime.
 //!
 //! A directory's dentry is in the replica of every worker, and its times are spread over its shares: exclusive. All
@@ -103,6 +104,16 @@ fn forget_times(view: &mut View<'_>, dir: u64) -> Run<()> {
 
 /// Checks everything; the mode that the inode will have.
 fn check(creds: &Creds, inode: &Inode, set: &SetAttr) -> Run<u16> {
+    perm::check_mutable(inode.flags)?;
+    if set.mode.is_some()
+        || set.uid.is_some()
+        || set.gid.is_some()
+        || set.size.is_some()
+        || is_explicit(set.atime)
+        || is_explicit(set.mtime)
+    {
+        perm::check_changeable(inode.flags)?;
+    }
     if let Some(size) = set.size {
         match inode.kind {
             Kind::File => content::check_size(size)?,
@@ -145,10 +156,14 @@ fn check(creds: &Creds, inode: &Inode, set: &SetAttr) -> Run<u16> {
     Ok(mode)
 }
 
+/// Whether a time is set that is not the present.
+fn is_explicit(time: Option<SetTime>) -> bool {
+    matches!(time, Some(SetTime::At(_)))
+}
+
 /// Whether somebody who does not own the file may set these times.
 fn check_times(creds: &Creds, inode: &Inode, set: &SetAttr) -> Run<()> {
-    let explicit = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
-    if explicit(set.atime) || explicit(set.mtime) {
+    if is_explicit(set.atime) || is_explicit(set.mtime) {
         return Err(fail(libc::EPERM, "only the owner sets a time"));
     }
     if set.size.is_some() {

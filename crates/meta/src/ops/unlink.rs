@@ -1,6 +1,7 @@
 //! Unlink: removes an entry that is not a directory.
 //!
-//! Order of errors as Linux: `ENOENT`, `EACCES` (write and search permission of the directory), `EPERM` (sticky), `EISDIR`.
+//! Order of errors as Linux: `ENOENT`, `EACCES` (write and search permission of the directory), `EPERM` (sticky, or the directory or the entry
+//! is immutable or append only), `EISDIR`.
 //! Changes the directory's times and, if names are left, the file's ctime.
 //!
 //! The common case, a file with one name that is not open: entry, share, and what its content refers to, in one worker's
@@ -38,7 +39,9 @@ pub fn run(view: &mut View<'_>, creds: &Creds, place: &Place) -> Run<Answer> {
 /// Fails unless the caller may take this entry out of its directory.
 pub fn check_removal(creds: &Creds, spot: &Spot, found: &Found) -> Run<()> {
     perm::check(creds, spot.dir.guard, WRITE | EXEC)?;
-    perm::check_sticky(creds, spot.dir.guard, found.inode.uid)
+    perm::check_changeable(spot.dir.guard.flags())?;
+    perm::check_sticky(creds, spot.dir.guard, found.inode.uid)?;
+    perm::check_changeable(found.inode.flags)
 }
 
 /// A file that loses one of its names. The entry itself is the caller's to remove or replace.

@@ -72,6 +72,9 @@ fn space_of(name: &[u8]) -> Run<Space> {
 }
 
 fn check(creds: &Creds, found: &Found, space: Space, write: bool) -> Run<()> {
+    if write {
+        perm::check_changeable(found.inode.flags)?;
+    }
     let refused = if write {
         fail(libc::EPERM, "not allowed to set this extended attribute")
     } else {

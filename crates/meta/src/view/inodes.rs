@@ -8,7 +8,7 @@ use kestrel_types::name::{InodeRef, Place};
 use kestrel_types::placement::{COUNTERS_MAX, id_in, slot_of_id};
 
 use super::{Route, Run, Stop, View, damaged, fail};
-use crate::perm::{Dentry, Guard};
+use crate::perm::{Dentry, Guard, guard_mode};
 use crate::pipeline::engine_error;
 use crate::rows::{CellId, Value};
 
@@ -108,7 +108,8 @@ impl Found {
 
 /// What decides who may do what with an inode.
 pub fn guard_of(inode: &Inode) -> Guard {
-    Guard { mode: inode.mode, uid: inode.uid, gid: inode.gid, dir: inode.kind == Kind::Dir }
+    let mode = guard_mode(inode.mode, inode.flags);
+    Guard { mode, uid: inode.uid, gid: inode.gid, dir: inode.kind == Kind::Dir }
 }
 
 impl View<'_> {

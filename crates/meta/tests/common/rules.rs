@@ -8,7 +8,7 @@ use super::{Fixture, at, config, name};
 
 /// Opened for reading and writing.
 pub const WRITE: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
 
 /// A node with two workers.
 pub fn fixture() -> Fixture {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use kestrel_meta::engine::EngineError;
 use kestrel_model::{Layout, Model, NEED_GROUPS};
 use kestrel_types::extent::{Extent, Source};
-use kestrel_types::inode::{CHUNK_BYTES, Kind};
+use kestrel_types::inode::{CHUNK_BYTES, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
@@ -246,6 +246,7 @@ impl World {
             exec: raw.d & 0x1c == 4,
             truncate: raw.d & 0x60 == 0x20,
             kill_suid: raw.d & 0x80 != 0,
+            append: raw.b & 1 != 0,
         };
         let modes = [0o644, 0o755, 0o600, 0o777, 0o2775, 0o4755, 0o1777, 0o070, 0o2666, 0o6767];
         let mode = modes[usize::from(raw.c) % modes.len()];
@@ -303,8 +304,14 @@ impl World {
             230..=243 => self.xattr(raw),
             244 => Op::Access(self.inode(raw.a, raw.c), u32::from(raw.d % 8)),
             245..=246 => Op::ReadLink(self.such(raw.a, raw.c, |node| node.kind == Kind::Symlink)),
-            247..=248 => Op::Parent(self.dir(raw.a)),
-            249..=250 => Op::ReadDir { dir: self.dir(raw.a), after: None, limit: 4096, check: true },
+            247 => Op::Parent(self.dir(raw.a)),
+            248 => {
+                // Mostly none, or soon nothing could change.
+                let flags = if raw.d < 96 { InodeFlags::from_bits(raw.d % 16) } else { None };
+                Op::SetFlags(self.inode(raw.a, raw.c), flags.unwrap_or_default())
+            }
+            249 => Op::Locate { files: vec![self.inode(raw.a, raw.c).ino, u64::from(raw.b)], after: None },
+            250 => Op::ReadDir { dir: self.dir(raw.a), after: None, limit: 4096, check: true },
             _ => Op::GetAttr(self.inode(raw.a, raw.c)),
         }
     }

@@ -9,7 +9,7 @@ use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, RenameFlags,
 use super::{at, check};
 
 pub const FLAGS: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
 
 /// xorshift64*: enough to mix operations, and the seed says it all.
 pub struct Dice(pub u64);

@@ -1,6 +1,6 @@
 //! The model's permissions and attributes.
 
-use kestrel_types::inode::Kind;
+use kestrel_types::inode::{InodeFlags, Kind};
 use kestrel_types::request::{Creds, OpenFlags, SetAttr, SetTime};
 
 use super::{EXEC, Heard, Model, READ, Run, WRITE};
@@ -12,6 +12,9 @@ impl Model {
 
     pub(super) fn allowed(&self, creds: &Creds, ino: u64, want: u16) -> Run<()> {
         let node = self.node(ino)?;
+        if want & WRITE != 0 && node.flags.has(InodeFlags::IMMUTABLE) {
+            return Err(libc::EPERM);
+        }
         let bits = if creds.uid == 0 {
             let x = if node.kind == Kind::Dir || node.mode & 0o111 != 0 { EXEC } else { 0 };
             READ | WRITE | x
@@ -35,6 +38,10 @@ impl Model {
         let want = [(flags.read, READ), (flags.write || flags.truncate, WRITE), (flags.exec, EXEC)];
         let want = want.iter().filter(|(on, _)| *on).fold(0, |sum, (_, bit)| sum | bit);
         self.allowed(creds, ino, want)?;
+        let overwrites = flags.truncate || flags.write && !flags.append;
+        if overwrites && self.node(ino)?.flags.has(InodeFlags::APPEND) {
+            return Err(libc::EPERM);
+        }
         if flags.truncate && self.node(ino)?.kind == Kind::File {
             self.truncate(ino, 0, heard)?;
             if flags.kill_suid {
@@ -45,6 +52,34 @@ impl Model {
             self.node_mut(ino).opens += 1;
         }
         Ok(ino)
+    }
+
+    /// Whether attributes and names of it may change.
+    pub(super) fn changeable(&self, ino: u64) -> Run<()> {
+        let flags = self.node(ino)?.flags;
+        let stays = flags.has(InodeFlags::IMMUTABLE.with(InodeFlags::APPEND));
+        if stays { Err(libc::EPERM) } else { Ok(()) }
+    }
+
+    pub(super) fn set_flags(&mut self, creds: &Creds, ino: u64, flags: InodeFlags) -> Run<()> {
+        let node = self.node(ino)?;
+        let changed = node.flags.difference(flags);
+        if ![0, node.uid].contains(&creds.uid) {
+            return Err(libc::EPERM);
+        }
+        if creds.uid != 0 && changed.has(InodeFlags::IMMUTABLE.with(InodeFlags::APPEND)) {
+            return Err(libc::EPERM);
+        }
+        if !matches!(node.kind, Kind::File | Kind::Dir) {
+            return Err(libc::EOPNOTSUPP);
+        }
+        if node.flags.only(flags).has(InodeFlags::IMMUTABLE) && changed != InodeFlags::default() {
+            return Err(libc::EPERM);
+        }
+        let now = self.now;
+        let node = self.node_mut(ino);
+        (node.flags, node.ctime) = (flags, now);
+        Ok(())
     }
 
     pub(super) fn kill_suid(&mut self, creds: &Creds, ino: u64) {
@@ -58,6 +93,12 @@ impl Model {
 
     pub(super) fn setattr(&mut self, creds: &Creds, ino: u64, set: &SetAttr, heard: Heard<'_>) -> Run<()> {
         let node = self.node(ino)?.clone();
+        let past = |time: Option<SetTime>| matches!(time, Some(SetTime::At(_)));
+        let ids = set.uid.is_some() || set.gid.is_some();
+        let changes = set.mode.is_some() || ids || set.size.is_some() || past(set.atime) || past(set.mtime);
+        if node.flags.has(InodeFlags::IMMUTABLE) || changes && node.flags.has(InodeFlags::APPEND) {
+            return Err(libc::EPERM);
+        }
         let owner = creds.uid == 0 || creds.uid == node.uid;
         if set.size.is_some() {
             match node.kind {

@@ -1,7 +1,7 @@
 //! The model's file contents and extended attributes.
 
 use kestrel_types::extent::{Extent, Source};
-use kestrel_types::inode::{CHUNK_BYTES, Kind};
+use kestrel_types::inode::{CHUNK_BYTES, InodeFlags, Kind};
 use kestrel_types::request::{Commit, Creds, NewData, Op};
 
 use super::{Byte, CONFLICT, Heard, Layout, Model, READ, Run, WRITE};
@@ -56,6 +56,9 @@ impl Model {
         let node = self.node(ino)?.clone();
         if node.kind != Kind::File {
             return Err(libc::EINVAL);
+        }
+        if node.flags.has(InodeFlags::IMMUTABLE) {
+            return Err(libc::EPERM);
         }
         if node.data_change != commit.base {
             return Err(CONFLICT);
@@ -125,6 +128,9 @@ impl Model {
     pub(super) fn clone_range(&mut self, creds: &Creds, op: &Op, heard: Heard<'_>) -> Run<u64> {
         let Op::Clone { from, from_offset, to, to_offset, len } = op else { unreachable!() };
         let (source, target) = (self.node(from.ino)?.clone(), self.node(to.ino)?.clone());
+        if target.flags.has(InodeFlags::IMMUTABLE) {
+            return Err(libc::EPERM);
+        }
         if source.kind != Kind::File || target.kind != Kind::File {
             return Err(libc::EINVAL);
         }
@@ -155,6 +161,9 @@ impl Model {
 
     pub(super) fn xattr_check(&self, creds: &Creds, ino: u64, name: &[u8], write: bool) -> Run<()> {
         let refused = if write { libc::EPERM } else { libc::ENODATA };
+        if write {
+            self.changeable(ino)?;
+        }
         let node = self.node(ino)?;
         if name.starts_with(b"trusted.") {
             return if creds.uid == 0 { Ok(()) } else { Err(refused) };

@@ -89,6 +89,20 @@ impl Model {
         if fits { Ok(()) } else { Err(format!("expected {names:?}, got {entries:?}")) }
     }
 
+    /// Whether files were found under all their names, and nothing else was.
+    fn is_located(&self, files: &[u64], found: &[(u64, DirEntry)]) -> bool {
+        let names = |dir: &u64| {
+            let children = self.nodes[dir].children.iter();
+            children.filter(|(_, ino)| files.contains(ino)).count()
+        };
+        let right = |(dir, entry): &(u64, DirEntry)| {
+            let node = self.nodes.get(dir);
+            node.is_some_and(|dir| dir.children.get(entry.name.as_bytes()) == Some(&entry.ino))
+                && files.contains(&entry.ino)
+        };
+        found.iter().all(right) && found.len() == self.nodes.keys().map(names).sum::<usize>()
+    }
+
     /// Compares an inode that was shown.
     ///
     /// # Errors
@@ -97,6 +111,9 @@ impl Model {
         let node = self.nodes.get(&ino).ok_or(format!("inode {ino} should not exist"))?;
         let ours = (ino, node.kind, node.mode, node.uid, node.gid, node.nlink, node.rdev, node.size);
         let theirs = (real.ino, real.kind, real.mode, real.uid, real.gid, real.nlink, real.rdev, real.size);
+        if node.flags != real.flags {
+            return Err(format!("expected flags {:?}, got {:?}", node.flags, real.flags));
+        }
         let times = (node.atime, node.mtime, node.ctime);
         let real_times = (real.atime, real.mtime, real.ctime);
         if ours != theirs || self.times && times != real_times {
@@ -160,6 +177,10 @@ impl Model {
             }
             Op::SetAttr(inode, set) => {
                 self.setattr(creds, inode.ino, set, heard)?;
+                Shown::Inode(inode.ino)
+            }
+            Op::SetFlags(inode, flags) => {
+                self.set_flags(creds, inode.ino, *flags)?;
                 Shown::Inode(inode.ino)
             }
             Op::Access(inode, mask) => {
@@ -245,6 +266,13 @@ impl Model {
                 let children = &self.node(*dir)?.children;
                 Shown::Names(children.iter().map(|(n, i)| (n.clone(), *i, self.nodes[i].kind)).collect())
             }
+            Op::Locate { .. } if creds.uid != 0 => return Err(libc::EPERM),
+            Op::Locate { files, after: None } => match heard {
+                Some(Ok(Answer::Located { found, next: None })) if !self.is_located(files, found) => {
+                    return Err(MISFIT);
+                }
+                _ => Shown::Nothing,
+            },
             Op::Commit(commit) => {
                 self.commit(creds, commit, heard)?;
                 Shown::Inode(commit.inode.ino)

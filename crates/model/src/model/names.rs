@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kestrel_types::inode::Kind;
+use kestrel_types::inode::{InodeFlags, Kind};
 use kestrel_types::name::Place;
 use kestrel_types::request::{Creds, RenameFlags};
 
@@ -36,7 +36,9 @@ impl Model {
 
     pub(super) fn may_remove(&self, creds: &Creds, dir: u64, victim: u64) -> Run<()> {
         self.allowed(creds, dir, WRITE | EXEC)?;
-        self.sticky(creds, dir, victim)
+        self.changeable(dir)?;
+        self.sticky(creds, dir, victim)?;
+        self.changeable(victim)
     }
 
     pub(super) fn touch_dir(&mut self, dir: u64) {
@@ -211,6 +213,7 @@ impl Model {
             }
         }
         self.allowed(creds, dir, WRITE | EXEC)?;
+        self.changeable(ino)?;
         let node = self.node(ino)?;
         if node.kind == Kind::Dir {
             return Err(libc::EPERM);
@@ -249,7 +252,11 @@ impl Model {
         if self.nodes.contains_key(&ino) {
             return Err(MISFIT);
         }
+        let inherited = self.node(dir)?.flags.only(InodeFlags::NO_DUMP.with(InodeFlags::NO_ATIME));
         let mut node = self.fresh(kind, mode, creds.uid, gid, dir);
+        if matches!(kind, Kind::File | Kind::Dir) {
+            node.flags = inherited;
+        }
         node.data_change = data_change;
         self.nodes.insert(ino, Arc::new(node));
         Ok(ino)

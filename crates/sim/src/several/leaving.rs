@@ -22,7 +22,7 @@ use crate::network::MS;
 
 /// How a moved file is opened.
 const FLAGS: OpenFlags =
-    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false };
+    OpenFlags { read: true, write: true, exec: false, truncate: false, kill_suid: false, append: false };
 
 /// Time between two questions about a node that is to be forgotten.
 const ASK_AGAIN: Nanos = SECOND;

@@ -5,6 +5,7 @@ use super::basic::{self, Writer, flags, inode_ref, list, mode, place};
 use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
 use crate::ids::InodeId;
+use crate::inode::InodeFlags;
 use crate::request::{Commit, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags};
 
 // First byte of an operation. Numbers are never given to another one.
@@ -41,6 +42,7 @@ const OPEN_AT: u8 = 32;
 const RM_DIR: u8 = 33;
 const RENAME: u8 = 34;
 const LOCATE: u8 = 35;
+const SET_FLAGS: u8 = 37;
 
 // Content of a commit.
 const UNCHANGED: u8 = 0;
@@ -95,6 +97,10 @@ fn put_op(op: &Op, w: &mut Writer<'_>) {
         Op::SetAttr(inode, changes) => {
             put_ref(SET_ATTR, inode, w);
             put_set_attr(changes, w);
+        }
+        Op::SetFlags(inode, flags) => {
+            put_ref(SET_FLAGS, inode, w);
+            w.u8(flags.bits());
         }
         Op::Access(inode, mask) => {
             put_ref(ACCESS, inode, w);
@@ -214,6 +220,10 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
         PARENT => Op::Parent(r.varint()?),
         GET_ATTR => Op::GetAttr(inode_ref(r)?),
         SET_ATTR => Op::SetAttr(inode_ref(r)?, set_attr(r)?),
+        SET_FLAGS => {
+            let (inode, flags) = (inode_ref(r)?, InodeFlags::from_bits(r.u8()?));
+            Op::SetFlags(inode, flags.ok_or(DecodeError("unknown inode flags"))?)
+        }
         ACCESS => Op::Access(inode_ref(r)?, r.varint32()?),
         READ_LINK => Op::ReadLink(inode_ref(r)?),
         CREATE => Op::Create {
@@ -291,19 +301,20 @@ fn put_ref(tag: u8, inode: &crate::name::InodeRef, w: &mut Writer<'_>) {
 }
 
 fn put_open_flags(flags: OpenFlags, w: &mut Writer<'_>) {
-    let OpenFlags { read, write, exec, truncate, kill_suid } = flags;
-    let bits = [read, write, exec, truncate, kill_suid];
+    let OpenFlags { read, write, exec, truncate, kill_suid, append } = flags;
+    let bits = [read, write, exec, truncate, kill_suid, append];
     w.u8(bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit)));
 }
 
 fn open_flags(r: &mut Reader<'_>) -> Result<OpenFlags, DecodeError> {
-    let bits = flags(r, 0x1f)?;
+    let bits = flags(r, 0x3f)?;
     Ok(OpenFlags {
         read: bits & 1 != 0,
         write: bits & 2 != 0,
         exec: bits & 4 != 0,
         truncate: bits & 8 != 0,
         kill_suid: bits & 16 != 0,
+        append: bits & 32 != 0,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use kestrel_types::error::FsError;
 use kestrel_types::extent::Extent;
-use kestrel_types::inode::{Data, Inode, Kind};
+use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
@@ -106,6 +106,7 @@ fn inode(data: Data) -> Box<Inode> {
         change: 1234,
         data_change: 1200,
         xattrs: true,
+        flags: InodeFlags::default(),
         data,
     })
 }
@@ -181,7 +182,8 @@ fn sessions() -> Vec<(&'static str, Sample)> {
 }
 
 fn ops() -> Vec<(&'static str, Op)> {
-    let flags = OpenFlags { read: true, write: true, exec: false, truncate: true, kill_suid: false };
+    let flags =
+        OpenFlags { read: true, write: true, exec: false, truncate: true, kill_suid: false, append: false };
     let changes = SetAttr {
         mode: Some(0o4755),
         uid: Some(0),
@@ -273,6 +275,7 @@ fn ops() -> Vec<(&'static str, Op)> {
         ("op-tree-usage", Op::TreeUsage(77)),
         ("op-sync", Op::Sync),
         ("op-locate", Op::Locate { files: vec![4711, 1 << 40], after: Some((77, name("bird.jpg"))) }),
+        ("op-setflags", Op::SetFlags(inode_ref(), InodeFlags::IMMUTABLE.with(InodeFlags::NO_DUMP))),
         ("op-locate-first", Op::Locate { files: vec![4711], after: None }),
     ]
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use kestrel_types::error::FsError;
 use kestrel_types::ids::ROOT;
-use kestrel_types::inode::{Data, Inode};
+use kestrel_types::inode::{Data, Inode, InodeFlags};
 use proptest::prelude::*;
 
 use super::*;
@@ -26,6 +26,7 @@ fn opened(ino: InodeId) -> Reply {
         change: 1,
         data_change: 1,
         xattrs: false,
+        flags: InodeFlags::default(),
         data: Data::None,
     };
     Ok(Answer::Opened { inode: Box::new(inode), created: false, parent: None })

@@ -10,7 +10,7 @@ use crate::clock::Nanos;
 use crate::entry::tests::inode;
 use crate::error::FsError;
 use crate::extent::{CHUNK_BYTES, Extent, Source};
-use crate::inode::{Inode, Kind};
+use crate::inode::{Inode, InodeFlags, Kind};
 use crate::name::{InodeRef, Name, Place};
 use crate::range::{RANGE_BYTES_MAX, Range};
 use crate::request::{
@@ -182,13 +182,14 @@ fn extent() -> BoxedStrategy<Extent> {
 }
 
 fn open_flags() -> BoxedStrategy<OpenFlags> {
-    any::<[bool; 5]>()
-        .prop_map(|[read, write, exec, truncate, kill_suid]| OpenFlags {
+    any::<[bool; 6]>()
+        .prop_map(|[read, write, exec, truncate, kill_suid, append]| OpenFlags {
             read,
             write,
             exec,
             truncate,
             kill_suid,
+            append,
         })
         .boxed()
 }
@@ -249,6 +250,9 @@ fn op() -> BoxedStrategy<Op> {
         ),
         (inode_ref(), place()).prop_map(|(inode, place)| Op::Link(inode, place)),
         (inode_ref(), set_attr()).prop_map(|(inode, changes)| Op::SetAttr(inode, changes)),
+        (inode_ref(), 0u8..16).prop_map(|(inode, flags)| {
+            Op::SetFlags(inode, InodeFlags::from_bits(flags).unwrap_or_default())
+        }),
     ];
     let content = prop_oneof![
         commit().prop_map(Op::Commit),
