@@ -25,6 +25,7 @@ import threading
 import time
 import traceback
 
+import block_map
 import direct
 
 ELSEWHERE = {
@@ -365,6 +366,8 @@ def holes(d):
         expect_errno(errno.ENXIO, os.lseek, fd, (200 << 20) + 4096, os.SEEK_DATA)
         data = os.lseek(fd, 1, os.SEEK_DATA)
         assert set(os.pread(fd, 1000, data)) <= {0, ord("a")}
+    for seed in range(3):
+        block_map.check(d, seed)
     # A hole costs nothing, however large it is: neither to look for what is behind it nor to punch it again.
     with open(f"{d}/g", "w+b", buffering=0) as file:
         fd, last = file.fileno(), (1 << 63) - 4

@@ -377,23 +377,28 @@ impl ExtentList {
         pieces
     }
 
-    /// First stored byte at or after `pos` (SEEK_DATA).
-    pub fn next_data(&self, pos: u32) -> Option<u32> {
-        let index = self.0.partition_point(|extent| extent.end() <= pos);
-        self.0.get(index).map(|extent| extent.pos.max(pos))
+    /// First byte at or after `pos` of a block that has stored bytes (SEEK_DATA). Blocks are aligned and have `block` bytes, a power of
+    /// two of at most [`CHUNK_BYTES`].
+    pub fn next_data(&self, pos: u32, block: u32) -> Option<u32> {
+        let index = self.first_ending_behind(pos, block);
+        self.0.get(index).map(|extent| (extent.pos - extent.pos % block).max(pos))
     }
 
-    /// First byte at or after `pos` that is in a hole (SEEK_HOLE); [`CHUNK_BYTES`] when there is none.
-    pub fn next_hole(&self, pos: u32) -> u32 {
-        let index = self.0.partition_point(|extent| extent.end() <= pos);
+    /// First byte at or after `pos` of a block that has none (SEEK_HOLE); [`CHUNK_BYTES`] if all have some.
+    pub fn next_hole(&self, pos: u32, block: u32) -> u32 {
         let mut at = pos;
-        for extent in &self.0[index..] {
-            if extent.pos > at {
+        for extent in &self.0[self.first_ending_behind(pos, block)..] {
+            if extent.pos - extent.pos % block > at {
                 break;
             }
-            at = extent.end();
+            at = extent.end().next_multiple_of(block);
         }
         at
+    }
+
+    /// Index of the first extent whose last block ends behind `pos`.
+    fn first_ending_behind(&self, pos: u32, block: u32) -> usize {
+        self.0.partition_point(|extent| extent.end().next_multiple_of(block) <= pos)
     }
 
     /// First bytes of the aligned windows ([`WINDOW_BYTES`]) that compaction should rewrite: those with more than 32

@@ -21,6 +21,7 @@ use kestrel_types::request::{
 };
 
 use super::repeat::{Next, Step, repeat};
+use super::space::has_hole;
 use super::write::{push_inflight, stored_first};
 use super::{Caller, Done, FileHandle, Fs, Outdated, too_late, unexpected};
 use crate::file::{FileState, OpenFile, Piece, data_error, finish_all};
@@ -251,6 +252,9 @@ impl Fs {
         let small = size <= REWRITE_BYTES_MAX;
         let mostly_written = written >= size / 2;
         if started || !(small || mostly_written) {
+            return Form::Patches;
+        }
+        if size > u64::from(self.config.inline_max) && has_hole(&state.inode.data, pieces, size) {
             return Form::Patches;
         }
         let mut content = vec![0; size as usize];

@@ -14,7 +14,7 @@ use super::repeat::{Next, Step, repeat};
 use super::write::IMMUTABLE;
 use super::{Answer, Caller, Done, FileHandle, Fs, too_late};
 use crate::extent_cache::ExtentCache;
-use crate::file::{FileState, OpenFile, bad_handle};
+use crate::file::{FileState, OpenFile, Piece, bad_handle};
 
 /// What `fallocate` shall do with a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,8 +51,12 @@ pub enum Seek {
     Hole,
 }
 
-/// Windows up to this size in files up to this size are zeroed by writing zeros, which keeps small files in one piece.
+/// Windows without a whole block in files up to this size are zeroed by writing zeros, which keeps small files in one piece.
 const ZERO_BYTES_MAX: u64 = 256 * 1024;
+
+/// Holes are told in aligned blocks of this many bytes, as local file systems tell theirs: a block is data if any byte of it is
+/// stored.
+const HOLE_BYTES: u64 = 4096;
 
 impl Fs {
     /// fallocate(2).
@@ -97,24 +101,16 @@ impl Fs {
     fn fallocate_flushed(self: &Arc<Self>, handle: &Arc<FileHandle>, what: Fallocate, done: Done<()>) {
         let Fallocate { hole, offset, len, keep_size, .. } = what;
         let end = offset + len;
-        let (size, inline) = {
+        let (size, packed) = {
             let state = handle.file.lock();
-            (state.size, matches!(state.inode.data, Data::Inline(_)))
+            let packed = match &state.inode.data {
+                Data::Packed { visible, .. } => u64::from(*visible),
+                _ => 0,
+            };
+            (state.size, packed)
         };
         let grow = hole != Hole::Punch && !keep_size && end > size;
         let upto = end.min(size);
-        if inline && hole != Hole::Allocate && upto.saturating_sub(offset) > ZERO_BYTES_MAX {
-            // Bytes in the inode cannot be punched in part. Zeros over all that may lie there move them to the store; the rest of
-            // the window, which ends beyond them, is punched then.
-            let middle = offset + u64::from(self.config.inline_max).clamp(1, ZERO_BYTES_MAX);
-            let rest = Fallocate { offset: middle, len: end - middle, ..what };
-            let (fs, again) = (self.clone(), handle.clone());
-            let then_rest: Done<()> = Box::new(move |result| match result {
-                Ok(()) => fs.fallocate_flushed(&again, rest, done),
-                Err(error) => done(Err(error)),
-            });
-            return self.write_zeros(handle, offset, middle, then_rest);
-        }
         let (fs, again) = (self.clone(), handle.clone());
         let then_grow: Done<()> = Box::new(move |result| match result {
             Ok(()) if grow => fs.resize(&again.file, end, done),
@@ -123,10 +119,12 @@ impl Fs {
         if hole == Hole::Allocate || offset >= upto {
             return then_grow(Ok(()));
         }
-        if upto - offset <= ZERO_BYTES_MAX && (inline || size <= ZERO_BYTES_MAX) {
-            return self.write_zeros(handle, offset, upto, then_grow);
+        let first_block = offset.next_multiple_of(HOLE_BYTES);
+        let has_block = first_block < upto && first_block + HOLE_BYTES <= end;
+        if offset < packed && !has_block && size <= ZERO_BYTES_MAX {
+            return self.write_zeros(handle, offset, upto.min(packed), then_grow);
         }
-        self.punch(&handle.file, offset, upto, then_grow);
+        self.punch(&handle.file, offset..upto, end, then_grow);
     }
 
     /// Zeroes a window as a write does, and commits that.
@@ -150,37 +148,40 @@ impl Fs {
         self.setattr(Caller::ROOT, file.ino, set, Box::new(move |result| done(result.map(|_| ()))));
     }
 
-    /// Makes a window within the file a hole, in the time that what is stored there takes.
-    fn punch(self: &Arc<Self>, file: &Arc<OpenFile>, offset: u64, end: u64, done: Done<()>) {
+    /// Makes a window within the file a hole, in the time that what is stored there takes. The caller's window goes on to `end`.
+    fn punch(self: &Arc<Self>, file: &Arc<OpenFile>, window: Range<u64>, end: u64, done: Done<()>) {
         let (fs, file) = (self.clone(), file.clone());
         let body = move |from, next| {
-            let window = Window { from, end, is_first: from == offset };
-            fs.punch_page(&file, window, next);
+            let is_first = from == window.start;
+            fs.punch_page(&file, Window { from, upto: window.end, end, is_first }, next);
         };
-        repeat(offset, body, done);
+        repeat(window.start, body, done);
     }
 
     /// Punches the first of the stored bytes in a window, as many as the node tells at once.
     fn punch_page(self: &Arc<Self>, file: &Arc<OpenFile>, window: Window, next: Next<u64, ()>) {
-        let Window { from, end, .. } = window;
+        let Window { from, upto, .. } = window;
         let state = file.lock();
         let base = state.inode.data_change;
-        let stored = match &state.inode.data {
-            Data::None => 0,
-            Data::Inline(bytes) => bytes.len() as u64,
-            Data::Packed { visible, .. } => u64::from(*visible),
+        let data = match &state.inode.data {
+            Data::None => NewData::Unchanged,
+            Data::Inline(bytes) => punched(bytes, window),
+            Data::Packed { visible, .. } if from == 0 && upto >= u64::from(*visible) => {
+                NewData::Inline(Box::default())
+            }
+            Data::Packed { visible, .. } => patches(holes(from..upto.min(u64::from(*visible)))),
             Data::Chunked => {
                 drop(state);
                 let (fs, file, ino) = (self.clone(), file.clone(), file.ino);
-                let (first, last) = (from / CHUNK_BYTES, (end - 1) / CHUNK_BYTES);
+                let (first, last) = (from / CHUNK_BYTES, (upto - 1) / CHUNK_BYTES);
                 let told = move |page: FsResult<Page>| match page {
                     Ok(page) => {
-                        let until = if page.until >= last { end } else { (page.until + 1) * CHUNK_BYTES };
-                        let holes = page.lists.iter().flat_map(|(chunk, _)| {
+                        let until = if page.until >= last { upto } else { (page.until + 1) * CHUNK_BYTES };
+                        let data = patches(page.lists.iter().flat_map(|(chunk, _)| {
                             let begin = chunk * CHUNK_BYTES;
-                            holes(from.max(begin)..end.min(begin + CHUNK_BYTES))
-                        });
-                        fs.commit_holes(&file, base, holes.collect(), window, until, next);
+                            holes(from.max(begin)..upto.min(begin + CHUNK_BYTES))
+                        }));
+                        fs.commit_holes(&file, (base, data), window, until, next);
                     }
                     Err(error) => next(Step::End(Err(error))),
                 };
@@ -188,8 +189,7 @@ impl Fs {
             }
         };
         drop(state);
-        let holes = holes(from..end.min(stored)).collect();
-        self.commit_holes(file, base, holes, window, end, next);
+        self.commit_holes(file, (base, data), window, upto, next);
     }
 
     /// Commits holes that cover what is stored from the window's begin to `until`. The first commit sets the times, also if there are
@@ -197,20 +197,19 @@ impl Fs {
     fn commit_holes(
         self: &Arc<Self>,
         file: &Arc<OpenFile>,
-        base: u64,
-        holes: Vec<(u64, Extent)>,
+        (base, data): (u64, NewData),
         window: Window,
         until: u64,
         next: Next<u64, ()>,
     ) {
-        let then = move || if until < window.end { Step::Again(until) } else { Step::End(Ok(())) };
-        if holes.is_empty() && !window.is_first {
+        let then = move || if until < window.upto { Step::Again(until) } else { Step::End(Ok(())) };
+        if data == NewData::Unchanged && !window.is_first {
             return next(then());
         }
         let commit = Commit {
             inode: self.known.reference(file.ino),
             base,
-            data: if holes.is_empty() { NewData::Unchanged } else { NewData::Patches(holes) },
+            data,
             size: None,
             mtime: self.clock.now(),
             kill_suid: false,
@@ -272,7 +271,9 @@ impl Fs {
 struct Window {
     /// First byte that is not punched yet.
     from: u64,
-    /// First byte behind the window.
+    /// First byte behind the window, at most the file's size.
+    upto: u64,
+    /// First byte behind the window that the caller named.
     end: u64,
     /// Nothing has been committed before.
     is_first: bool,
@@ -282,6 +283,29 @@ struct Window {
 fn holes(window: Range<u64>) -> impl Iterator<Item = (u64, Extent)> {
     chunk_parts(window.start, window.end.saturating_sub(window.start))
         .map(|part| (part.chunk, Extent::hole(part.pos, part.len)))
+}
+
+/// Lays holes over what there is; changes nothing if there are none.
+fn patches(holes: impl Iterator<Item = (u64, Extent)>) -> NewData {
+    let holes: Vec<_> = holes.collect();
+    if holes.is_empty() { NewData::Unchanged } else { NewData::Patches(holes) }
+}
+
+/// Content in the inode with zeros in a window; without the blocks at its end that are all in the window.
+fn punched(bytes: &[u8], window: Window) -> NewData {
+    let len = bytes.len() as u64;
+    if window.from >= len {
+        return NewData::Unchanged;
+    }
+    let mut bytes = bytes.to_vec();
+    if window.end >= len.next_multiple_of(HOLE_BYTES) {
+        bytes.truncate(window.from.next_multiple_of(HOLE_BYTES).min(len) as usize);
+    }
+    let upto = window.upto.min(bytes.len() as u64) as usize;
+    if let Some(zeroed) = bytes.get_mut(window.from as usize..upto) {
+        zeroed.fill(0);
+    }
+    NewData::Inline(bytes.into())
 }
 
 /// What a look at what is known of a file has found.
@@ -306,10 +330,11 @@ fn find(state: &FileState, offset: u64, seek: Seek) -> Find {
         Data::Packed { visible, .. } => u64::from(*visible),
         Data::Chunked => return find_in_chunks(&state.chunks, offset, size, seek),
     };
+    let stored = stored.next_multiple_of(HOLE_BYTES).min(size);
     match seek {
         Seek::Data if offset < stored => Find::Found(offset),
         Seek::Data => Find::Nothing,
-        Seek::Hole => Find::Found(offset.max(stored.min(size))),
+        Seek::Hole => Find::Found(offset.max(stored)),
     }
 }
 
@@ -329,8 +354,10 @@ fn find_in_chunks(chunks: &ExtentCache, offset: u64, size: u64, seek: Seek) -> F
                 (chunk, pos) = (number, 0);
             }
             let found = match seek {
-                Seek::Data => list.next_data(pos),
-                Seek::Hole => Some(list.next_hole(pos)).filter(|hole| u64::from(*hole) < CHUNK_BYTES),
+                Seek::Data => list.next_data(pos, HOLE_BYTES as u32),
+                Seek::Hole => {
+                    Some(list.next_hole(pos, HOLE_BYTES as u32)).filter(|hole| u64::from(*hole) < CHUNK_BYTES)
+                }
             };
             if let Some(found) = found.map(|found| chunk * CHUNK_BYTES + u64::from(found)) {
                 return match seek {
@@ -350,4 +377,22 @@ fn find_in_chunks(chunks: &ExtentCache, offset: u64, size: u64, seek: Seek) -> F
 
 fn beyond_end() -> FsError {
     FsError::new(libc::ENXIO, "no data at or after this offset")
+}
+
+/// Whether a block of a file has no bytes when `pieces` lie over what it has. Such a block stays a hole: nothing is stored for it.
+pub(super) fn has_hole(data: &Data, pieces: &[Piece], size: u64) -> bool {
+    let stored = match data {
+        Data::None | Data::Chunked => 0,
+        Data::Inline(bytes) => bytes.len() as u64,
+        Data::Packed { visible, .. } => u64::from(*visible),
+    };
+    let mut has_bytes = vec![false; size.div_ceil(HOLE_BYTES) as usize];
+    let written = pieces.iter().map(|piece| (piece.offset, piece.offset + piece.bytes.len() as u64));
+    for (from, to) in written.chain([(0, stored)]).filter(|(from, to)| from < to) {
+        let last = (to.div_ceil(HOLE_BYTES) as usize).min(has_bytes.len());
+        if let Some(blocks) = has_bytes.get_mut((from / HOLE_BYTES) as usize..last) {
+            blocks.fill(true);
+        }
+    }
+    has_bytes.contains(&false)
 }

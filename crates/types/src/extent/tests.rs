@@ -153,10 +153,15 @@ proptest! {
             prop_assert_eq!(ExtentList::decode(&mut reader), Ok(list.clone()));
             prop_assert_eq!(reader.end(), Ok(()));
             for pos in 0..SPACE {
-                let data = model[pos as usize..].iter().position(Option::is_some);
-                prop_assert_eq!(list.next_data(pos), data.map(|i| pos + i as u32));
-                let hole = model[pos as usize..].iter().position(Option::is_none).unwrap();
-                prop_assert_eq!(list.next_hole(pos), pos + hole as u32);
+                for block in [1, 4] {
+                    // Blocks beyond the model are holes.
+                    let is_data = |at: &u32| {
+                        let begin = (at - at % block) as usize;
+                        model.iter().skip(begin).take(block as usize).any(Option::is_some)
+                    };
+                    prop_assert_eq!(list.next_data(pos, block), (pos..model.len() as u32).find(is_data));
+                    prop_assert_eq!(Some(list.next_hole(pos, block)), (pos..).find(|at| !is_data(at)));
+                }
             }
         }
         let mut last: HashMap<u64, i64> = HashMap::new();
@@ -240,7 +245,7 @@ fn full_chunk_has_no_hole() {
     for window in 0..CHUNK_BYTES / WINDOW_BYTES {
         list.overlay(stored(window * WINDOW_BYTES, WINDOW_BYTES, 7 + u64::from(window))).unwrap();
     }
-    assert_eq!(list.next_hole(0), CHUNK_BYTES);
+    assert_eq!(list.next_hole(0, 4096), CHUNK_BYTES);
     assert_eq!(list.stored_bytes(), u64::from(CHUNK_BYTES));
     assert_eq!(list.len(), 16);
     assert!(list.windows_to_compact().is_empty());
