@@ -43,6 +43,7 @@ suites=(
     "power 900 tests/crash/power.sh"
     "full-disk 600 tests/crash/full-disk.sh"
     "corrupt 600 tests/crash/corrupt.sh"
+    "salvage 1800 tests/crash/salvage.sh"
 )
 # The same on a volume in an object store, and what only concerns one.
 suites+=(

@@ -15,7 +15,7 @@
 mod clients;
 mod data;
 mod inodes;
-mod name;
+pub(crate) mod name;
 mod objects;
 mod shares;
 mod side;

@@ -18,6 +18,7 @@ pub mod recording;
 pub mod references;
 pub mod repair;
 pub mod rows;
+pub mod salvage;
 pub mod sparse;
 pub mod tree;
 pub mod warmup;

@@ -26,6 +26,9 @@ pub use secret::{VolumeSecret, authority_of};
 /// Name of the descriptor within the volume's directory.
 pub const FILE_NAME: &str = "kestrel.json";
 
+/// Name of its second copy, which is replaced before it and read where it is damaged.
+pub const COPY_NAME: &str = "kestrel.json.copy";
+
 /// Format version of a volume that one node keeps.
 pub const FORMAT_VERSION: u32 = 1;
 
@@ -279,7 +282,33 @@ impl Descriptor {
     /// # Errors
     /// Says whether there is no volume, a newer one, or a damaged one, and names the file.
     pub fn read(dir: &Path) -> Result<Self, VolumeError> {
-        Self::read_file(dir, FILE_NAME)
+        match Self::read_file(dir, FILE_NAME) {
+            // A newer program would have written both: what one alone says may be a flipped bit.
+            Err(why @ (VolumeError::Corrupt(..) | VolumeError::Newer(..))) => {
+                let copy = Self::read_file(dir, COPY_NAME).map_err(|_| why)?;
+                log::warn!("{}: damaged; its copy is intact and is used", dir.join(FILE_NAME).display());
+                Ok(copy)
+            }
+            read => read,
+        }
+    }
+
+    /// Makes both copies of the descriptor of the volume at `dir` say the same, if one is intact. A disk that does not take it
+    /// is no reason not to open the volume.
+    pub(crate) fn mend(dir: &Path) {
+        let mend = || -> Result<(), VolumeError> {
+            let lock = DescriptorLock::take(dir)?;
+            let descriptor = Self::read(dir)?;
+            for name in [COPY_NAME, FILE_NAME] {
+                if Self::read_file(dir, name).ok().as_ref() != Some(&descriptor) {
+                    descriptor.put(dir, name, &lock, None)?;
+                }
+            }
+            Ok(())
+        };
+        if let Err(why) = mend() {
+            log::warn!("the second copy of the volume's descriptor could not be written: {why}");
+        }
     }
 
     fn read_file(dir: &Path, name: &str) -> Result<Self, VolumeError> {
@@ -425,16 +454,17 @@ impl Descriptor {
 
     /// Puts the descriptor in the old one's place, in one step.
     fn replace(&self, dir: &Path, lock: &DescriptorLock) -> Result<(), VolumeError> {
-        self.put(dir, FILE_NAME, lock, ["descriptor.replace.written", "descriptor.replace.renamed"])
+        self.put(dir, COPY_NAME, lock, None)?;
+        self.put(dir, FILE_NAME, lock, Some(["descriptor.replace.written", "descriptor.replace.renamed"]))
     }
 
-    /// Writes it to a file of the directory, in one step and durably.
+    /// Writes it to a file of the directory, in one step and durably; `points` are where tests kill the process.
     fn put(
         &self,
         dir: &Path,
         name: &str,
         _lock: &DescriptorLock,
-        [written, renamed]: [&'static str; 2],
+        points: Option<[&'static str; 2]>,
     ) -> Result<(), VolumeError> {
         let path = dir.join(name);
         let partial = dir.join(format!("{name}.new"));
@@ -460,9 +490,9 @@ impl Descriptor {
             }
             file.write_all(&text)?;
             file.sync_all()?;
-            crash::point(written);
+            points.into_iter().for_each(|[written, _]| crash::point(written));
             fs::rename(&partial, &path)?;
-            crash::point(renamed);
+            points.into_iter().for_each(|[_, renamed]| crash::point(renamed));
             File::open(dir)?.sync_all()
         };
         write().map_err(|error| VolumeError::io("write", &path, &error))
@@ -539,6 +569,7 @@ mod tests {
         Descriptor::new(settings(), 5).unwrap().write(dir.path()).unwrap();
         let path = dir.path().join(FILE_NAME);
         let good = fs::read_to_string(&path).unwrap();
+        fs::remove_file(dir.path().join(COPY_NAME)).unwrap();
         fs::write(&path, good.replace("\"demo\"", "\"memo\"")).unwrap();
         assert!(matches!(Descriptor::read(dir.path()), Err(VolumeError::Corrupt(..))));
         fs::write(&path, good.replace("\"format_version\": 1", "\"format_version\": 9")).unwrap();
@@ -547,6 +578,37 @@ mod tests {
             fs::write(&path, &good[..len]).unwrap();
             assert!(Descriptor::read(dir.path()).is_err());
         }
+    }
+
+    /// Any flipped bit of either copy: the volume is what it was, and both copies are mended.
+    #[test]
+    fn flipped_bits_of_a_descriptor() {
+        let dir = tempfile::tempdir().unwrap();
+        let written = Descriptor::new(settings(), 5).unwrap();
+        written.write(dir.path()).unwrap();
+        let good = fs::read(dir.path().join(FILE_NAME)).unwrap();
+        for (name, step) in [(FILE_NAME, 1), (COPY_NAME, 29)] {
+            for bit in (0..good.len() * 8).step_by(step) {
+                let mut bad = good.clone();
+                bad[bit / 8] ^= 1 << (bit % 8);
+                fs::write(dir.path().join(name), &bad).unwrap();
+                assert_eq!(Descriptor::read(dir.path()).unwrap(), written, "{name}, bit {bit}");
+                if bit % 64 == 0 {
+                    Descriptor::mend(dir.path());
+                    assert_eq!(
+                        Descriptor::read_file(dir.path(), name).unwrap(),
+                        written,
+                        "{name}, bit {bit}"
+                    );
+                }
+            }
+            fs::write(dir.path().join(name), &good).unwrap();
+        }
+        // A volume of an older program has one copy; a removed volume is none.
+        fs::remove_file(dir.path().join(COPY_NAME)).unwrap();
+        Descriptor::mend(dir.path());
+        fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
+        assert!(matches!(Descriptor::read(dir.path()), Err(VolumeError::NotAVolume(_))));
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod cluster;
 mod engine;
 mod format;
 mod lock;
+mod salvage;
 mod seat;
 mod sizes;
 mod token;
@@ -34,6 +35,7 @@ pub use cluster::{form, join};
 pub use engine::discard_rows;
 pub use format::{NewVolume, format};
 pub use lock::VolumeLock;
+pub use salvage::{Salvaged, salvage};
 pub use seat::{has_left, holder_of, stand_in};
 pub(crate) use sizes::{data_reserve, disk_bytes};
 pub use sizes::{scratch_reserve, scratch_room};
@@ -111,6 +113,7 @@ impl Volume {
         let dir = dir.to_path_buf();
         let descriptor = Descriptor::read(&dir)?;
         let lock = VolumeLock::take(&dir, role)?;
+        Descriptor::mend(&dir);
         // Before the metadata: recovery reads file data and takes back what is not whole.
         let storage = Arc::new(Storage::open(&dir, &descriptor, &resources.store)?);
         let store = storage.store.clone();

@@ -1,5 +1,6 @@
 //! `kestrel fsck`.
 
+mod salvage;
 mod served;
 mod several;
 
@@ -40,11 +41,16 @@ const READERS_REMOTE: usize = 32;
   kestrel fsck kestrel://meta1/photos
   kestrel fsck /data/node1 /data/node2 /data/node3
   kestrel fsck /data/node1 /data/node2 /data/node3 --repair
+  kestrel fsck /data/vol --salvage /data/recovered
 
 Changes nothing without --repair. A mounted volume is checked while it is used, on a consistent copy of its metadata that
 needs as much room in the volume's directory as they do; --repair needs the volume unmounted. What cannot be put back where
 it belongs goes to /lost+found. Of a volume that several nodes share, the nodes are checked together, and repaired when none of
-them runs; a repair that was cut short is finished by the next. Exit code 0: nothing is damaged (any more); 1: something is, or the check
+them runs; a repair that was cut short is finished by the next.
+
+--salvage is for a volume whose metadata is damaged so that it cannot be opened: it makes a new volume, in a directory that is missing or
+empty, from every record that is intact, repairs it, and lists by path what could not be recovered. Nothing of the old volume is changed.
+Objects in its directory get a second name in the new one; objects elsewhere are shared, so use only one of the two from then on. Exit code 0: nothing is damaged (any more); 1: something is, or the check
 failed; 2: wrong usage.")]
 pub struct FsckArgs {
     /// The volume: a path, file:///path or kestrel://host[:port]/NAME
@@ -58,6 +64,9 @@ pub struct FsckArgs {
     /// Repair what can be repaired without guessing
     #[arg(long)]
     pub repair: bool,
+    /// Recover what is intact of a damaged volume into a new one, in this directory
+    #[arg(long, value_name = "NEW", conflicts_with = "repair")]
+    pub salvage: Option<String>,
     /// Findings printed at most; all are counted
     #[arg(long, default_value_t = 1000, value_name = "N")]
     pub limit: usize,
@@ -74,6 +83,7 @@ struct Printer {
     json: bool,
     findings: Vec<Value>,
     repairs: Vec<Value>,
+    lost: Vec<Value>,
 }
 
 impl Printer {
@@ -87,6 +97,13 @@ impl Printer {
                 println!("{severity}: {kind}: {path}: {detail}{repair}");
             }
             self.findings.push(finding.clone());
+        }
+        if let Some(lost) = event.get("lost") {
+            if !self.json {
+                let [path, detail, place] = ["path", "detail", "place"].map(|name| text(lost, name));
+                println!("lost: {path}: {detail} ({place})");
+            }
+            self.lost.push(lost.clone());
         }
         if let Some(repair) = event.get("repaired").filter(|_| self.repairs.len() < self.limit) {
             if !self.json {
@@ -181,14 +198,40 @@ pub fn run(args: &FsckArgs) -> Result<Verdict, Failure> {
             "fsck: a URL stands alone: all nodes of a volume that is served are asked; directories are for one at rest",
         ));
     }
-    let mut printer =
-        Printer { limit: args.limit, json: args.json, findings: Vec::new(), repairs: Vec::new() };
+    let mut printer = Printer {
+        limit: args.limit,
+        json: args.json,
+        findings: Vec::new(),
+        repairs: Vec::new(),
+        lost: Vec::new(),
+    };
     let mut progress = Progress::new();
     let fail = |why: &dyn std::fmt::Display| Failure::new("fsck", format!("{target}: {why}"));
     let mut tell = |event: &Value| {
         shown(&mut progress, event, &mut |event| printer.event(event));
         true
     };
+    if args.salvage.is_some() && (matches!(target, Target::Served(_)) || !args.others.is_empty()) {
+        return Err(Failure::usage(
+            "fsck: --salvage works on the directory of one volume or one node, on the machine that has it and at rest",
+        ));
+    }
+    if let Some(new) = &args.salvage {
+        let mut done = salvage::run(args, new, &Feed::new(&mut tell))?;
+        drop(progress);
+        if args.json {
+            done["losses"] = printer.lost.into();
+            done["findings"] = printer.findings.into();
+            done["repairs"] = printer.repairs.into();
+            print_json(&done);
+        } else {
+            salvage::print(&done);
+            if done["is_node"] != true {
+                print_summary(args, &done);
+            }
+        }
+        return Ok(if done["clean"] == true { Verdict::Good } else { Verdict::Bad });
+    }
     let of_nodes = match &target {
         Target::Served(_) => served::check(args, &Feed::new(&mut tell))?,
         Target::Here(_) if at_rest::is_meant("fsck", &args.volume, &args.others) => {

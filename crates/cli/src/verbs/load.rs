@@ -284,7 +284,9 @@ fn copy_objects(
 /// Removes what this process created.
 fn discard(dir: &Path, made: &Descriptor) {
     let _ = volume::discard_rows(made);
-    let _ = std::fs::remove_file(dir.join(kestrel_client::descriptor::FILE_NAME));
+    for name in [kestrel_client::descriptor::FILE_NAME, kestrel_client::descriptor::COPY_NAME] {
+        let _ = std::fs::remove_file(dir.join(name));
+    }
     let _ = std::fs::remove_dir_all(dir.join("meta"));
     let _ = std::fs::remove_dir_all(dir.join("objects"));
     let _ = std::fs::remove_file(dir.join("lock"));

@@ -282,7 +282,7 @@ impl Descriptor {
 #[cfg(test)]
 mod tests {
     use super::super::tests::settings;
-    use super::super::{FILE_NAME, RowsAt, Settings};
+    use super::super::{COPY_NAME, FILE_NAME, RowsAt, Settings};
     use super::*;
     use kestrel_types::placement::{ClusterMap, ExceptionTable, Member};
 
@@ -311,6 +311,7 @@ mod tests {
         let path = dir.path().join(FILE_NAME);
         let text = std::fs::read_to_string(&path).unwrap();
         let old = "\"format_version\": 1";
+        std::fs::remove_file(dir.path().join(COPY_NAME)).unwrap();
         std::fs::write(&path, text.replace("\"format_version\": 2", old)).unwrap();
         assert!(Descriptor::read(dir.path()).is_err());
     }

@@ -39,7 +39,7 @@ fn remove(dir: &Path) -> Result<(), VolumeError> {
 pub(super) fn begin(nodes: &Nodes<'_>, changed: &Descriptor) -> Result<(), VolumeError> {
     let points = ["descriptor.change.written", "descriptor.change.renamed"];
     for (dir, lock) in nodes {
-        if let Err(why) = changed.put(dir, NAME, lock, points) {
+        if let Err(why) = changed.put(dir, NAME, lock, Some(points)) {
             // Where it cannot be taken away it is worth nothing, as not all have it.
             nodes.iter().for_each(|(dir, _)| drop(remove(dir)));
             return Err(why);

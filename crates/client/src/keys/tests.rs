@@ -5,7 +5,7 @@ use kestrel_data::store::{BlockStore, MemoryStore};
 use tempfile::TempDir;
 
 use super::*;
-use crate::descriptor::{Durability, FILE_NAME};
+use crate::descriptor::{COPY_NAME, Durability, FILE_NAME};
 use crate::volume::NewVolume;
 
 /// A directory with a descriptor and key files.
@@ -209,7 +209,10 @@ fn what_a_newer_version_wrote_is_refused_as_such() {
         ("\"uuid\"", "\"tiers\": [], \"uuid\"", "tiers"),
     ] {
         assert!(good.contains(from));
-        fs::write(&path, good.replacen(from, to, 1)).unwrap();
+        // It writes both copies.
+        for path in [&path, &place.key(COPY_NAME)] {
+            fs::write(path, good.replacen(from, to, 1)).unwrap();
+        }
         let why = Descriptor::read(place.dir.path()).unwrap_err().to_string();
         assert!(why.contains(what) && why.contains("newer kestrel"), "{why}");
     }

@@ -11,7 +11,7 @@ use kestrel_types::clock::{Clock, SystemClock};
 
 use super::lock::LOCK_FILE;
 use super::{META_DIR, VolumeLock, engine};
-use crate::descriptor::{Descriptor, Durability, FILE_NAME, Settings, volume_dir};
+use crate::descriptor::{COPY_NAME, Descriptor, Durability, FILE_NAME, Settings, volume_dir};
 use crate::error::VolumeError;
 use crate::keys;
 use crate::storage::{self, OBJECTS_DIR, StoreOptions};
@@ -136,6 +136,7 @@ fn remove_old(dir: &Path, options: &StoreOptions) -> Result<(), VolumeError> {
         engine::discard_rows(old)?;
     }
     remove(&dir.join(FILE_NAME), |path| fs::remove_file(path))?;
+    remove(&dir.join(COPY_NAME), |path| fs::remove_file(path))?;
     if let Some(old) = old {
         storage::erase(dir, &old, options)?;
     }

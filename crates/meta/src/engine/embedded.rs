@@ -13,6 +13,8 @@ pub(super) mod checkpoint;
 pub(super) mod fence;
 mod flush;
 mod open;
+pub mod salvage;
+pub(super) mod small_record;
 mod sync;
 #[cfg(test)]
 mod tests;
@@ -46,6 +48,7 @@ use super::{
 };
 use fence::Fenced;
 use flush::Flusher;
+pub(in crate::engine) use open::io_error;
 use sync::Syncer;
 
 /// Most bytes of a value.

@@ -10,6 +10,7 @@
 //! - After a failed sync nothing is appended any more: the kernel may have dropped the pages it could not write, so a later
 //!   sync that succeeds would prove nothing.
 
+pub(super) mod flipped;
 pub(super) mod format;
 pub(super) mod recovery;
 pub(super) mod segments;

@@ -1,8 +1,10 @@
 //! Sorted runs: where rows are that do not fit in memory. Written only in bulk, by flushes, never row by row.
 
 pub(super) mod lsm;
+mod manifest;
 #[cfg(test)]
 pub(super) mod model;
+pub(super) mod salvage;
 
 use super::EngineError;
 

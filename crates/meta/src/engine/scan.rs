@@ -12,6 +12,7 @@ use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, PREFIX_LEN, Table};
 
 use super::durability::Waiters;
+use super::embedded::small_record::ADVICE;
 use super::rows::{Copied, GroupKey, Rows, WholeRow, not_durable};
 use super::runs::{Bytes, Cursor, Sorted};
 use super::{EngineError, VisitRow};
@@ -53,11 +54,8 @@ fn behind(key: KeyRef<'_>) -> Vec<u8> {
 }
 
 fn decode(key: &[u8]) -> Result<KeyRef<'_>, EngineError> {
-    KeyRef::decode(key).ok_or_else(|| {
-        EngineError::Corrupt(
-            "metadata runs: a key cannot be understood; restore the metadata from a dump".into(),
-        )
-    })
+    KeyRef::decode(key)
+        .ok_or_else(|| EngineError::Corrupt(format!("metadata runs: a key cannot be understood; {ADVICE}")))
 }
 
 /// Shows a row: key, value or `None` if deleted, position, whether it is from the runs.

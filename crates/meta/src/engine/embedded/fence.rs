@@ -10,77 +10,29 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::small_record::{ADVICE, RecordKind};
 use crate::engine::disk::Disk;
-use crate::engine::log::format::{Uuid, check_version, u64_at};
+use crate::engine::log::format::Uuid;
 use crate::engine::{EngineError, Epoch};
 
 /// Name of the file.
 const NAME: &str = "epoch";
 /// Its next version, which every opening makes and renames.
 pub(in crate::engine) const TEMPORARY: &str = "epoch.tmp";
-const MAGIC: [u8; 8] = *b"KSTREPO\n";
-const VERSION: u32 = 1;
-const BYTES: usize = 64;
+const KIND: RecordKind = RecordKind { name: "epoch", magic: *b"KSTREPO\n", version: 1, advice: ADVICE };
 
 /// The newest epoch that this process has begun.
 pub(in crate::engine) struct Fenced {
     held: Mutex<Epoch>,
 }
 
-fn encode(uuid: &Uuid, epoch: Epoch) -> [u8; BYTES] {
-    let mut bytes = [0; BYTES];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..12].copy_from_slice(&VERSION.to_be_bytes());
-    bytes[16..32].copy_from_slice(uuid);
-    bytes[32..40].copy_from_slice(&epoch.0.to_be_bytes());
-    let crc = crc32c::crc32c(&bytes);
-    bytes[12..16].copy_from_slice(&crc.to_be_bytes());
-    bytes
-}
-
-fn decode(bytes: &[u8], uuid: &Uuid, file: &str) -> Result<Epoch, EngineError> {
-    let corrupt = |why| {
-        EngineError::Corrupt(format!(
-            "epoch {file}: {why}; if no other process has the volume open, remove this file"
-        ))
-    };
-    let bytes: &[u8; BYTES] = bytes.try_into().map_err(|_| corrupt("wrong length"))?;
-    if bytes[..8] != MAGIC {
-        return Err(corrupt("not an epoch"));
-    }
-    check_version(&bytes[8..12], VERSION, &format!("epoch {file}"))?;
-    let mut zeroed = *bytes;
-    zeroed[12..16].fill(0);
-    if crc32c::crc32c(&zeroed).to_be_bytes() != bytes[12..16] {
-        return Err(corrupt("checksum mismatch"));
-    }
-    if bytes[16..32] != *uuid {
-        return Err(EngineError::Refused(format!("epoch {file}: belongs to another volume")));
-    }
-    Ok(Epoch(u64_at(bytes, 32)))
-}
-
 fn write(disk: &dyn Disk, uuid: &Uuid, epoch: Epoch) -> io::Result<()> {
-    let file = disk.create(TEMPORARY, BYTES as u64)?;
-    file.write_at(&encode(uuid, epoch), 0)?;
-    file.sync()?;
-    disk.rename(TEMPORARY, NAME)?;
-    disk.sync_names()
+    KIND.write(disk, NAME, uuid, [epoch.0, 0, 0, 0])
 }
 
 /// The epoch that the file says, 0 if there is none.
 fn read(disk: &dyn Disk, uuid: &Uuid) -> Result<Epoch, EngineError> {
-    let path = disk.describe(NAME);
-    let file = match disk.open(NAME) {
-        Ok(file) => file,
-        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Epoch(0)),
-        Err(why) => return Err(EngineError::Io(format!("epoch {path}: opening failed: {why}"))),
-    };
-    let fail = |why: io::Error| EngineError::Io(format!("epoch {path}: reading failed: {why}"));
-    let len = file.len().map_err(fail)?;
-    let mut bytes = vec![0; usize::try_from(len.min(BYTES as u64 + 1)).unwrap_or(BYTES)];
-    file.read_at(&mut bytes, 0).map_err(fail)?;
-    decode(&bytes, uuid, &path)
+    Ok(KIND.read(disk, NAME, uuid)?.map_or(Epoch(0), |[epoch, ..]| Epoch(epoch)))
 }
 
 /// How often the file is read before a failure counts, and the pause after the first failure; each is longer by that than the one before.
@@ -126,23 +78,5 @@ impl Fenced {
         write(disk, uuid, next).map_err(|why| super::open::io_error("writing its epoch", &why))?;
         *held = next;
         Ok(next)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_damaged_byte_is_noticed() {
-        let (uuid, epoch) = ([3; 16], Epoch(77));
-        let bytes = encode(&uuid, epoch);
-        assert_eq!(decode(&bytes, &uuid, "e"), Ok(epoch));
-        for at in 0..BYTES {
-            let mut bad = bytes;
-            bad[at] ^= 0x10;
-            assert!(decode(&bad, &uuid, "e").is_err(), "byte {at}");
-            assert!(decode(&bytes[..at], &uuid, "e").is_err());
-        }
     }
 }

@@ -23,6 +23,7 @@ use super::super::runs::lsm::LsmRuns;
 use super::checkpoint::{self, Checkpoint};
 use super::fence::Fenced;
 use super::flush::Flusher;
+use super::small_record::ADVICE;
 use super::sync::Syncer;
 use super::{BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, Epoch, Shared, no_space};
 
@@ -30,7 +31,7 @@ use super::{BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, 
 type Role = fn(&Shared);
 
 /// An error of the disk, in words.
-pub(super) fn io_error(what: &str, why: &io::Error) -> EngineError {
+pub(in crate::engine) fn io_error(what: &str, why: &io::Error) -> EngineError {
     if no_space(why) {
         EngineError::NoSpace
     } else {
@@ -42,7 +43,7 @@ pub(super) fn io_error(what: &str, why: &io::Error) -> EngineError {
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// Keeps the directory for this process; the lock ends with the file.
-fn lock(dir: &Path) -> Result<File, EngineError> {
+pub(super) fn lock(dir: &Path) -> Result<File, EngineError> {
     let path = dir.join("lock");
     let file = OpenOptions::new()
         .create(true)
@@ -95,9 +96,7 @@ pub(super) fn open(
 }
 
 fn no_checkpoint(path: &str) -> EngineError {
-    EngineError::Corrupt(format!(
-        "checkpoint {path} is missing, although there is metadata; restore the metadata from a dump"
-    ))
+    EngineError::Corrupt(format!("checkpoint {path} is missing, although there is metadata; {ADVICE}"))
 }
 
 /// Makes the files of a new log go away that a first open left that did not get as far as its checkpoint.

@@ -4,6 +4,7 @@ mod crash;
 mod faults;
 mod fence;
 mod model;
+mod salvage;
 mod stress;
 
 use std::collections::BTreeMap;

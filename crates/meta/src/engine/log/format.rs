@@ -4,16 +4,16 @@ use kestrel_types::codec::{DecodeError, Reader, put_varint};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, SUFFIX_MAX, Table};
 
+use crate::engine::embedded::small_record::{self, ADVICE, RecordKind};
 use crate::engine::{EngineError, Epoch, Mutation};
 
-/// First bytes of a segment.
-const MAGIC: [u8; 8] = *b"KSTRLOG\n";
-/// Version of the log's format that this program writes, and the newest it reads.
-const VERSION: u32 = 2;
+/// How the record at the beginning of a segment looks.
+const HEADER: RecordKind =
+    RecordKind { name: "log segment", magic: *b"KSTRLOG\n", version: 2, advice: ADVICE };
 /// Bytes of a segment before its first record: a block, so that no write of records touches it.
 pub(in crate::engine) const SEGMENT_HEADER: usize = 4096;
-/// Bytes of the header that mean something.
-const HEADER_USED: usize = 64;
+/// Where the header's second copy is: in another sector than the first.
+const HEADER_COPY: usize = 2048;
 /// Bytes of a record before its payload.
 pub(in crate::engine) const RECORD_HEADER: usize = 32;
 /// Records start at multiples of this.
@@ -45,6 +45,16 @@ pub(in crate::engine) struct Record {
 }
 
 impl Record {
+    /// Where the payload ends, bytes from the record's start.
+    pub fn end(&self) -> usize {
+        RECORD_HEADER + self.payload_len as usize
+    }
+
+    /// The checksum that the payload should have.
+    pub fn payload_crc(&self) -> u32 {
+        self.payload_crc
+    }
+
     /// Bytes from the record's start to the next one's.
     pub fn bytes(&self) -> usize {
         (RECORD_HEADER + self.payload_len as usize).next_multiple_of(ALIGN)
@@ -65,52 +75,25 @@ pub(in crate::engine) struct Header {
 pub(in crate::engine) fn encode_segment_header(uuid: &Uuid, header: Header) -> [u8; SEGMENT_HEADER] {
     let Header { generation, epoch, base } = header;
     let mut block = [0; SEGMENT_HEADER];
-    block[..8].copy_from_slice(&MAGIC);
-    block[8..12].copy_from_slice(&VERSION.to_be_bytes());
-    block[16..32].copy_from_slice(uuid);
-    block[32..40].copy_from_slice(&generation.to_be_bytes());
-    block[40..48].copy_from_slice(&epoch.0.to_be_bytes());
-    block[48..56].copy_from_slice(&base.to_be_bytes());
-    let crc = crc32c::crc32c(&block[..HEADER_USED]);
-    block[12..16].copy_from_slice(&crc.to_be_bytes());
+    let used = HEADER.encode(uuid, [generation, epoch.0, base, 0]);
+    for at in [0, HEADER_COPY] {
+        block[at..at + small_record::BYTES].copy_from_slice(&used);
+    }
     block
 }
 
-/// Checks a segment's header. `file` is its name for messages.
+/// Checks a segment's header, of which the block holds two copies unless an older program wrote it. `file` is its name for
+/// messages. Says whether the first copy is intact.
 pub(in crate::engine) fn decode_segment_header(
     block: &[u8],
     uuid: &Uuid,
     file: &str,
-) -> Result<Header, EngineError> {
-    let corrupt =
-        |why| EngineError::Corrupt(format!("log segment {file}: {why}; restore the metadata from a dump"));
-    let Some(used) = block.first_chunk::<HEADER_USED>() else { return Err(corrupt("header truncated")) };
-    if used[..8] != MAGIC {
-        return Err(corrupt("not a log segment"));
-    }
-    check_version(&used[8..12], VERSION, &format!("log segment {file}"))?;
-    let mut zeroed = *used;
-    zeroed[12..16].fill(0);
-    if crc32c::crc32c(&zeroed).to_be_bytes() != used[12..16] {
-        return Err(corrupt("header checksum mismatch"));
-    }
-    if used[16..32] != *uuid {
-        return Err(EngineError::Refused(format!("log segment {file}: belongs to another volume")));
-    }
+) -> Result<(Header, bool), EngineError> {
+    let part = |at: usize| block.get(at..at + small_record::BYTES).unwrap_or_default();
+    let ([generation, epoch, base, _], is_whole) =
+        HEADER.decode_either([part(0), part(HEADER_COPY)], uuid, file)?;
     // Format 1 has zeros there.
-    Ok(Header { generation: u64_at(used, 32), epoch: Epoch(u64_at(used, 40)), base: u64_at(used, 48) })
-}
-
-/// Refuses formats newer than `known`; `bytes` is the version field of `what`.
-pub(in crate::engine) fn check_version(bytes: &[u8], known: u32, what: &str) -> Result<(), EngineError> {
-    let version = bytes.iter().fold(0u32, |value, byte| value << 8 | u32::from(*byte));
-    match version {
-        0 => Err(EngineError::Corrupt(format!("{what}: format version 0; restore the metadata from a dump"))),
-        version if version > known => Err(EngineError::Refused(format!(
-            "{what}: format {version} is newer than this program knows ({known}); use a newer program"
-        ))),
-        _ => Ok(()),
-    }
+    Ok((Header { generation, epoch: Epoch(epoch), base }, is_whole))
 }
 
 pub(in crate::engine) fn u64_at(bytes: &[u8], at: usize) -> u64 {
@@ -245,23 +228,24 @@ mod tests {
         }
     }
 
+    /// A header with one damaged copy is read, with two refused.
     #[test]
-    fn segment_headers_are_checked() {
+    fn damaged_segment_headers() {
         let uuid = [7; 16];
         let header = Header { generation: 42, epoch: Epoch(3), base: 17 };
         let block = encode_segment_header(&uuid, header);
-        assert_eq!(decode_segment_header(&block, &uuid, "f"), Ok(header));
+        assert_eq!(decode_segment_header(&block, &uuid, "f"), Ok((header, true)));
         assert!(matches!(decode_segment_header(&block, &[8; 16], "f"), Err(EngineError::Refused(_))));
-        let mut newer = block;
-        newer[11] = 3;
-        assert!(matches!(decode_segment_header(&newer, &uuid, "f"), Err(EngineError::Refused(_))));
-        for at in (0..8).chain(12..HEADER_USED) {
+        for at in 0..small_record::BYTES {
             let mut bad = block;
             bad[at] ^= 1;
-            assert!(
-                matches!(decode_segment_header(&bad, &uuid, "f"), Err(EngineError::Corrupt(_))),
-                "byte {at}"
-            );
+            assert_eq!(decode_segment_header(&bad, &uuid, "f"), Ok((header, false)), "byte {at}");
+            bad[HEADER_COPY + at] ^= 1;
+            assert!(decode_segment_header(&bad, &uuid, "f").is_err(), "byte {at}");
         }
+        // As a program wrote it that knew of one copy only.
+        let mut old = block;
+        old[HEADER_COPY..].fill(0);
+        assert_eq!(decode_segment_header(&old, &uuid, "f"), Ok((header, true)));
     }
 }

@@ -11,13 +11,14 @@ use kestrel_types::ids::Position;
 
 use super::format::{
     ALIGN, Change, Kind, RECORD_HEADER, SEGMENT_HEADER, Uuid, decode_header, decode_mutations, decode_record,
-    decode_segment_header, to_owned,
+    decode_segment_header, encode_segment_header, to_owned,
 };
 use super::segments::{Segments, freed_generation_of, generation_of, name_of};
 use super::{Older, Start};
 use crate::engine::disk::{Disk, DiskFile};
 use crate::engine::embedded::checkpoint::Checkpoint;
 use crate::engine::embedded::fence::{self, Fenced};
+use crate::engine::embedded::small_record::ADVICE;
 use crate::engine::{EngineError, Epoch, Mutation};
 
 /// Decides about a batch that no sync marker covers: false cuts the log before it.
@@ -67,7 +68,7 @@ pub(in crate::engine) fn recover(
     apply: &mut Apply<'_>,
 ) -> Result<Start, EngineError> {
     let names = disk.list().map_err(|why| io("listing", &disk.describe(""), &why))?;
-    let (mut found, mut begun) = (Vec::new(), Vec::new());
+    let (mut found, mut begun, mut damaged) = (Vec::new(), Vec::new(), Vec::new());
     for name in &names {
         let Some(generation) = generation_of(name) else { continue };
         let path = disk.describe(name);
@@ -75,7 +76,10 @@ pub(in crate::engine) fn recover(
         let bytes = file.len().map_err(|why| io("reading", &path, &why))?;
         let mut block = vec![0; SEGMENT_HEADER.min(usize::try_from(bytes).unwrap_or(SEGMENT_HEADER))];
         file.read_at(&mut block, 0).map_err(|why| io("reading", &path, &why))?;
-        let header = decode_segment_header(&block, &uuid, &path)?;
+        let (header, is_whole) = decode_segment_header(&block, &uuid, &path)?;
+        if !is_whole {
+            damaged.push((path.clone(), file.clone(), header));
+        }
         if header.generation != generation {
             return Err(EngineError::Corrupt(format!("log segment {path}: is a copy of another one")));
         }
@@ -95,14 +99,20 @@ pub(in crate::engine) fn recover(
         found.into_iter().partition(|found| found.generation < checkpoint.generation);
     if live.first().is_none_or(|first| first.generation != checkpoint.generation) {
         return Err(EngineError::Corrupt(format!(
-            "log segment {} is missing, where the checkpoint says that the log begins; restore the metadata from a dump",
+            "log segment {} is missing, where the checkpoint says that the log begins; {ADVICE}",
             disk.describe(&name_of(checkpoint.generation))
         )));
     }
     let mut end = find_end(&mut live, checkpoint, &*disk)?;
     replay(&live, &mut end, checkpoint.position, verify, apply, &*disk)?;
 
-    // From here on the disk is changed: first make sure that what was cut off never comes back.
+    // From here on the disk is changed: mend what one copy of a header is enough for, and then make sure that what was cut off
+    // never comes back.
+    for (path, file, header) in damaged {
+        let block = encode_segment_header(&uuid, header);
+        file.write_at(&block, 0).and_then(|()| file.sync()).map_err(|why| io("mending", &path, &why))?;
+        log::warn!("log segment {path}: its header was damaged and has been mended from its copy");
+    }
     let highest = names
         .iter()
         .filter_map(|name| generation_of(name).or_else(|| freed_generation_of(name)))
@@ -195,7 +205,7 @@ fn find_end(live: &mut [Found], checkpoint: Checkpoint, disk: &dyn Disk) -> Resu
     if end.next <= durable {
         return Err(EngineError::Corrupt(format!(
             "log segment {place} is damaged or missing, although the checkpoint says that it was durable (position {}); \
-             nothing was changed; restore the metadata from a dump",
+             nothing was changed; {ADVICE}",
             end.next
         )));
     }
@@ -214,7 +224,7 @@ fn deny_durable(segment: &Found, bytes: &[u8], missing: Position, place: &str) -
     if (0..bytes.len().saturating_sub(RECORD_HEADER - 1)).step_by(ALIGN).any(proves) {
         return Err(EngineError::Corrupt(format!(
             "log segment {place} is damaged or missing, although a later one says that it was durable (position {missing}); \
-             nothing was changed; restore the metadata from a dump"
+             nothing was changed; {ADVICE}"
         )));
     }
     Ok(())

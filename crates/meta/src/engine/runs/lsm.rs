@@ -19,10 +19,11 @@ use lsm_tree::config::{
 use lsm_tree::{
     AbstractTree, AnyTree, Cache, CompressionType, Config, Guard, IterGuardImpl, SeqNo, SequenceNumberCounter,
 };
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
-use super::{Bytes, Changes, Cursor, EngineError, Runs, Sorted};
+use super::{Bytes, Changes, Cursor, EngineError, Runs, Sorted, manifest};
 use crate::engine::disk::real::free_bytes;
+use crate::engine::embedded::small_record::ADVICE;
 use crate::engine::embedded::{Compression, no_space};
 
 /// Bits of bloom filter a row: 1 % false positives.
@@ -36,6 +37,8 @@ pub(in crate::engine) struct LsmRuns {
     stop: Arc<Stop>,
     /// Shared by those who write tables that no manifest names yet, alone by the one who removes such tables.
     writing: RwLock<()>,
+    /// One copy of the manifest at a time.
+    copying: Mutex<()>,
 }
 
 /// Rows that a merge moves between looks at free space.
@@ -105,7 +108,7 @@ fn error(what: &str, dir: &Path, why: &lsm_tree::Error) -> EngineError {
         lsm_tree::Error::InvalidVersion(version) => EngineError::Refused(format!(
             "{what} {place}: format {version} of the sorted runs is not known to this program; use a newer one"
         )),
-        why => EngineError::Corrupt(format!("{what} {place}: {why}; restore the metadata from a dump")),
+        why => EngineError::Corrupt(format!("{what} {place}: {why}; {ADVICE}")),
     }
 }
 
@@ -114,7 +117,7 @@ fn guarded<R>(what: &str, dir: &Path, work: impl FnOnce() -> lsm_tree::Result<R>
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(|why| error(what, dir, &why)),
         Err(_) => Err(EngineError::Corrupt(format!(
-            "{what} {}: the files contradict each other; restore the metadata from a dump",
+            "{what} {}: the files contradict each other; {ADVICE}",
             dir.display()
         ))),
     }
@@ -150,8 +153,17 @@ impl LsmRuns {
             sequence.set(tree.get_highest_seqno().map_or(0, |seqno| seqno + 1));
             Ok(tree)
         };
+        manifest::mend(dir)?;
         let tree = guarded("cannot open the sorted runs", dir, open)?;
-        Ok(Self { dir: dir.to_path_buf(), tree, sequence, stop, writing: RwLock::new(()) })
+        manifest::keep_copy(dir)?;
+        Ok(Self {
+            dir: dir.to_path_buf(),
+            tree,
+            sequence,
+            stop,
+            writing: RwLock::new(()),
+            copying: Mutex::new(()),
+        })
     }
 
     /// Removes tables numbered from `first` on that a failed ingestion or merge left behind, so that trying again on a
@@ -195,7 +207,15 @@ impl LsmRuns {
             }
             .map_err(|why| error(what, &self.dir, &why))
         })?;
-        guarded(what, &self.dir, || ingestion.finish())
+        guarded(what, &self.dir, || ingestion.finish())?;
+        // Before the checkpoint moves: what the copy lacks must still be in the log.
+        self.keep_manifest()
+    }
+
+    /// Brings the second copy of the manifest up to date.
+    fn keep_manifest(&self) -> Result<(), EngineError> {
+        let _alone = self.copying.lock();
+        manifest::keep_copy(&self.dir)
     }
 
     /// What changes when a compaction did something.
@@ -251,7 +271,13 @@ impl Runs for LsmRuns {
             })
         };
         match result {
-            Ok(()) => Ok(self.shape() != before),
+            Ok(()) => {
+                if let Err(why) = self.keep_manifest() {
+                    // The merge is done; the next change of the runs tries again.
+                    log::warn!("{why}");
+                }
+                Ok(self.shape() != before)
+            }
             Err(_) if self.stop.is_stopped() => Ok(false),
             Err(why) => {
                 self.remove_orphans(first);

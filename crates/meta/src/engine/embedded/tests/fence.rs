@@ -77,11 +77,13 @@ fn logs_of_format_1_are_opened() {
     drop(engine);
     let image = disk.after_kill();
     // As it was: no file for the epoch, and headers without one.
-    image.remove("epoch").unwrap();
+    for name in ["epoch", "epoch.copy", "checkpoint.copy"] {
+        image.remove(name).unwrap();
+    }
     for name in image.list().unwrap().iter().filter(|name| name.ends_with(".log")) {
         image.damage(name, |bytes| {
             bytes[8..12].copy_from_slice(&1u32.to_be_bytes());
-            bytes[40..64].fill(0);
+            bytes[40..4096].fill(0);
             bytes[12..16].fill(0);
             let crc = crc32c::crc32c(&bytes[..64]);
             bytes[12..16].copy_from_slice(&crc.to_be_bytes());
