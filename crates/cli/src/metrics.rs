@@ -132,6 +132,7 @@ fn figures(fs: &Fs) -> BTreeMap<&'static str, u64> {
             ("metadata_unanswered", stats.failed),
             ("metadata_sent_bytes", stats.bytes_sent),
             ("metadata_received_bytes", stats.bytes_received),
+            ("metadata_messages_sent", stats.messages),
             ("metadata_writes", stats.writes),
             ("metadata_in_flight", stats.in_flight as u64),
             ("metadata_outage_seconds", stats.outage.map_or(0, |outage| outage.as_secs())),
@@ -240,6 +241,7 @@ metrics! {
     "metadata_in_flight" Gauge "calls" Stable "calls that wait for a metadata server";
     "metadata_sent_bytes_total" Counter "bytes" Stable "bytes sent to a metadata server";
     "metadata_received_bytes_total" Counter "bytes" Stable "bytes received from it";
+    "metadata_messages_sent_total" Counter "messages" Stable "messages that they were sent in: what nobody waits for goes with others";
     "metadata_writes_total" Counter "writes" Internal "writes they were sent with";
     "store_dumps_total" Counter "dumps" Stable "dumps of the metadata that were put into the block store";
     "store_dump_failures_total" Counter "dumps" Stable "dumps that could not be: more than 0 needs attention";

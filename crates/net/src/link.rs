@@ -234,6 +234,8 @@ pub struct Link<D> {
     /// Calls sent and not answered that do not wait for locks, and that do.
     in_flight: [usize; 2],
     output: Vec<u8>,
+    /// So many bytes of the output may wait for others to go with.
+    deferred: usize,
     completions: Vec<Completion<D>>,
     events: VecDeque<Event>,
     /// There has been no session since; none while there is one.
@@ -277,6 +279,7 @@ impl<D> Link<D> {
             orders: 0,
             in_flight: [0; 2],
             output: Vec::new(),
+            deferred: 0,
             completions: Vec::new(),
             events: VecDeque::new(),
             silent_since: Some(now),
@@ -328,6 +331,7 @@ impl<D> Link<D> {
 
     /// Moves the bytes to be written, whole frames, to the end of `into`.
     pub fn take_output(&mut self, into: &mut Vec<u8>) {
+        self.deferred = 0;
         if into.is_empty() {
             std::mem::swap(&mut self.output, into);
         } else {
@@ -336,9 +340,24 @@ impl<D> Link<D> {
         self.pump();
     }
 
-    /// Whether there is something to write.
+    /// Whether there is something to write now.
     pub fn has_output(&self) -> bool {
-        !self.output.is_empty()
+        self.output.len() > self.deferred
+    }
+
+    /// Whether there is something to write that may wait for others to go with.
+    pub fn has_deferred(&self) -> bool {
+        self.deferred > 0
+    }
+
+    /// As [`Link::submit`], for what nobody waits for: it makes no output to write now.
+    pub fn submit_deferred(&mut self, body: Body, patience: Patience, done: D) -> CallId {
+        let is_prompt = self.has_output();
+        let id = self.submit(body, patience, done);
+        if !is_prompt {
+            self.deferred = self.output.len();
+        }
+        id
     }
 
     /// Moves the calls that have ended to the end of `into`.

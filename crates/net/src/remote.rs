@@ -15,6 +15,7 @@
 //! its own. What it cannot write there is left to the other connection's ticker.
 
 mod admin;
+mod deferred;
 pub(crate) mod dial;
 mod duty;
 mod reader;
@@ -35,6 +36,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use deferred::Deferred;
 use kestrel_types::clock::Nanos;
 use kestrel_types::request::{Op, Reply, Request};
 use kestrel_types::wire::{
@@ -125,6 +127,7 @@ impl std::error::Error for ConnectError {}
 struct Traffic {
     bytes_sent: AtomicU64,
     bytes_received: AtomicU64,
+    messages: AtomicU64,
     writes: AtomicU64,
     reads: AtomicU64,
 }
@@ -183,6 +186,7 @@ struct Shared {
     started: Condvar,
     life: Mutex<Life>,
     changed: Condvar,
+    deferred: Deferred,
 }
 
 /// A client's connection to a metadata node. Dropping it closes the session without waiting.
@@ -284,6 +288,7 @@ impl Remote {
             started: Condvar::new(),
             life: Mutex::new(Life::Open),
             changed: Condvar::new(),
+            deferred: Deferred::default(),
             config,
         });
         let remote = Arc::new(Self { shared: shared.clone() });
@@ -304,12 +309,11 @@ impl Remote {
     }
 
     /// Sends a request; `done` gets the reply, `EIO` at the deadline. Never waits for the node. Releases have no deadline: nobody
-    /// waits for them, but the node's count has to be right in the end.
+    /// waits for them, but the node's count has to be right in the end. They go with the next message, or after
+    /// [`DEFERRED_MAX`](deferred::DEFERRED_MAX).
     pub fn submit(&self, request: Request, done: Done) {
         let patience = self.shared.patience(&request.op);
-        self.shared.ask(|link| {
-            link.submit(Body::Op(request), patience, Sink::Op(done));
-        });
+        self.shared.submit(request, patience, Sink::Op(done));
     }
 
     /// As [`Remote::submit`], for who asks another node if this one does not lead the request. `left` is how long the reply may take,
@@ -319,9 +323,7 @@ impl Remote {
             Some(left) if !matches!(request.op, Op::Release(_)) => self.shared.patience_of(left),
             _ => self.shared.patience(&request.op),
         };
-        self.shared.ask(|link| {
-            link.submit(Body::Op(request), patience, Sink::OpOrBack(done));
-        });
+        self.shared.submit(request, patience, Sink::OpOrBack(done));
     }
 
     /// Sends several requests with one write.
@@ -416,6 +418,7 @@ impl Remote {
             reclaims: figures.reclaims,
             bytes_sent: of(&traffic.bytes_sent),
             bytes_received: of(&traffic.bytes_received),
+            messages: of(&traffic.messages),
             writes: of(&traffic.writes),
             reads: of(&traffic.reads),
             in_flight: figures.in_flight,
@@ -476,6 +479,20 @@ impl Shared {
         Patience::Until(self.now().saturating_add(left))
     }
 
+    fn submit(&self, request: Request, patience: Patience, sink: Sink) {
+        if !matches!(request.op, Op::Release(_)) {
+            self.ask(|link| link.submit(Body::Op(request), patience, sink));
+            return;
+        }
+        let is_deferred = self.ask(|link| {
+            link.submit_deferred(Body::Op(request), patience, sink);
+            link.has_deferred()
+        });
+        if is_deferred && self.deferred.begin(self.now()) {
+            self.ask_for_a_look();
+        }
+    }
+
     /// Does something with the link, and what follows from it: writes, runs completions.
     fn ask<T>(&self, ask: impl FnOnce(&mut Link<Sink>) -> T) -> T {
         let mut ended = Vec::new();
@@ -524,6 +541,8 @@ impl Shared {
 
     fn close(&self, patience: Duration) {
         let end = Instant::now() + patience;
+        self.writer.offer();
+        self.write_some();
         loop {
             let figures = {
                 let link = self.link.lock();

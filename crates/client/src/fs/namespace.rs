@@ -205,7 +205,8 @@ impl Fs {
                 // The kernel never learns of it.
                 fs.forget(ino, 1);
             }
-            fs.release(first.handle, Box::new(move |_| done(opened)));
+            fs.release(first.handle, Box::new(drop));
+            done(opened);
         });
         if self.files.get(ino).is_some_and(|file| file.lock().executing > 0) {
             return opened(Err(FsError::new(libc::ETXTBSY, "the file is being executed")));

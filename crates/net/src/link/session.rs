@@ -49,6 +49,7 @@ impl<D> Link<D> {
         }
         self.stage = Stage::Down;
         self.output.clear();
+        self.deferred = 0;
         if self.silent_since.is_none() {
             self.silent_since = Some(now);
             // Outages end some calls' patience: let the next tick see which.

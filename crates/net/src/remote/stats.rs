@@ -22,6 +22,8 @@ pub struct RemoteStats {
     pub bytes_sent: u64,
     /// Bytes read.
     pub bytes_received: u64,
+    /// Messages: what was written at a time, be it several calls.
+    pub messages: u64,
     /// Writes.
     pub writes: u64,
     /// Reads that brought something.
@@ -46,6 +48,7 @@ impl Sum for RemoteStats {
             reclaims: sum.reclaims + one.reclaims,
             bytes_sent: sum.bytes_sent + one.bytes_sent,
             bytes_received: sum.bytes_received + one.bytes_received,
+            messages: sum.messages + one.messages,
             writes: sum.writes + one.writes,
             reads: sum.reads + one.reads,
             in_flight: sum.in_flight + one.in_flight,

@@ -35,13 +35,15 @@ pub(super) fn run(shared: &Shared) {
             shared.writer.cut();
         }
         shared.complete(&mut ended);
-        if output {
+        let (deferred, look) = shared.deferred.look(shared.now());
+        if output || deferred {
             shared.writer.offer();
         }
         // Also what other threads had to leave: the socket had no room, or they had written enough.
         shared.write_some();
         // While the socket has no room it is tried again soon: whoever left the bytes here does not come back.
         let longest = if shared.writer.is_stuck() { PAUSE.0 } else { longest };
+        let next = look.map_or(next, |look| look.min(next));
         let pause =
             Duration::from_nanos((next - shared.now()).max(0).cast_unsigned()).clamp(PAUSE.0, longest);
         let mut life = shared.life.lock();

@@ -127,6 +127,11 @@ impl Shared {
     /// Has the ticker write.
     fn ask_for_relief(&self) {
         self.writer.relief.store(true, Ordering::Relaxed);
+        self.ask_for_a_look();
+    }
+
+    /// Has the ticker look how long it may sleep.
+    pub(super) fn ask_for_a_look(&self) {
         // The lock, because the ticker must not miss it between its look and its sleep.
         drop(self.life.lock());
         self.changed.notify_all();
@@ -156,10 +161,15 @@ impl Shared {
                 }
                 *rounds -= 1;
                 self.writer.offered.store(false, Ordering::Relaxed);
-                self.link.lock().take_output(&mut desk.bytes);
+                {
+                    let mut link = self.link.lock();
+                    self.deferred.end();
+                    link.take_output(&mut desk.bytes);
+                }
                 if desk.bytes.is_empty() {
                     return Turn::Done;
                 }
+                count(&self.traffic.messages, usize::from(desk.socket.is_some()));
             }
             let Some(socket) = &desk.socket else {
                 // What was meant for a connection that is gone is sent again on the next one.
