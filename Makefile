@@ -1,7 +1,7 @@
 # Three commands do everything: `make demo`, `make demo-s3` and `make test`. They install what is missing (as root, Debian 12,
 # Rust present).
 
-.PHONY: help demo demo-s3 demo-cluster demo-ha build test sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance bench-shortcut bench-passthrough lint fmt audit clean
+.PHONY: help demo demo-s3 demo-cluster demo-ha build test sim proptest test-rust test-mount bench bench-s3 bench-cluster bench-balance bench-shortcut bench-passthrough bench-listing lint fmt audit clean
 
 help:
 	@echo "make demo    install what is missing, build, mount a volume, ingest a real tree, verify every byte"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench-cluster one server, several nodes: loopback echo, native client, mount: target/bench/cluster.json, cluster.svg"
 	@echo "make bench-shortcut requests, memory and latency of walks, both transports: target/bench/shortcut.json, shortcut.svg"
 	@echo "make bench-passthrough read and mmap of a cached 1 GiB file, against the local file system: target/bench/passthrough.json, passthrough.svg"
+	@echo "make bench-listing ls -l, find, du, rm -rf of 20,000 and 200,000 files served, beside a local directory: target/bench/listing.json, listing.svg"
 	@echo "make bench-balance real trees on 16 metadata nodes: target/bench/balance.json, balance.svg"
 	@echo "make lint    formatting, clippy with warnings as errors, dependency audit"
 	@echo "make fmt     format the code"
@@ -65,6 +66,9 @@ bench-cluster: build
 
 bench-passthrough: build
 	bench/passthrough.py
+
+bench-listing: build
+	bench/listing.py
 
 bench-shortcut: build
 	cargo build --release --locked -p kestrel-net --examples

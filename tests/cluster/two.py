@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 
+import listings  # noqa: F401 (its tests)
 from suite import TESTS, read, refused, run_all, test, write
 
 LIBC = ctypes.CDLL(None, use_errno=True)

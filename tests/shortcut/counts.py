@@ -43,3 +43,47 @@ def requests_by_depth(run):
             ("absent", lambda: os.stat(at("absent", "nothing")), 1, depth),
         ]:
             run.do(f"{what} at {depth}", call, requests=shortcut, plain=plain)
+
+
+def hundred(root):
+    shutil.rmtree(f"{root}/a")
+    os.makedirs(f"{root}/many")
+    for number in range(100):
+        write(f"{root}/many/f{number:03}", b"x")
+
+
+def listing(fd):
+    """Looks at each name of an open directory, and at its extended attributes, as `ls -l` does."""
+    here = f"/proc/self/fd/{fd}"
+    with os.scandir(fd) as entries:
+        names = [entry.name for entry in entries]
+    sizes = [os.stat(name, dir_fd=fd).st_size for name in names]
+    return len(names), sum(sizes), [os.listxattr(f"{here}/{name}") for name in names[:3]]
+
+
+def counted(run, label, most, call):
+    """Demands at most so many requests of a call on a mount."""
+    if run.side.name not in ("shortcut", "plain"):
+        return run.do(label, call)
+    before = run.side.requests()
+    run.do(label, call)
+    after = run.side.requests()
+    spent = {kind: after[kind] - before.get(kind, 0) for kind in after if after[kind] != before.get(kind, 0)}
+    if sum(spent.values()) > most:
+        run.wrong.append(f"{label}: {sum(spent.values())} requests {spent}, at most {most} wanted")
+
+
+@case(setup=hundred, remote=True)
+def requests_of_a_listing(run):
+    """looking at a hundred names that were listed costs far less than a request each, and removing them one each"""
+    fd = os.open(run.path("many"), os.O_RDONLY)
+    counted(run, "look at all", 30, lambda: listing(fd))
+
+    def remove():
+        with os.scandir(fd) as entries:
+            names = [entry.name for entry in entries]
+        for name in names:
+            os.unlink(name, dir_fd=fd)
+
+    counted(run, "remove all", 130, remove)
+    os.close(fd)

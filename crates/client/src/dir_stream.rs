@@ -17,7 +17,10 @@ use kestrel_types::name::Name;
 use kestrel_types::request::DirEntry;
 
 /// Entries asked for at once; an index must fit the cookie's low 16 bits.
-pub const BATCH_ENTRIES: usize = 1024;
+pub const BATCH_ENTRIES: usize = 4096;
+
+/// Entries handed out at once: whoever takes fewer has the rest copied again.
+const STEP_ENTRIES: usize = 256;
 
 /// Cookie after `.`.
 const AFTER_DOT: u64 = 1;
@@ -175,7 +178,8 @@ impl DirStream {
         {
             let from = entries.partition_point(|(_, after)| *after <= encode(number, index));
             if from < entries.len() {
-                return Step::Entries(entries[from..].to_vec());
+                let upto = entries.len().min(from + STEP_ENTRIES);
+                return Step::Entries(entries[from..upto].to_vec());
             }
             // The rest of a batch that was listed again is gone; go on with the one that follows.
             self.emptied = Some((cookie, number));

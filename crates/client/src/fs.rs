@@ -64,6 +64,7 @@ use crate::file::OpenFiles;
 use crate::groups::supplementary_groups;
 use crate::held_locks::HeldLocks;
 use crate::known::KnownInodes;
+use crate::listed::ListedAttributes;
 use crate::metadata::Metadata;
 use crate::remote::is_answering;
 
@@ -191,6 +192,7 @@ pub struct Fs {
     clock: Arc<dyn Clock>,
     config: FsConfig,
     known: KnownInodes,
+    listed: Arc<ListedAttributes>,
     files: OpenFiles,
     locks: HeldLocks,
     /// Who has the kernel hear of files whose pages are outdated.
@@ -215,6 +217,7 @@ impl Fs {
             budget: Budget::new(config.dirty_bytes_max),
             files: OpenFiles::new(config.block_bytes),
             known: KnownInodes::default(),
+            listed: Arc::default(),
             locks: HeldLocks::default(),
             outdated: OnceLock::new(),
             next_handle: AtomicU64::new(1),
@@ -319,24 +322,38 @@ impl Fs {
     /// Asks the node. Supplementary groups are looked up only if the answer depends on them.
     fn request(self: &Arc<Self>, caller: Caller, op: Op, done: impl FnOnce(Reply) + Send + 'static) {
         if caller.uid == 0 {
-            self.metadata
-                .submit(Request { creds: Creds { groups: None, ..creds(caller) }, op }, Box::new(done));
+            self.submit(Request { creds: Creds { groups: None, ..creds(caller) }, op }, Box::new(done));
             return;
         }
         let fs = self.clone();
         let again = op.clone();
         let first = Request { creds: creds(caller), op };
-        self.metadata.submit(
+        self.submit(
             first,
             Box::new(move |reply| match reply {
                 Err(Outcome::NeedGroups) => {
                     let groups = Some(supplementary_groups(caller.pid));
                     let second = Request { creds: Creds { groups, ..creds(caller) }, op: again };
-                    fs.metadata.submit(second, Box::new(done));
+                    fs.submit(second, Box::new(done));
                 }
                 reply => done(reply),
             }),
         );
+    }
+
+    /// Sends a request. What it changes is not answered by what came with listings, from now on and once it is done.
+    fn submit(&self, request: Request, done: Box<dyn FnOnce(Reply) + Send>) {
+        let done = match self.listed.changing(&request.op) {
+            None => done,
+            Some(change) => {
+                let listed = self.listed.clone();
+                Box::new(move |reply| {
+                    listed.changed(&change);
+                    done(reply);
+                })
+            }
+        };
+        self.metadata.submit(request, done);
     }
 
     /// Asks the node for something that can only be answered or fail.

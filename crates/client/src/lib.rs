@@ -15,6 +15,7 @@ mod held_locks;
 pub mod hex;
 pub mod keys;
 mod known;
+pub mod listed;
 pub mod metadata;
 mod object_ids;
 mod recovery;

@@ -464,7 +464,10 @@ impl Connection {
             counts.retries_submitted.add(1);
         }
         let origin = (seq != 0).then_some(Origin { client: session.client, seq, retry });
-        let lists = if let Op::ReadDir { dir, .. } = request.op { Some(dir) } else { None };
+        let lists = match request.op {
+            Op::ReadDir { dir, .. } | Op::ReadDirPlus { dir, .. } => Some(dir),
+            _ => None,
+        };
         let submitted = Submitted { id, seq, effect, lists, listed: judged.listed, refused };
         if !judged.doubts.is_empty() {
             work.doubtful.push((judged.doubts, Doubtful::Request(Box::new(request), origin, submitted)));

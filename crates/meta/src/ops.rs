@@ -67,6 +67,7 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         Op::ListXattr(inode) => xattr::list(view, creds, inode),
         Op::RemoveXattr(inode, name) => xattr::remove(view, creds, inode, name),
         Op::ReadDir { .. }
+        | Op::ReadDirPlus { .. }
         | Op::Chunks { .. }
         | Op::AllocObjects(_)
         | Op::Locate { .. }
@@ -98,7 +99,7 @@ pub fn lane(core: &Core, op: &Op, route: &Route) -> Lane {
     };
     match op {
         Op::RmDir(..) | Op::Rename(..) | Op::Link(..) | Op::Clone { .. } | Op::Sweep(_) => Lane::Exclusive,
-        Op::ReadDir { .. } | Op::Chunks { .. } | Op::TreeUsage(_) => Lane::Caller,
+        Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::Chunks { .. } | Op::TreeUsage(_) => Lane::Caller,
         _ => match op.subject() {
             Subject::Place(place) => by_place(place),
             Subject::Inode(inode) | Subject::Held(inode) => by_inode(inode),
@@ -194,7 +195,7 @@ pub fn kind(op: &Op) -> usize {
         Op::SetXattr(..) => 21,
         Op::ListXattr(_) => 22,
         Op::RemoveXattr(..) => 23,
-        Op::ReadDir { .. } => 24,
+        Op::ReadDir { .. } | Op::ReadDirPlus { .. } => 24,
         Op::Chunks { .. } => 25,
         Op::AllocObjects(_) => 26,
         Op::Usage => 27,

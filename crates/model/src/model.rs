@@ -98,6 +98,8 @@ pub struct Node {
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Set by chattr.
     pub flags: InodeFlags,
+    /// It was given another name once: its record may lie apart from its names.
+    pub linked: bool,
     /// It has no name and may be given one.
     pub linkable: bool,
     /// Opens not yet released.
@@ -161,6 +163,7 @@ impl Model {
             data_change: 0,
             xattrs: BTreeMap::new(),
             flags: InodeFlags::default(),
+            linked: false,
             linkable: false,
             opens: 0,
         }

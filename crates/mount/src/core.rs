@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use kestrel_client::fs::{Caller, DirHandle, Done, FileHandle, Fs, Opened};
 use kestrel_fuse::{self as fuse, Notifier, Reply};
@@ -16,7 +17,7 @@ use crate::convert;
 use crate::direct::DirectWrites;
 use crate::handles::Handles;
 use crate::locking::Locking;
-use crate::naming::{Naming, Trust};
+use crate::naming::{MOMENT, Naming, Trust};
 use crate::passthrough::PassthroughState;
 use crate::paths::Target;
 use crate::patience::Patience;
@@ -217,23 +218,32 @@ impl Core {
 
     /// Tells of the inode that was found or made at a name.
     pub fn entry(self: &Arc<Self>, pid: u32, at: (u64, Name), reply: Reply) -> Done<Inode> {
-        self.found_entry(pid, at, false, reply)
+        let done = self.listed_entry(Caller { pid, ..Caller::ROOT }, at, false, reply);
+        Box::new(move |found: FsResult<Inode>| done(found.map(|inode| (inode, false))))
     }
 
-    /// The same; with `keeps` a directory is held from now on.
-    pub fn found_entry(
+    /// The same for what a look-up found, and whether it came with a listing; with `keeps` a directory is held from now on.
+    pub fn listed_entry(
         self: &Arc<Self>,
-        pid: u32,
+        caller: Caller,
         at: (u64, Name),
         keeps: bool,
         reply: Reply,
-    ) -> Done<Inode> {
-        let core = self.clone();
-        let answer = move |reply: Reply, inode: Inode| {
+    ) -> Done<(Inode, bool)> {
+        let (core, pid, since) = (self.clone(), caller.pid, Instant::now());
+        let answer = move |reply: Reply, (inode, listed): (Inode, bool)| {
             if let (Some(told), Kind::Dir) = (&core.told, inode.kind) {
                 told.note(pid, at.0, &at.1, inode.ino);
             }
-            let entry = core.naming.entry(Some((at.0, &at.1)), &inode, &core.trust);
+            if inode.kind == Kind::Dir {
+                core.fs.reached(caller, inode.ino, (at.0, &at.1), since);
+            }
+            let mut entry = core.naming.entry(Some((at.0, &at.1)), &inode, &core.trust);
+            if listed {
+                // Whoever lists asks several things of each name, one after the other.
+                entry.entry_ttl = entry.entry_ttl.max(MOMENT);
+                entry.attr_ttl = entry.attr_ttl.max(MOMENT);
+            }
             if let Some(paths) = core.naming.paths()
                 && keeps
                 && inode.kind == Kind::Dir
@@ -248,7 +258,7 @@ impl Core {
         }
         let fs = self.fs.clone();
         // The kernel never learned of it.
-        self.patient_or_undo(pid, reply, answer, move |inode| fs.forget(inode.ino, 1))
+        self.patient_or_undo(pid, reply, answer, move |(inode, _)| fs.forget(inode.ino, 1))
     }
 
     pub fn attr(&self, pid: u32, reply: Reply) -> Done<Inode> {

@@ -254,6 +254,7 @@ impl FileSystem for Mounted {
                 Some(dir) => {
                     let buffer = Buffer(Dirents::plain(size));
                     fs.readdir(
+                        caller,
                         dir,
                         offset,
                         buffer,
@@ -263,10 +264,9 @@ impl FileSystem for Mounted {
                 None => reply.error(libc::EBADF),
             },
             Operation::Releasedir { fh, .. } => {
-                if core.dirs.remove(fh).is_some()
-                    && let Some(paths) = core.naming.paths()
-                {
-                    paths.closed(node);
+                if let Some(dir) = core.dirs.remove(fh) {
+                    fs.closedir(&dir);
+                    core.naming.paths().iter().for_each(|paths| paths.closed(node));
                 }
                 reply.empty();
             }

@@ -41,6 +41,9 @@ const PRETENDED: &str = "KESTREL_WALK_HINTS";
 /// program that opens, looks at and reads a file while many others do, short enough that a mistake in this heals.
 pub const OWN_FILES_TTL: Duration = Duration::from_secs(1);
 
+/// How long attributes that came with a listing are used by default.
+pub const LISTING_TTL: Duration = Duration::from_secs(1);
+
 /// How a volume is mounted.
 #[derive(Debug, Clone, Default)]
 pub struct MountConfig {
@@ -54,6 +57,8 @@ pub struct MountConfig {
     pub attr_ttl: Option<Duration>,
     /// How long the kernel may trust names; with the shortcut, names of files. Zero by default.
     pub entry_ttl: Duration,
+    /// How long attributes that came with a listing may be used ([`kestrel_client::listed`]); `None`: [`LISTING_TTL`].
+    pub listing_ttl: Option<Duration>,
     /// Whether walks take the shortcut.
     pub shortcut: ShortcutConfig,
     /// Whether the kernel reads files by itself that lie whole in the local cache.
@@ -122,6 +127,7 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
     (session.features.export, session.features.no_export) = (true, false);
     (session.features.posix_locks, session.features.flock_locks) = (fs.has_locks(), fs.has_locks());
     let (hints, mut mode) = load_hints(config.shortcut);
+    fs.set_listing_ttl(config.listing_ttl.unwrap_or(LISTING_TTL));
     let alone = !fs.has_locks();
     let names = match config.shortcut {
         ShortcutConfig::Auto { names: Some(names) } => names.min(NAMES_MAX),

@@ -46,14 +46,10 @@ use self::keeper::Keeper;
 use self::table::{Directories, Lent, Table};
 use self::waiting::Waits;
 use crate::convert;
-use crate::naming::Trust;
+use crate::naming::{MOMENT, Trust};
 
 /// Path nodes beyond which the kernel is asked to drop some. One takes some 400 bytes here.
 pub const PATH_NODES_MAX: usize = 100_000;
-
-/// Attributes that the kernel may keep for the moment between a lookup and the stat that made it: it rounds up to the next tick
-/// of its clock.
-const MOMENT: Duration = Duration::from_nanos(1);
 
 /// By how much the kernel may believe longer than it was told: it rounds up to the tick of its clock (at most 10 ms), and begins
 /// when its thread takes the answer.
@@ -293,6 +289,21 @@ impl Paths {
         let plain =
             Attr { ino: nodeid, mode: libc::S_IFDIR | 0o755, nlink: 2, blksize: 4096, ..Attr::default() };
         Entry { nodeid, generation: 1, attr: attr.unwrap_or(plain), attr_ttl: Duration::ZERO, entry_ttl }
+    }
+
+    /// The entry of a directory that `caller` lists and found by this name a moment ago, to walk to what is in it.
+    fn listed_directory(&self, caller: Caller, dir: u64, name: &Name) -> Option<Entry> {
+        let table = self.table.read();
+        let (nodeid, ino) = table.find(dir, name)?;
+        let (ino, attr) = (ino?, table.last_attr(nodeid)?);
+        if attr.ino != ino || !self.fs.is_reached(caller, ino, (dir, name)) {
+            return None;
+        }
+        table.learned(nodeid);
+        // Everybody may pass what the kernel believes.
+        let until = self.now_ms() + TICKS.as_millis() as u64;
+        let entry_ttl = if table.lend(nodeid, until) == Lent::Yes { MOMENT } else { Duration::ZERO };
+        Some(Entry { nodeid, generation: 1, attr, attr_ttl: Duration::ZERO, entry_ttl })
     }
 
     /// Something is at a path node's name that is no directory.

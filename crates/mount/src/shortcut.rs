@@ -46,12 +46,13 @@ impl Core {
         }
         let Some(paths) = self.naming.paths() else {
             return self.placed(caller, (dir, name), reply, |place, name, reply| {
-                self.fs.lookup(caller, place, self.entry(caller.pid, (dir, name), reply));
+                let done = self.listed_entry(caller, (dir, name), false, reply);
+                self.fs.lookup_listed(caller, place, done);
             });
         };
         self.named(caller, (dir, name), reply, |name, reply| {
             let lookup = Lookup { unique, tid: caller.pid, nodeid: dir };
-            let plan = paths.plan(lookup, &name);
+            let plan = paths.plan(caller, lookup, &name);
             self.planned(caller, (dir, name), plan, reply);
         });
     }
@@ -69,7 +70,7 @@ impl Core {
                 let answer = move |reply: Reply, found: FsResult<fs::Found>| match found {
                     // A link, which the kernel follows, or what is no directory where one is wanted.
                     Err(error) if error.errno == libc::ELOOP || directory && error.errno == libc::EACCES => {
-                        core.ask(caller, again, at, (Purpose::Look, then), reply);
+                        core.ask(caller, again, at, (Purpose::Fresh, then), reply);
                     }
                     Ok(fs::Found::File(opened)) => match then.protected(caller, &opened.inode) {
                         Some(protected) => {
@@ -107,10 +108,10 @@ impl Core {
         (purpose, then): (Purpose, Use),
         reply: Reply,
     ) {
-        let done = self.found_entry(caller.pid, at.clone(), purpose == Purpose::Keep, reply);
+        let done = self.listed_entry(caller, at.clone(), purpose == Purpose::Keep, reply);
         let core = self.clone();
         let dir = at.0;
-        let noted = move |found: FsResult<Inode>| {
+        let noted = move |found: FsResult<(Inode, bool)>| {
             if let Err(error) = &found {
                 core.not_found(&at, error);
             }
@@ -122,19 +123,24 @@ impl Core {
             }));
         };
         let core = self.clone();
-        let looked_up = move |found: FsResult<Inode>| {
-            let protected = found.as_ref().ok().and_then(|inode| then.protected(caller, inode));
+        let looked_up = move |found: FsResult<(Inode, bool)>| {
+            let protected = found.as_ref().ok().and_then(|(inode, _)| then.protected(caller, inode));
             match (found, protected) {
-                (Ok(inode), Some(protected)) => {
+                (Ok((inode, listed)), Some(protected)) => {
                     let again = core.clone();
                     core.check_protected(dir, protected, move |checked| {
-                        noted(checked.map(|()| inode.clone()).inspect_err(|_| again.fs.forget(inode.ino, 1)));
+                        let checked = checked.map(|()| (inode.clone(), listed));
+                        noted(checked.inspect_err(|_| again.fs.forget(inode.ino, 1)));
                     });
                 }
                 (found, _) => noted(found),
             }
         };
-        self.fs.lookup(caller, place, Box::new(looked_up));
+        if purpose == Purpose::Look {
+            return self.fs.lookup_listed(caller, place, Box::new(looked_up));
+        }
+        let asked = move |found: FsResult<Inode>| looked_up(found.map(|inode| (inode, false)));
+        self.fs.lookup(caller, place, Box::new(asked));
     }
 
     /// Checks what was found in a directory and belongs to somebody else.
@@ -214,7 +220,15 @@ impl Core {
             return self.opened(caller.pid, direct, reply)(Ok(opened));
         }
         self.numbered(caller, node, reply, move |core, ino, reply| {
-            core.fs.open(caller, ino, flags, core.opened(caller.pid, direct, reply));
+            let (fs, done) = (core.fs.clone(), core.opened(caller.pid, direct, reply));
+            let opened = move |opened: FsResult<Opened>| {
+                if opened.as_ref().is_err_and(|error| error.errno == libc::ESTALE) {
+                    // The kernel looks again.
+                    fs.forget_listed();
+                }
+                done(opened);
+            };
+            core.fs.open(caller, ino, flags, Box::new(opened));
         });
     }
 

@@ -231,6 +231,17 @@ pub enum Op {
         /// Check read permission of the directory.
         check: bool,
     },
+    /// Attributes of the files in a part of a directory, by name from the first one after `after`. Needs read and search
+    /// permission. Directories and files with several names are left out: their attributes are in other rows.
+    /// Answer: [`Answer::EntriesPlus`].
+    ReadDirPlus {
+        /// The directory.
+        dir: InodeId,
+        /// Name to continue after.
+        after: Option<Name>,
+        /// Entries to read at most, 1 to [`READDIR_ENTRIES_MAX`].
+        limit: usize,
+    },
     /// Changes content. Answer: [`Answer::Inode`].
     Commit(Commit),
     /// Replaces the extents within a window of a chunk by others that hold the same bytes, if they are still what the client
@@ -334,7 +345,8 @@ impl Op {
             Op::Parent(ino)
             | Op::TreeUsage(ino)
             | Op::TmpFile { dir: ino, .. }
-            | Op::ReadDir { dir: ino, .. } => visit(Named::Dir(ino)),
+            | Op::ReadDir { dir: ino, .. }
+            | Op::ReadDirPlus { dir: ino, .. } => visit(Named::Dir(ino)),
             Op::Sweep(ino) | Op::Release(ino) | Op::Chunks { ino, .. } => visit(Named::File(ino)),
             Op::Locate { files, .. } => files.iter_mut().for_each(|ino| visit(Named::File(ino))),
             Op::GetAttr(inode)
@@ -409,7 +421,8 @@ impl Op {
             | Op::Chunks { ino, .. }
             | Op::TreeUsage(ino)
             | Op::TmpFile { dir: ino, .. }
-            | Op::ReadDir { dir: ino, .. } => Subject::Number(*ino),
+            | Op::ReadDir { dir: ino, .. }
+            | Op::ReadDirPlus { dir: ino, .. } => Subject::Number(*ino),
             Op::Locate { .. } | Op::AllocObjects(_) | Op::Usage | Op::Sync => Subject::Volume,
         }
     }
@@ -424,6 +437,7 @@ impl Op {
             | Op::Access(..)
             | Op::ReadLink(_)
             | Op::ReadDir { .. }
+            | Op::ReadDirPlus { .. }
             | Op::Chunks { .. }
             | Op::GetXattr(..)
             | Op::ListXattr(_)
@@ -533,6 +547,13 @@ pub enum Answer {
         /// The directory above, for `..`.
         parent: InodeId,
         /// Nothing follows.
+        end: bool,
+    },
+    /// Attributes of files in a part of a directory.
+    EntriesPlus {
+        /// Names and inodes in order of the names. The inodes are without content: [`Inode::data`] only says whether there is any.
+        entries: Vec<(Name, Box<Inode>)>,
+        /// Nothing follows in the directory.
         end: bool,
     },
     /// Extents of those chunks asked for that have any: the first of them, or all.

@@ -493,7 +493,7 @@ impl Fs {
                 }
             }
         };
-        self.metadata.submit(Request { creds, op: Op::Commit(commit) }, Box::new(committed));
+        self.submit(Request { creds, op: Op::Commit(commit) }, Box::new(committed));
     }
 
     fn committed(self: &Arc<Self>, file: &Arc<OpenFile>, reply: Reply) {

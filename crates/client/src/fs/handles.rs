@@ -12,6 +12,7 @@ use kestrel_types::ids::InodeId;
 use super::{Fs, Progress};
 use crate::dir_stream::DirStream;
 use crate::file::OpenFile;
+use crate::listed::Listing;
 
 /// An open file.
 pub struct FileHandle {
@@ -90,6 +91,8 @@ impl Fs {
 pub struct DirHandle {
     pub(crate) ino: InodeId,
     pub(crate) stream: Mutex<DirStream>,
+    /// What came with the listing.
+    pub(crate) listing: Arc<Listing>,
 }
 
 impl DirHandle {

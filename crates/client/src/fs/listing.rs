@@ -2,16 +2,19 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
-use kestrel_types::inode::Kind;
+use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::name::{Name, Place};
 use kestrel_types::request::{Answer, Op};
 
 use super::{Caller, DirHandle, Done, Fs, unexpected};
-use crate::dir_stream::{BATCH_ENTRIES, DirStream, Step};
+use crate::dir_stream::{BATCH_ENTRIES, Step};
+use crate::listed::Known;
 
 /// One entry as a listing gives it.
 #[derive(Debug, Clone, Copy)]
@@ -48,17 +51,85 @@ impl Fs {
 
     /// Opens a directory that may be read: whoever calls has had that checked.
     pub fn open_directory(ino: InodeId) -> Arc<DirHandle> {
-        Arc::new(DirHandle { ino, stream: Mutex::new(DirStream::default()) })
+        Arc::new(DirHandle { ino, stream: Mutex::default(), listing: Arc::default() })
+    }
+
+    /// Closes a directory.
+    pub fn closedir(&self, dir: &DirHandle) {
+        self.listed.closed(dir.ino, &dir.listing);
+    }
+
+    /// How long attributes that came with a listing may be used; zero: not at all. On a volume whose metadata is in this process
+    /// nothing is gained by that.
+    pub fn set_listing_ttl(&self, ttl: Duration) {
+        self.listed.set_ttl(if self.is_remote() { ttl } else { Duration::ZERO });
+    }
+
+    /// What came with listings was of no use: somebody else has changed it.
+    pub fn forget_listed(&self) {
+        self.listed.forget_all();
+    }
+
+    /// `caller` found a directory at a name of this node's, as he asked at `since`.
+    pub fn reached(&self, caller: Caller, dir: InodeId, by: (u64, &Name), since: Instant) {
+        if let Some(listing) = self.listed.of(caller, dir) {
+            listing.reached(caller, by, since);
+        }
+    }
+
+    /// Whether `caller`, who lists a directory and looks at what is in it, found it by this name a short time ago.
+    pub fn is_reached(&self, caller: Caller, dir: InodeId, by: (u64, &Name)) -> bool {
+        let listing = self.listed.of(caller, dir);
+        listing.is_some_and(|listing| listing.is_reached(caller, by, Instant::now(), self.listed.ttl()))
+    }
+
+    /// As [`Fs::lookup`] in a directory, which may be answered by what came with a listing of the same thread, and tells
+    /// whether it was: [`crate::listed`].
+    pub fn lookup_listed(self: &Arc<Self>, caller: Caller, place: Place, done: Done<(Inode, bool)>) {
+        let now = Instant::now();
+        let listing = if place.dirs.is_empty() { self.listed.of(caller, place.base) } else { None };
+        let fs = self.clone();
+        let ask = move |place, done: Done<(Inode, bool)>| {
+            fs.lookup(caller, place, Box::new(move |found| done(found.map(|inode| (inode, false)))));
+        };
+        let Some(listing) = listing else { return ask(place, done) };
+        let start = match listing.look(caller, &place.name, now, self.listed.ttl()) {
+            Known::Nothing => return ask(place, done),
+            Known::Inode(inode) => return done(Ok(self.introduce_listed(caller, *inode, &place, now))),
+            Known::Page(start) => start,
+        };
+        self.listed.begin(&listing, start.clone(), now);
+        let op = Op::ReadDirPlus { dir: place.base, after: start, limit: BATCH_ENTRIES };
+        let fs = self.clone();
+        self.ask(caller, op, move |answer| {
+            let page = match answer {
+                Ok(Answer::EntriesPlus { entries, .. }) => entries,
+                // The look-up itself says what is wrong.
+                _ => Vec::new(),
+            };
+            fs.listed.supply(&listing, page, now);
+            match listing.look(caller, &place.name, now, fs.listed.ttl()) {
+                Known::Inode(inode) => done(Ok(fs.introduce_listed(caller, *inode, &place, now))),
+                _ => ask(place, done),
+            }
+        });
+    }
+
+    fn introduce_listed(&self, caller: Caller, inode: Inode, place: &Place, now: Instant) -> (Inode, bool) {
+        self.listed.told(caller, &inode, now);
+        (self.introduce(inode, Some((place.base, &place.name))), true)
     }
 
     /// Gives the entries from `cookie` on to `sink` until it is full or the directory ends.
     pub fn readdir<S: Sink>(
         self: &Arc<Self>,
+        caller: Caller,
         dir: Arc<DirHandle>,
         mut cookie: u64,
         mut sink: S,
         done: Done<S>,
     ) {
+        self.listed.lists(caller, dir.ino, &dir.listing);
         loop {
             let step = dir.stream.lock().at(cookie);
             match step {
@@ -95,8 +166,10 @@ impl Fs {
                     let fs = self.clone();
                     return self.ask(Caller::ROOT, op, move |answer| match batch(answer) {
                         Ok((entries, end)) => {
+                            let last = entries.last().map(|entry| &entry.name);
+                            dir.listing.listed(fetch.after.as_ref(), last);
                             dir.stream.lock().supply(fetch, entries, end);
-                            fs.readdir(dir, cookie, sink, done);
+                            fs.readdir(caller, dir, cookie, sink, done);
                         }
                         // A directory that was removed while it is open lists as empty, as on local file systems.
                         Err(error) if matches!(error.errno, libc::ENOENT | libc::ESTALE) => done(Ok(sink)),

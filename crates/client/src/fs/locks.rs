@@ -306,6 +306,12 @@ impl Fs {
     }
 
     fn ask_lock(&self, request: LockRequest, done: Box<dyn FnOnce(LockReply) + Send>) -> Option<LockCall> {
+        let listed = self.listed.clone();
+        let done: Box<dyn FnOnce(LockReply) + Send> = Box::new(move |reply| {
+            // Whoever gets a lock sees what others did before.
+            listed.forget_all();
+            done(reply);
+        });
         match self.metadata.locks() {
             Some(server) => Some(server.lock(request, done)),
             None => {

@@ -236,6 +236,10 @@ fn note(grant: &Grant, State { given, opens, .. }: &mut State, call: Submitted, 
             let files = entries.iter().filter(|entry| entry.kind != Kind::Dir);
             files.for_each(|entry| given.add_file(entry.ino, dir));
         }
+        Ok(Answer::EntriesPlus { entries, .. }) => {
+            let Some(dir) = call.lists else { return };
+            entries.iter().for_each(|(_, inode)| given.add_file(inode.ino, dir));
+        }
         _ => {}
     }
 }

@@ -568,7 +568,10 @@ impl Drop for Whole {
 
 /// What the node would serve from its own rows only, without noticing that there are others.
 fn needs_member(op: &Op) -> bool {
-    matches!(op, Op::ReadDir { .. } | Op::Usage | Op::TreeUsage(_) | Op::Locate { .. })
+    matches!(
+        op,
+        Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::Usage | Op::TreeUsage(_) | Op::Locate { .. }
+    )
 }
 
 fn done_of(desk: &Arc<Desk>, ear: Arc<impl Ear + 'static>, number: usize) -> Done {

@@ -18,7 +18,7 @@ use super::dispatch::several;
 use super::{Durability, Node};
 use crate::cluster::NodeTable;
 use crate::ops::{self, chunks, locate, readdir, usage};
-use crate::perm::{self, Dentry, READ};
+use crate::perm::{self, Dentry, EXEC, READ};
 use crate::pipeline::{self, engine_error};
 use crate::view::{Stop, decode_dir_id, guard_of};
 use crate::worker::{Elsewhere, Sink, Slot, Stray, Woken};
@@ -55,8 +55,10 @@ impl Node {
         }
         let mut wait = 0;
         let reply = self.answer(&request, &mut wait);
-        if let (Some(table), Op::Chunks { .. } | Op::ReadDir { .. } | Op::TreeUsage(_)) =
-            (&table, &request.op)
+        if let (
+            Some(table),
+            Op::Chunks { .. } | Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::TreeUsage(_),
+        ) = (&table, &request.op)
             && !self.core.cluster.as_ref().is_some_and(|cluster| Arc::ptr_eq(table, &cluster.table()))
         {
             // What was read may be another node's by now, and changed there, or gone from here.
@@ -98,8 +100,15 @@ impl Node {
     fn answer(&self, request: &Request, wait: &mut Position) -> Result<Answer, Outcome> {
         match &request.op {
             Op::ReadDir { dir, after, limit, check } => {
-                let parent = self.opened_dir(&request.creds, *dir, *check, wait)?;
+                let check = if *check { READ } else { 0 };
+                let parent = self.opened_dir(&request.creds, *dir, check, wait)?;
                 let (answer, seen) = readdir::run(&*self.engine, *dir, parent, after.as_ref(), *limit)?;
+                *wait = seen.max(*wait);
+                Ok(answer)
+            }
+            Op::ReadDirPlus { dir, after, limit } => {
+                self.opened_dir(&request.creds, *dir, READ | EXEC, wait)?;
+                let (answer, seen) = readdir::run_plus(&*self.engine, *dir, after.as_ref(), *limit)?;
                 *wait = seen.max(*wait);
                 Ok(answer)
             }
@@ -156,13 +165,13 @@ impl Node {
         Ok((object_in(first, cluster.me), wait))
     }
 
-    /// The directory above one that shall be listed; with `check`, only if the caller may read it. `wait` becomes the position
+    /// The directory above one that shall be listed, if the caller has the permissions `check` in it. `wait` becomes the position
     /// that an answer waits for, whatever it is.
     fn opened_dir(
         &self,
         creds: &Creds,
         dir: InodeId,
-        check: bool,
+        check: u32,
         wait: &mut Position,
     ) -> Result<InodeId, Outcome> {
         let dentry = match self.core.replica.get(dir) {
@@ -181,8 +190,8 @@ impl Node {
                 }
             },
         };
-        if check {
-            perm::check(creds, dentry.guard, READ).map_err(Stop::without_rows)?;
+        if check != 0 {
+            perm::check(creds, dentry.guard, check).map_err(Stop::without_rows)?;
         }
         Ok(dentry.parent)
     }

@@ -427,13 +427,19 @@ fn run(view: &mut View<'_>, request: &Request, claim: Option<Claim>, lent: &Lent
     if let Some(claim) = claim {
         return ops::open::claim(view, &request.op, claim).map(Listing::Answer);
     }
-    let Op::ReadDir { dir, after, limit, check } = &request.op else {
-        return ops::execute(view, request).map(Listing::Answer);
+    let (dir, after, limit, check, plus) = match &request.op {
+        Op::ReadDir { dir, after, limit, check } => (dir, after, limit, *check, false),
+        Op::ReadDirPlus { dir, after, limit } => (dir, after, limit, true, true),
+        _ => return ops::execute(view, request).map(Listing::Answer),
     };
     let dir = view.dir(*dir)?;
-    readdir::check(&request.creds, &dir, *check)?;
+    match plus {
+        true => readdir::check_plus(&request.creds, &dir)?,
+        false => readdir::check(&request.creds, &dir, check)?,
+    }
     let span = readdir::span(dir.ino, after.as_ref(), *limit);
     match lent.spans.get(&span) {
+        Some(rows) if plus => Ok(Listing::Answer(readdir::merged_plus(dir.ino, rows, *limit)?)),
         Some(rows) => Ok(Listing::Answer(readdir::merged(dir, rows, *limit)?)),
         None => Ok(Listing::Lacks(Missing { keys: Vec::new(), spans: vec![span] })),
     }

@@ -1,4 +1,4 @@
-//! ReadDir: a page of a directory's entries, in the order of their names.
+//! ReadDir: a page of a directory's entries, in the order of their names. ReadDirPlus: attributes of the files among them.
 //!
 //! The cookie is the last name given, so a listing is stable under concurrent creates, renames and unlinks: an entry that is there
 //! all the time appears exactly once, others at most once (`telldir`/`seekdir` build on this in the client). Reads the engine
@@ -10,15 +10,19 @@ use kestrel_types::codec::DecodeError;
 use kestrel_types::entry::Entry;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, Position};
+use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::Table;
 use kestrel_types::name::Name;
 use kestrel_types::request::{Answer, Creds, DirEntry, READDIR_ENTRIES_MAX};
 
 use crate::engine::Engine;
-use crate::perm::{self, Dentry, READ};
+use crate::perm::{self, Dentry, EXEC, READ};
 use crate::pipeline::engine_error;
 use crate::rows::{Span, SpanRows};
 use crate::view::{Run, Stop};
+
+/// A page of rows, the position to wait for before it may be shown in mode `commit`, and whether nothing follows.
+type Page<T> = (Vec<T>, Position, bool);
 
 /// Reads a page; and the position to wait for before it may be shown in mode `commit`.
 pub fn run(
@@ -28,6 +32,29 @@ pub fn run(
     after: Option<&Name>,
     limit: usize,
 ) -> FsResult<(Answer, Position)> {
+    let (entries, wait, end) = page(engine, dir, after, limit, entry)?;
+    Ok((Answer::Entries { entries, parent, end }, wait))
+}
+
+/// The same for [`Op::ReadDirPlus`](kestrel_types::request::Op::ReadDirPlus).
+pub fn run_plus(
+    engine: &dyn Engine,
+    dir: InodeId,
+    after: Option<&Name>,
+    limit: usize,
+) -> FsResult<(Answer, Position)> {
+    let (entries, wait, end) = page(engine, dir, after, limit, entry_plus)?;
+    Ok((Answer::EntriesPlus { entries: entries.into_iter().flatten().collect(), end }, wait))
+}
+
+/// Reads a page of rows, each of them with `read`.
+fn page<T>(
+    engine: &dyn Engine,
+    dir: InodeId,
+    after: Option<&Name>,
+    limit: usize,
+    read: fn(&[u8], &[u8]) -> Result<T, DecodeError>,
+) -> FsResult<Page<T>> {
     let limit = limit.clamp(1, READDIR_ENTRIES_MAX);
     let mut entries = Vec::with_capacity(limit.min(256));
     let (mut end, mut wait) = (true, 0);
@@ -38,7 +65,7 @@ pub fn run(
                 end = false;
                 return ControlFlow::Break(());
             }
-            match entry(name, row) {
+            match read(name, row) {
                 Ok(entry) => entries.push(entry),
                 Err(why) => {
                     damage = Some(why);
@@ -51,13 +78,18 @@ pub fn run(
         .map_err(engine_error)?;
     match damage {
         Some(why) => Err(damaged(dir, &why)),
-        None => Ok((Answer::Entries { entries, parent, end }, wait.max(deleted_at))),
+        None => Ok((entries, wait.max(deleted_at), end)),
     }
 }
 
 /// Whether the caller may list the directory.
 pub fn check(creds: &Creds, dir: &Dentry, check: bool) -> Run<()> {
     if check { perm::check(creds, dir.guard, READ) } else { Ok(()) }
+}
+
+/// Whether the caller may list the directory and look at what is in it.
+pub fn check_plus(creds: &Creds, dir: &Dentry) -> Run<()> {
+    perm::check(creds, dir.guard, READ | EXEC)
 }
 
 /// What every one of several nodes is asked for: one entry more than wanted, so that it shows whether something follows.
@@ -74,6 +106,15 @@ pub fn merged(dir: Dentry, rows: &SpanRows, limit: usize) -> Run<Answer> {
     Ok(Answer::Entries { entries, parent: dir.parent, end: rows.len() <= limit })
 }
 
+/// The page of attributes, from what all nodes said.
+pub fn merged_plus(dir: InodeId, rows: &SpanRows, limit: usize) -> Run<Answer> {
+    let limit = limit.clamp(1, READDIR_ENTRIES_MAX);
+    let entries = rows.iter().take(limit).filter_map(|(name, row)| entry_plus(name, row).transpose());
+    let entries: Result<Vec<_>, _> = entries.collect();
+    let entries = entries.map_err(|why| Stop::Fail(damaged(dir, &why)))?;
+    Ok(Answer::EntriesPlus { entries, end: rows.len() <= limit })
+}
+
 fn damaged(dir: InodeId, why: &DecodeError) -> FsError {
     let text = format!("metadata: damaged entry in directory {dir}: {why}; run kestrel fsck");
     FsError::because(libc::EIO, text)
@@ -83,4 +124,18 @@ fn entry(name: &[u8], row: &[u8]) -> Result<DirEntry, DecodeError> {
     let (ino, kind) = Entry::peek(row)?;
     let name = Name::new(name).map_err(|_| DecodeError("not a valid name"))?;
     Ok(DirEntry { name, ino, kind })
+}
+
+/// What [`Op::ReadDirPlus`](kestrel_types::request::Op::ReadDirPlus) tells of an entry, if anything: its row holds the
+/// inode of a file.
+fn entry_plus(name: &[u8], row: &[u8]) -> Result<Option<(Name, Box<Inode>)>, DecodeError> {
+    let Entry::Inode(mut inode) = Entry::decode(row)? else { return Ok(None) };
+    if inode.kind == Kind::Dir {
+        return Ok(None);
+    }
+    if inode.data != Data::None {
+        inode.data = Data::Chunked;
+    }
+    let name = Name::new(name).map_err(|_| DecodeError("not a valid name"))?;
+    Ok(Some((name, Box::new(inode))))
 }

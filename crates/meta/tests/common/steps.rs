@@ -310,7 +310,10 @@ impl World {
                 let flags = if raw.d < 96 { InodeFlags::from_bits(raw.d % 16) } else { None };
                 Op::SetFlags(self.inode(raw.a, raw.c), flags.unwrap_or_default())
             }
-            249 => Op::Locate { files: vec![self.inode(raw.a, raw.c).ino, u64::from(raw.b)], after: None },
+            249 if raw.d % 2 == 0 => {
+                Op::Locate { files: vec![self.inode(raw.a, raw.c).ino, u64::from(raw.b)], after: None }
+            }
+            249 => Op::ReadDirPlus { dir: self.dir(raw.a), after: None, limit: 4096 },
             250 => Op::ReadDir { dir: self.dir(raw.a), after: None, limit: 4096, check: true },
             _ => Op::GetAttr(self.inode(raw.a, raw.c)),
         }
@@ -447,7 +450,7 @@ impl World {
             let mut requests: Vec<_> = part.iter().map(|raw| (Self::creds(raw.who), self.op(*raw))).collect();
             if part.len() > 1 {
                 // Listings are no part of batches, so the order of replies does not tell when they were made.
-                requests.retain(|(_, op)| !matches!(op, Op::ReadDir { .. }));
+                requests.retain(|(_, op)| !matches!(op, Op::ReadDir { .. } | Op::ReadDirPlus { .. }));
             }
             if let [(creds, op)] = &requests[..] {
                 self.single(&creds.clone(), op.clone())?;

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use kestrel_types::extent::Extent;
 use kestrel_types::inode::{CHUNK_BYTES, Data, Inode, Kind};
-use kestrel_types::name::Place;
+use kestrel_types::name::{Name, Place};
 use kestrel_types::request::{Answer, Creds, DirEntry, Op, Reply};
 
 use super::{Byte, EXEC, Heard, Layout, MISFIT, Model, NEED_GROUPS, READ, Run, UNSEEN, WRITE, code};
@@ -67,6 +67,9 @@ impl Model {
             }
             (Shown::Nothing, _) => Ok(()),
             (Shown::Names(names), Answer::Entries { entries, end: true, .. }) => self.listed(&names, entries),
+            (Shown::Plus(names), Answer::EntriesPlus { entries, end: true }) => {
+                self.listed_plus(&names, entries)
+            }
             (shown, answer) => Err(format!("expected {shown:?}, got {answer:?}")),
         }
     }
@@ -103,22 +106,38 @@ impl Model {
         found.iter().all(right) && found.len() == self.nodes.keys().map(names).sum::<usize>()
     }
 
+    /// Compares attributes that came with a listing: of files with one name all, of those that had more than one perhaps.
+    fn listed_plus(
+        &mut self,
+        names: &[(Vec<u8>, u64, Kind)],
+        entries: &[(Name, Box<Inode>)],
+    ) -> Result<(), String> {
+        let mut left = entries.iter().peekable();
+        for (name, ino, kind) in names {
+            let Some((_, real)) = left.next_if(|(listed, _)| listed.as_bytes() == &**name) else {
+                let linked = self.nodes.get(ino).is_some_and(|node| node.linked);
+                if *kind == Kind::Dir || linked {
+                    continue;
+                }
+                return Err(format!("no attributes of {name:?} in {entries:?}"));
+            };
+            let ino = self.show(*ino, real.ino);
+            self.same_attributes(ino, real)?;
+            let node = self.nodes.get(&ino).ok_or(format!("inode {ino} should not exist"))?;
+            if *kind == Kind::File && (node.layout == Layout::None) != (real.data == Data::None) {
+                return Err(format!("expected {:?}, got {real:?}", node.layout));
+            }
+        }
+        left.next().map_or(Ok(()), |(name, _)| Err(format!("{name:?} is not there")))
+    }
+
     /// Compares an inode that was shown.
     ///
     /// # Errors
     /// What was expected instead.
     pub fn same(&mut self, ino: u64, real: &Inode) -> Result<(), String> {
+        self.same_attributes(ino, real)?;
         let node = self.nodes.get(&ino).ok_or(format!("inode {ino} should not exist"))?;
-        let ours = (ino, node.kind, node.mode, node.uid, node.gid, node.nlink, node.rdev, node.size);
-        let theirs = (real.ino, real.kind, real.mode, real.uid, real.gid, real.nlink, real.rdev, real.size);
-        if node.flags != real.flags {
-            return Err(format!("expected flags {:?}, got {:?}", node.flags, real.flags));
-        }
-        let times = (node.atime, node.mtime, node.ctime);
-        let real_times = (real.atime, real.mtime, real.ctime);
-        if ours != theirs || self.times && times != real_times {
-            return Err(format!("expected {ours:?} {times:?}, got {theirs:?} {real_times:?}"));
-        }
         let layout = match &real.data {
             Data::None => Layout::None,
             Data::Inline(_) => Layout::Inline,
@@ -133,6 +152,21 @@ impl Model {
         }
         if node.data_change == 0 {
             self.node_mut(ino).data_change = real.data_change;
+        }
+        Ok(())
+    }
+
+    fn same_attributes(&self, ino: u64, real: &Inode) -> Result<(), String> {
+        let node = self.nodes.get(&ino).ok_or(format!("inode {ino} should not exist"))?;
+        let ours = (ino, node.kind, node.mode, node.uid, node.gid, node.nlink, node.rdev, node.size);
+        let theirs = (real.ino, real.kind, real.mode, real.uid, real.gid, real.nlink, real.rdev, real.size);
+        if node.flags != real.flags {
+            return Err(format!("expected flags {:?}, got {:?}", node.flags, real.flags));
+        }
+        let times = (node.atime, node.mtime, node.ctime);
+        let real_times = (real.atime, real.mtime, real.ctime);
+        if ours != theirs || self.times && times != real_times {
+            return Err(format!("expected {ours:?} {times:?}, got {theirs:?} {real_times:?}"));
         }
         Ok(())
     }
@@ -273,6 +307,12 @@ impl Model {
                 }
                 _ => Shown::Nothing,
             },
+            Op::ReadDirPlus { dir, .. } => {
+                self.node(*dir).map_err(|_| libc::ENOENT)?;
+                self.allowed(creds, *dir, READ | EXEC)?;
+                let children = &self.node(*dir)?.children;
+                Shown::Plus(children.iter().map(|(n, i)| (n.clone(), *i, self.nodes[i].kind)).collect())
+            }
             Op::Commit(commit) => {
                 self.commit(creds, commit, heard)?;
                 Shown::Inode(commit.inode.ino)
@@ -305,6 +345,8 @@ enum Shown {
     Removed(u64),
     Bytes(Vec<u8>),
     Names(Vec<(Vec<u8>, u64, Kind)>),
+    /// The same, with attributes.
+    Plus(Vec<(Vec<u8>, u64, Kind)>),
     /// Chunks of a file, from one to another.
     Chunks(u64, u64, u64),
 }

@@ -224,6 +224,7 @@ impl Model {
         let now = self.now;
         let node = self.node_mut(ino);
         node.nlink += 1;
+        node.linked = true;
         node.ctime = now;
         node.linkable = false;
         self.node_mut(dir).children.insert(place.name.as_bytes().to_vec(), ino);

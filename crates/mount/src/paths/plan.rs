@@ -70,8 +70,10 @@ impl Use {
 /// What the answer to a LOOKUP is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Anything.
+    /// Anything, which what came with a listing may answer.
     Look,
+    /// Anything, as it is now: an open, or the kernel walks again.
+    Fresh,
     /// A call that makes the name. Only if what it sends then is answered `ESTALE`, the kernel walks again.
     Create,
     /// A call that keeps what is found, if it is a directory, without opening it.
@@ -86,7 +88,7 @@ fn names_something(rest: &[u8]) -> bool {
 
 impl Paths {
     /// Decides on a LOOKUP.
-    pub fn plan(self: &Arc<Self>, lookup: Lookup, name: &Name) -> Plan {
+    pub fn plan(self: &Arc<Self>, caller: Caller, lookup: Lookup, name: &Name) -> Plan {
         let dir = lookup.nodeid;
         if dir == ROOT
             && let Some(errno) = self.hints.probe(&lookup, name.as_bytes())
@@ -99,15 +101,23 @@ impl Paths {
             Counters::count(&self.counters.unhinted);
             return self.ask(dir, name, purpose, Use::default());
         };
-        if hint.may_fake() && names_something(&hint.rest) && self.may_be_directory(dir, name) {
-            Counters::count(&self.counters.faked);
-            return Plan::Fake(self.fake(dir, name));
+        if hint.may_fake() && names_something(&hint.rest) {
+            if self.may_be_directory(dir, name) {
+                Counters::count(&self.counters.faked);
+                return Plan::Fake(self.fake(dir, name));
+            }
+            if let Some(entry) = self.listed_directory(caller, dir, name) {
+                Counters::count(&self.counters.faked);
+                return Plan::Fake(entry);
+            }
         }
         if !hint.follows && !hint.revalidate && hint.intent.open {
             return self.open(&hint, lookup, name);
         }
         Counters::count(&self.counters.hinted);
-        let purpose = if hint.keeps { Purpose::Keep } else { Purpose::Look };
+        let fresh = hint.revalidate || hint.intent.open;
+        let purpose = if fresh { Purpose::Fresh } else { Purpose::Look };
+        let purpose = if hint.keeps { Purpose::Keep } else { purpose };
         self.ask(dir, name, purpose, Use::of(&hint))
     }
 
@@ -145,7 +155,7 @@ impl Paths {
                 let place = self.place(dir, name.clone());
                 place.map_or(Plan::Gone, |place| Plan::Open { place, flags, directory, then: Use::of(hint) })
             }
-            _ => self.ask(dir, name, Purpose::Look, Use::of(hint)),
+            _ => self.ask(dir, name, Purpose::Fresh, Use::of(hint)),
         }
     }
 

@@ -42,6 +42,7 @@ const OPEN_AT: u8 = 32;
 const RM_DIR: u8 = 33;
 const RENAME: u8 = 34;
 const LOCATE: u8 = 35;
+const READ_DIR_PLUS: u8 = 36;
 const SET_FLAGS: u8 = 37;
 
 // Content of a commit.
@@ -162,6 +163,12 @@ fn put_op(op: &Op, w: &mut Writer<'_>) {
             w.u8(u8::from(*check) | u8::from(after.is_some()) << 1);
             after.iter().for_each(|name| w.name(name));
         }
+        Op::ReadDirPlus { dir, after, limit } => {
+            put_id(READ_DIR_PLUS, *dir, w);
+            w.varint(*limit as u64);
+            w.u8(u8::from(after.is_some()));
+            after.iter().for_each(|name| w.name(name));
+        }
         Op::Commit(commit) => {
             put_ref(COMMIT, &commit.inode, w);
             put_commit(commit, w);
@@ -251,6 +258,11 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
             let (dir, limit, flags) = (r.varint()?, basic::size(r)?, flags(r, 3)?);
             let after = if flags & 2 != 0 { Some(basic::name(r)?) } else { None };
             Op::ReadDir { dir, after, limit, check: flags & 1 != 0 }
+        }
+        READ_DIR_PLUS => {
+            let (dir, limit) = (r.varint()?, basic::size(r)?);
+            let after = if basic::boolean(r)? { Some(basic::name(r)?) } else { None };
+            Op::ReadDirPlus { dir, after, limit }
         }
         COMMIT => Op::Commit(commit(r)?),
         COMPACT => Op::Compact {

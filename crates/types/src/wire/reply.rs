@@ -3,6 +3,8 @@
 use super::basic::{self, Writer, flags, inode, list};
 use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
+use crate::inode::Inode;
+use crate::name::Name;
 use crate::request::{Answer, DirEntry, Outcome, Reply, Usage};
 
 // First byte of an answer. Numbers are never given to another one.
@@ -21,6 +23,7 @@ const ENTRY: u8 = 11;
 const OPENED_AT: u8 = 12;
 const RENAMED: u8 = 13;
 const LOCATED: u8 = 14;
+const ENTRIES_PLUS: u8 = 15;
 
 // First byte of another outcome.
 const FAILED: u8 = 0x80;
@@ -86,6 +89,14 @@ fn put_answer(answer: &Answer, w: &mut Writer<'_>) {
             w.u8(u8::from(*end));
             w.varint(*parent);
             w.list(entries, put_entry);
+        }
+        Answer::EntriesPlus { entries, end } => {
+            w.u8(ENTRIES_PLUS);
+            w.u8(u8::from(*end));
+            w.list(entries, |w, (name, inode)| {
+                w.name(name);
+                w.inode(inode);
+            });
         }
         Answer::Chunks { chunks, end } => {
             w.u8(CHUNKS);
@@ -167,6 +178,10 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
             let (flags, parent) = (flags(r, 1)?, r.varint()?);
             Answer::Entries { entries: list(r, usize::MAX, 4, entry)?, parent, end: flags & 1 != 0 }
         }
+        ENTRIES_PLUS => {
+            let flags = flags(r, 1)?;
+            Answer::EntriesPlus { entries: list(r, usize::MAX, 4, entry_plus)?, end: flags & 1 != 0 }
+        }
         CHUNKS => {
             let end = basic::boolean(r)?;
             Answer::Chunks { chunks: list(r, usize::MAX, 2, chunk)?, end }
@@ -192,6 +207,10 @@ pub(super) fn reply(r: &mut Reader<'_>) -> Result<Reply, DecodeError> {
 fn entry(r: &mut Reader<'_>) -> Result<DirEntry, DecodeError> {
     let (ino, kind) = (r.varint()?, basic::kind(r)?);
     Ok(DirEntry { name: basic::name(r)?, ino, kind })
+}
+
+fn entry_plus(r: &mut Reader<'_>) -> Result<(Name, Box<Inode>), DecodeError> {
+    Ok((basic::name(r)?, inode(r)?))
 }
 
 fn chunk(r: &mut Reader<'_>) -> Result<(u64, Vec<Extent>), DecodeError> {

@@ -230,6 +230,7 @@ fn ops() -> Vec<(&'static str, Op)> {
         ("op-link", Op::Link(inode_ref(), place())),
         ("op-readdir", Op::ReadDir { dir: 77, after: Some(name("bird.jpg")), limit: 4096, check: true }),
         ("op-readdir-first", Op::ReadDir { dir: 77, after: None, limit: 1, check: false }),
+        ("op-readdirplus", Op::ReadDirPlus { dir: 77, after: Some(name("bird.jpg")), limit: 4096 }),
         ("op-commit", commit(NewData::Unchanged)),
         ("op-commit-inline", commit(NewData::Inline(b"content".as_slice().into()))),
         ("op-commit-packed", commit(NewData::Packed(range()))),
@@ -330,6 +331,10 @@ fn answers() -> Vec<(&'static str, Answered)> {
                 parent: 1,
                 end: true,
             },
+        ),
+        (
+            "answer-entries-plus",
+            Answer::EntriesPlus { entries: vec![(name("b"), inode(Data::Chunked))], end: false },
         ),
         (
             "answer-chunks",

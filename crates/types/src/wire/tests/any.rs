@@ -274,6 +274,8 @@ fn op() -> BoxedStrategy<Op> {
         (id(), option::of(name()), id(), any::<bool>()).prop_map(|(dir, after, limit, check)| {
             Op::ReadDir { dir, after, limit: limit as usize, check }
         }),
+        (id(), option::of(name()), id())
+            .prop_map(|(dir, after, limit)| { Op::ReadDirPlus { dir, after, limit: limit as usize } }),
         Just(Op::Usage),
         id().prop_map(Op::TreeUsage),
         (vec(id(), 0..5), option::of((id(), name()))).prop_map(|(files, after)| Op::Locate { files, after }),
@@ -315,6 +317,8 @@ pub fn reply() -> BoxedStrategy<Reply> {
             parent,
             end
         }),
+        (vec((name(), boxed_inode()), 0..10), any::<bool>())
+            .prop_map(|(entries, end)| Answer::EntriesPlus { entries, end }),
         (vec((number(), vec(extent(), 0..5)), 0..5), any::<bool>())
             .prop_map(|(chunks, end)| Answer::Chunks { chunks, end }),
         (number(), any::<u32>()).prop_map(|(first, count)| Answer::Objects { first, count }),
