@@ -134,6 +134,7 @@ pub fn big_extents() -> [Extent; 2] {
 pub fn rows() -> Vec<Mutation> {
     let mut inline = inode(INLINE, Kind::File, 5, Data::Inline((*b"hello").into()));
     inline.xattrs = true;
+    inline.flags = InodeFlags::NO_DUMP;
     let mut linked = inode(LINKED, Kind::File, 30, Data::Packed { range: range(3, 0, 30), visible: 30 });
     linked.nlink = 2;
     let mut rows = vec![

@@ -8,7 +8,7 @@ const MODES: &[u32] = &[
     0o777, 0o755, 0o700, 0o644, 0o666, 0o600, 0o444, 0o000, 0o111, 0o222, 0o1777, 0o2775, 0o4755, 0o6711,
     0o070, 0o007,
 ];
-const XATTRS: &[&[u8]] = &[b"user.a", b"user.b", b"user.c.d", b"user.\xe2\x82\xac"];
+const XATTRS: &[&[u8]] = &[b"user.a", b"user.b", b"user.c.d", b"user.d/e", b"user.\xe2\x82\xac"];
 
 impl Generator {
     pub(super) fn open(&mut self, who: usize) -> Op {
