@@ -54,6 +54,12 @@ fn format_makes_a_volume_and_refuses_what_it_should() {
     run(&["format", &place.volume()]).expect(1, "not empty").expect(1, "--force");
     run(&["format", &place.volume(), "--force"]).expect(0, "created");
     assert_ne!(run(&["status", &place.volume(), "--json"]).json()["uuid"], made["uuid"]);
+    // What never was a volume is not removed.
+    let strangers = place.name("strangers/meta");
+    fs::create_dir_all(&strangers).unwrap();
+    fs::write(format!("{strangers}/notes"), "precious").unwrap();
+    run(&["format", &place.name("strangers"), "--force"]).expect(1, "strangers");
+    assert_eq!(fs::read_to_string(format!("{strangers}/notes")).unwrap(), "precious");
 
     let other = place.name("other");
     for (option, value, why) in [

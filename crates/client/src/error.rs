@@ -12,6 +12,8 @@ pub enum VolumeError {
     NotAVolume(PathBuf),
     /// The place for a new volume is not empty.
     NotEmpty(PathBuf),
+    /// This is in the place of a volume that is to be replaced, and no part of one.
+    NotAVolumes(PathBuf),
     /// A file of the volume has a newer format than this program knows.
     Newer(PathBuf, u64),
     /// A file of the volume is damaged.
@@ -65,6 +67,11 @@ impl fmt::Display for VolumeError {
                 f,
                 "{}: not empty; choose another place, or give --force to format it and lose what a volume there holds",
                 dir.display()
+            ),
+            VolumeError::NotAVolumes(path) => write!(
+                f,
+                "{}: not a volume's, and not removed; move it away, or choose a place that is missing or empty",
+                path.display()
             ),
             VolumeError::Newer(path, version) => write!(
                 f,

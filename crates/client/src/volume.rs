@@ -22,6 +22,7 @@ use crate::storage::{Storage, StoreOptions};
 
 pub(crate) mod assembly;
 mod cluster;
+mod contents;
 mod engine;
 mod format;
 mod lock;

@@ -10,7 +10,7 @@ use kestrel_meta::node::{Node, RootAttr};
 use kestrel_types::clock::{Clock, SystemClock};
 
 use super::lock::LOCK_FILE;
-use super::{META_DIR, VolumeLock, engine};
+use super::{META_DIR, VolumeLock, contents, engine};
 use crate::descriptor::{COPY_NAME, Descriptor, Durability, FILE_NAME, Settings, volume_dir};
 use crate::error::VolumeError;
 use crate::keys;
@@ -55,7 +55,8 @@ impl NewVolume {
     }
 }
 
-/// Creates a volume in a directory that is missing or empty; with `force`, replaces a volume that is there.
+/// Creates a volume in a directory that is missing or empty; with `force`, replaces a volume that
+/// is there, unless something else is among what would be removed.
 ///
 /// # Errors
 /// Names what is in the way. Nothing of an existing volume is touched before all checks have passed.
@@ -109,6 +110,9 @@ pub(super) fn occupy(dir: &Path, force: bool) -> Result<(VolumeLock, bool), Volu
     let occupied = entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lost+found"));
     if occupied && !force {
         return Err(VolumeError::NotEmpty(dir.into()));
+    }
+    if occupied {
+        contents::check_replaceable(dir)?;
     }
     if occupied && let Ok(Descriptor { cluster: Some(section), .. }) = Descriptor::read(dir) {
         return Err(VolumeError::Invalid(format!(

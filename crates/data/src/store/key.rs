@@ -49,7 +49,7 @@ pub(crate) fn parse_name(name: &str) -> Option<ObjectId> {
 }
 
 /// The number in the middle part of a key.
-pub(crate) fn parse_prefix(digits: &str) -> Option<u8> {
+pub fn parse_prefix(digits: &str) -> Option<u8> {
     if digits.len() != 2 || !is_lower_hex(digits) {
         return None;
     }

@@ -51,6 +51,23 @@ use flush::Flusher;
 pub(in crate::engine) use open::io_error;
 use sync::Syncer;
 
+/// Whether a path below the engine's directory is that of a file, or of a directory, that it makes
+/// there.
+pub fn is_own_file(path: &Path, is_dir: bool) -> bool {
+    let Some(text) = path.to_str() else { return false };
+    match text.split_once('/') {
+        None if is_dir => matches!(text, "log" | "runs"),
+        None => text == "lock",
+        // Names of the sorted runs are their library's.
+        Some(("runs", _)) => true,
+        Some(("log", name)) => {
+            let small = ["checkpoint", "epoch", "next"].iter().any(|own| name.starts_with(own));
+            !is_dir && (small || name.ends_with(".log"))
+        }
+        Some(_) => false,
+    }
+}
+
 /// Most bytes of a value.
 pub const VALUE_MAX: usize = 16 << 20;
 
