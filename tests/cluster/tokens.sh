@@ -98,8 +98,30 @@ exec 7<&-
 refuses "and the directory is out of reach" 'no such|stale' ls "$WORK/tenant/in"
 mv "$WORK/all/out/in" "$WORK/all/tree/in"
 
+# What a mount tells of itself and of its files without administering.
+dd if=/dev/urandom of="$WORK/all/tree/in/big" bs=1M count=5 status=none
+for mount in tenant users viewer; do
+    check "status of the mount $mount" sh -c "'$KESTREL' status '$WORK/$mount' | grep -q '^mounted *$WORK/$mount '"
+done
+knows() {
+    "$KESTREL" status "$WORK/tenant" --json >"$WORK/status.json"
+    "$KESTREL" info "$WORK/tenant/in/big" --json >"$WORK/info.json"
+    "$KESTREL" info "$WORK/tenant/in" --json >"$WORK/dir.json"
+    KESTREL_TOKEN_FILE=$WORK/chief.token "$KESTREL" info --volume "$(serve_url "$volume")" /tree/in/big --json >"$WORK/told.json"
+    python3 - "$WORK" <<'PY'
+import json, sys
+status, info, dir, told = (json.load(open(f"{sys.argv[1]}/{name}.json")) for name in ("status", "info", "dir", "told"))
+assert status["name"] == "volume" and len(status["uuid"]) == 32 and status["connections"][0]["up"], status
+assert "may not administer" in status["server"] and status["directories"] >= 2 and status["files"] >= 2, status
+assert (info["size"], info["layout"]) == (5 << 20, "chunked") and info["stored_bytes"] == 5 << 20, info
+assert info["extents"] == told["extents"] and info["objects"] == told["objects"], (info, told)
+assert dir["kind"] == "dir" and dir["tree"]["bytes"] >= 5 << 20, dir
+PY
+}
 # Administration.
 token chief --admin
+check "what it says is so" knows
+check "and for people" sh -c "'$KESTREL' info '$WORK/tenant/in/big' && '$KESTREL' info '$WORK/tenant/in'"
 refuses "status with a token that may not" 'may not administer' "$KESTREL" status "$(serve_url "$volume")" --token-file "$WORK/all.token"
 check "status with one that may" "$KESTREL" status "$(serve_url "$volume")" --token-file "$WORK/chief.token"
 check "one that the environment names" env KESTREL_TOKEN_FILE="$WORK/chief.token" "$KESTREL" token list "$(serve_url "$volume")"
@@ -122,6 +144,8 @@ ended() {
 }
 check "a revoked token ends within two seconds" ended "$WORK/viewer" 3
 refuses "and its mount says so" 'permission denied|stale' sh -c "ls -l '$WORK/viewer/tree/in'"
+refuses "and so does umount" 'viewer\) has been revoked.*--force' "$KESTREL" umount "$WORK/viewer"
+check "status of a mount that is not let in" sh -c "'$KESTREL' status '$WORK/viewer' | grep -q 'has been revoked'"
 exec 8<&-
 check "a token ends when it expires" ended "$WORK/brief" 10
 refuses "a revoked token" 'revoked' "$KESTREL" mount "$(serve_url "$volume")" "$WORK/nowhere" --token-file "$WORK/viewer.token" --deadline 3s
@@ -201,7 +225,7 @@ PY
 }
 check "no secret is in logs, records, errors or process lists" secrets
 for mount in viewer brief; do
-    refuses "unmounts $mount, which is not let in" '--force' "$KESTREL" umount "$WORK/$mount"
+    refuses "unmounts $mount, which is not let in" 'not let this mount in: there is no token.*--force' "$KESTREL" umount "$WORK/$mount"
     check "unmounts $mount all the same" "$KESTREL" umount --force "$WORK/$mount"
 done
 for mount in users squashed tenant; do

@@ -6,9 +6,9 @@ use std::ops::ControlFlow;
 use kestrel_meta::engine::{Engine, EngineError};
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
-use kestrel_types::extent::{CHUNK_BYTES, ExtentList, Source};
+use kestrel_types::extent::{CHUNK_BYTES, Extent, ExtentList, Source};
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
-use kestrel_types::inode::{Data, Inode};
+use kestrel_types::inode::{Data, Inode, Kind};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::range::Range;
 use kestrel_types::stat::{DirStat, ObjStat};
@@ -257,6 +257,23 @@ pub fn describe_by(
     inode: &Inode,
     tree: &mut dyn FnMut(InodeId) -> Result<TreeSums, InfoError>,
 ) -> Result<Value, InfoError> {
+    let mut out = describe_alone(inode);
+    if inode.kind == Kind::Dir {
+        let sums = tree(inode.ino)?;
+        out["tree"] = json!({
+            "files": sums.files, "directories": sums.dirs, "bytes": sums.bytes, "entries_here": sums.children,
+        });
+    } else if inode.data == Data::Chunked {
+        let mut layout = Layout::default();
+        scan_chunks(engine, inode.ino, &mut layout)?;
+        layout.tell(&mut out);
+    }
+    Ok(out)
+}
+
+/// What the inode itself says, as JSON: without the tree of a directory, and without extents that
+/// lie in chunks ([`Layout`]).
+pub fn describe_alone(inode: &Inode) -> Value {
     let mut out = json!({
         "ino": inode.ino,
         "kind": format!("{:?}", inode.kind).to_lowercase(),
@@ -264,14 +281,8 @@ pub fn describe_by(
         "change": inode.change,
         "data_change": inode.data_change,
     });
-    if inode.kind == kestrel_types::inode::Kind::Dir {
-        let sums = tree(inode.ino)?;
-        out["tree"] = json!({
-            "files": sums.files, "directories": sums.dirs, "bytes": sums.bytes, "entries_here": sums.children,
-        });
-        return Ok(out);
-    }
     match &inode.data {
+        _ if inode.kind == Kind::Dir => {}
         Data::None => out["layout"] = "none".into(),
         Data::Inline(bytes) => {
             out["layout"] = "inline".into();
@@ -284,47 +295,61 @@ pub fn describe_by(
             out["objects"] = 1.into();
             out["stored_bytes"] = (*visible).into();
         }
-        Data::Chunked => chunked(engine, inode.ino, &mut out)?,
+        Data::Chunked => out["layout"] = "chunked".into(),
     }
-    Ok(out)
+    out
 }
 
-fn chunked(engine: &dyn Engine, ino: InodeId, out: &mut Value) -> Result<(), InfoError> {
-    let (mut extents, mut total, mut stored, mut chunks) = (Vec::new(), 0u64, 0u64, 0u64);
-    let mut objects = BTreeSet::new();
+/// The extents of a file in chunks, added up chunk by chunk.
+#[derive(Debug, Default)]
+pub struct Layout {
+    extents: Vec<Value>,
+    total: u64,
+    stored: u64,
+    chunks: u64,
+    objects: BTreeSet<ObjectId>,
+}
+
+impl Layout {
+    /// Adds a chunk.
+    pub fn add(&mut self, number: u64, extents: &[Extent]) {
+        self.chunks += 1;
+        for found in extents {
+            self.total += 1;
+            self.stored += u64::from(found.len);
+            let Source::Stored { range, skip } = found.source else { continue };
+            self.objects.insert(range.object);
+            if self.extents.len() < EXTENTS_LISTED_MAX {
+                let at = number.saturating_mul(u64::from(CHUNK_BYTES)).saturating_add(u64::from(found.pos));
+                self.extents.push(extent(at, found.len, &range, skip));
+            }
+        }
+    }
+
+    /// Adds them to what is known of the inode.
+    pub fn tell(self, out: &mut Value) {
+        out["chunks"] = self.chunks.into();
+        out["extents"] = self.extents.into();
+        out["extents_total"] = self.total.into();
+        out["objects"] = self.objects.len().into();
+        out["stored_bytes"] = self.stored.into();
+    }
+}
+
+fn scan_chunks(engine: &dyn Engine, ino: InodeId, layout: &mut Layout) -> Result<(), InfoError> {
     let mut damaged = None;
     engine.scan(Table::Chunk, ino, None, &mut |suffix, value, _| {
         let number = <[u8; 8]>::try_from(suffix).map_or(0, u64::from_be_bytes);
-        let list = match ExtentList::decode(&mut Reader::new(value)) {
-            Ok(list) => list,
+        match ExtentList::decode(&mut Reader::new(value)) {
+            Ok(list) => layout.add(number, list.extents()),
             Err(error) => {
                 damaged = Some(error);
                 return ControlFlow::Break(());
             }
-        };
-        chunks += 1;
-        for found in list.extents() {
-            total += 1;
-            stored += u64::from(found.len);
-            let Source::Stored { range, skip } = found.source else { continue };
-            objects.insert(range.object);
-            if extents.len() < EXTENTS_LISTED_MAX {
-                let at = number.saturating_mul(u64::from(CHUNK_BYTES)).saturating_add(u64::from(found.pos));
-                extents.push(extent(at, found.len, &range, skip));
-            }
         }
         ControlFlow::Continue(())
     })?;
-    if let Some(error) = damaged {
-        return Err(error.into());
-    }
-    out["layout"] = "chunked".into();
-    out["chunks"] = chunks.into();
-    out["extents"] = extents.into();
-    out["extents_total"] = total.into();
-    out["objects"] = objects.len().into();
-    out["stored_bytes"] = stored.into();
-    Ok(())
+    damaged.map_or(Ok(()), |error| Err(error.into()))
 }
 
 fn extent(at: u64, len: u32, range: &Range, skip: u32) -> Value {

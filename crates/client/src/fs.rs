@@ -43,6 +43,7 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 
+pub use self::chunk_lists::Page;
 pub use self::copy::CopyRange;
 pub(crate) use self::flush::Flush;
 pub use self::handles::{DirHandle, FileHandle};

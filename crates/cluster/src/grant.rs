@@ -100,13 +100,21 @@ impl Grant {
         self.look(now)
     }
 
-    /// Time has passed. True if the token ends by that.
+    /// Time has passed. True if the token ends by that. The clock may also have been wrong: one
+    /// that expired by it is good again when it is back, unlike one that was revoked.
     pub fn look(&self, now: Nanos) -> bool {
-        self.expires.load(Ordering::Relaxed) <= now && self.end(EXPIRED)
+        if self.expires.load(Ordering::Relaxed) <= now {
+            return self.end(EXPIRED);
+        }
+        let _ = self.ended.compare_exchange(EXPIRED, LIVE, Ordering::Relaxed, Ordering::Relaxed);
+        false
     }
 
     fn end(&self, why: u8) -> bool {
-        self.ended.compare_exchange(LIVE, why, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        let before = self.ended.load(Ordering::Relaxed);
+        // What is revoked stays so.
+        let ends = before == LIVE || (before, why) == (EXPIRED, REVOKED);
+        ends && self.ended.compare_exchange(before, why, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// Why it allows nothing any more, if that is so.

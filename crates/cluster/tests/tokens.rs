@@ -209,6 +209,36 @@ fn a_token_that_ends_ends_its_sessions() {
     assert!(refusal(&refused).1.contains("no token"));
 }
 
+/// A clock that jumps over a token's expiry and comes back leaves the token good, with and without
+/// a session that saw it: sessions that ended by it begin anew. A revoked token stays revoked.
+#[test]
+fn a_clock_that_comes_back_leaves_tokens_good() {
+    let mut fixture = Fixture::new();
+    let now = 1000 * SECOND;
+    let token = issue(&fixture, |record| record.expires = Some(now + 60 * SECOND));
+    let (mut idle, _) = holder(1, &fixture, &token);
+    fixture.clock.advance(3600 * SECOND);
+    let refused = greet(&mut Client::new(2), &fixture, hello(2, 1, false), &token);
+    assert!(refusal(&refused).1.contains("expired"), "{refused:?}");
+    // Nobody has asked or looked meanwhile: the session goes on.
+    fixture.clock.set(now);
+    assert_eq!(errno(&idle.ask(&fixture, Op::Lookup(at("none")))), libc::ENOENT);
+    // The session is ended while the clock is wrong, and begins anew when it is right.
+    fixture.clock.advance(3600 * SECOND);
+    fixture.pass(SECOND);
+    assert!(idle.is_closed());
+    fixture.clock.set(now + SECOND);
+    let welcome = greet(&mut Client::new(1), &fixture, hello(1, 2, true), &token);
+    assert!(matches!(welcome, ToClient::Welcome(_)), "{welcome:?}");
+    let (mut other, _) = holder(3, &fixture, &token);
+    fixture.clock.advance(3600 * SECOND);
+    revoke(&fixture, &token);
+    fixture.clock.set(now + SECOND);
+    assert_eq!(errno(&other.ask(&fixture, Op::Lookup(at("none")))), libc::EACCES);
+    let refused = greet(&mut Client::new(4), &fixture, hello(4, 1, false), &token);
+    assert!(refusal(&refused).1.contains("revoked"), "{refused:?}");
+}
+
 #[test]
 fn users_are_those_that_the_token_covers() {
     let fixture = Fixture::new();

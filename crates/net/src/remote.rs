@@ -184,6 +184,8 @@ struct Shared {
     traffic: Traffic,
     start: Mutex<Start>,
     started: Condvar,
+    /// Why the node does not let this client in, for longer than a moment.
+    refusal: Mutex<Option<String>>,
     life: Mutex<Life>,
     changed: Condvar,
     deferred: Deferred,
@@ -286,6 +288,7 @@ impl Remote {
             traffic: Traffic::default(),
             start: Mutex::new(start),
             started: Condvar::new(),
+            refusal: Mutex::default(),
             life: Mutex::new(Life::Open),
             changed: Condvar::new(),
             deferred: Deferred::default(),
@@ -398,6 +401,12 @@ impl Remote {
     /// Newest version of the table of placement that the node mentioned.
     pub fn table(&self) -> u64 {
         self.shared.link.lock().table()
+    }
+
+    /// Why the node does not let this client in, if it said so when it was asked last, and not for
+    /// a moment only.
+    pub fn refusal(&self) -> Option<String> {
+        self.shared.refusal.lock().clone()
     }
 
     /// Counters.

@@ -45,6 +45,11 @@ impl ManualClock {
     pub fn advance(&self, by: Nanos) {
         self.0.fetch_add(by, Ordering::SeqCst);
     }
+
+    /// Puts the clock to `now`, be that before what it was.
+    pub fn set(&self, now: Nanos) {
+        self.0.store(now, Ordering::SeqCst);
+    }
 }
 
 impl Clock for ManualClock {

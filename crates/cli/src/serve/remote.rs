@@ -1,12 +1,18 @@
 //! The mount of a volume that is served elsewhere: figures of its own, questions about the volume passed on to the server.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use kestrel_client::fs::Fs;
+use kestrel_admin::info::{Layout, describe_alone};
+use kestrel_client::descriptor::Descriptor;
+use kestrel_client::fs::{Caller, Done, Fs};
 use kestrel_client::remote::{NodeLink, RemoteUrl};
 use kestrel_client::storage::Storage;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::extent::CHUNK_BYTES;
+use kestrel_types::ids::ROOT;
+use kestrel_types::inode::{Data, Kind};
 use serde_json::{Value, json};
 
 use super::attendant::Attendant;
@@ -17,7 +23,10 @@ use crate::nodes::OfMount;
 use crate::nodes::engine::NodesEngine;
 use crate::verbs::status::several;
 use crate::verbs::warmup::{self, whole};
-use crate::verbs::{compact, info};
+use crate::verbs::{compact, info, status};
+
+/// What an error says of a server that answers, but not to this mount.
+pub const NOT_LET_IN: &str = "the server does not let this mount in";
 
 /// How long a quick question to the server may take.
 const QUICK: Duration = Duration::from_secs(15);
@@ -30,6 +39,8 @@ pub struct RemoteMount {
     pub storage: Arc<Storage>,
     /// Where it is served.
     pub url: RemoteUrl,
+    /// What it is.
+    pub descriptor: Descriptor,
     /// Where it is mounted.
     pub mount_point: PathBuf,
     /// How it is mounted.
@@ -52,7 +63,7 @@ impl Attendant for RemoteMount {
             Some("stats") => Ok(to_json(&self.snapshot())),
             Some("alive") => self.alive(question),
             Some("status") => {
-                let mut out = self.status(question)?;
+                let mut out = self.status(question);
                 out["mounted"] = true.into();
                 out["mount_point"] = self.mount_point.to_string_lossy().into();
                 out["pid"] = std::process::id().into();
@@ -64,10 +75,13 @@ impl Attendant for RemoteMount {
                 Ok(out)
             }
             Some("info") => {
-                let mut out = match self.nodes() {
-                    Some(nodes) => info::answer_of_nodes(&nodes, question)?,
-                    None => self.ask(question, Some(QUICK), tell)?,
+                let asked = match self.nodes() {
+                    Some(nodes) => info::answer_of_nodes(&nodes, question),
+                    None => self.ask(question, Some(QUICK), tell),
                 };
+                // Who may not administer sees of a file what its token lets him see.
+                let mut out =
+                    asked.or_else(|why| self.own_info(question).map_err(|own| own.unwrap_or(why)))?;
                 // Whose disk cache holds what is a matter of this mount, not of the server.
                 info::tell_places(&mut out, &self.storage);
                 Ok(out)
@@ -134,7 +148,8 @@ impl RemoteMount {
     /// Whether anybody answers: of several nodes one will do, as what was written last is stored where it belongs or said to be lost.
     fn alive(&self, question: &Value) -> Result<Value, String> {
         let metadata = self.fs.metadata().remote().ok_or("the volume is not served elsewhere")?;
-        let mut silent = None;
+        let refusal = metadata.nodes().iter().find_map(|link| link.remote.refusal());
+        let mut silent = refusal.map(|why| format!("{NOT_LET_IN}: {why}"));
         for node in metadata.ask_each(question, QUICK) {
             match node.answer {
                 Ok(_) => return Ok(Value::Null),
@@ -144,10 +159,64 @@ impl RemoteMount {
         silent.map_or(Ok(Value::Null), Err)
     }
 
-    fn status(&self, question: &Value) -> Result<Value, String> {
-        let metadata = self.fs.metadata().remote().ok_or("the volume is not served elsewhere")?;
-        let answers = metadata.ask_each(question, QUICK);
-        several::add_up(answers).map_err(|why| why.to_string())
+    /// What the server tells of the volume, or, where it tells this mount nothing, what the mount
+    /// knows and its token may see.
+    fn status(&self, question: &Value) -> Value {
+        let answers =
+            self.fs.metadata().remote().map_or(Vec::new(), |metadata| metadata.ask_each(question, QUICK));
+        several::add_up(answers).unwrap_or_else(|why| {
+            let mut out = status::known(&self.descriptor);
+            out["server"] = why.to_string().into();
+            if let Some(Ok(usage)) = self.wait(|fs, done| fs.tree_usage(ROOT, done)) {
+                out["files"] = usage.files.into();
+                // The root belongs to no directory.
+                out["directories"] = (usage.dirs + 1).into();
+                out["bytes"] = usage.bytes.into();
+            }
+            out
+        })
+    }
+
+    /// What is asked of a file or a directory, by calls that the mount may make. No reason: those
+    /// are not answered either.
+    fn own_info(&self, question: &Value) -> Result<Value, Option<String>> {
+        let failed = |why: FsError| Some(why.reason.to_string());
+        // A mount knows what it has shown by number, and may ask for that whoever its token is for.
+        let ino = question["dir"].as_u64().or(question["ino"].as_u64()).ok_or(None)?;
+        let inode = self.wait(|fs, done| fs.getattr(Caller::ROOT, ino, done)).ok_or(None)?.map_err(failed)?;
+        let mut out = describe_alone(&inode);
+        if inode.kind == Kind::Dir {
+            let usage = self.wait(|fs, done| fs.tree_usage(inode.ino, done)).ok_or(None)?.map_err(failed)?;
+            out["tree"] = json!({ "files": usage.files, "directories": usage.dirs, "bytes": usage.bytes });
+        } else if inode.data == Data::Chunked {
+            let mut layout = Layout::default();
+            let last = inode.size.saturating_sub(1) / u64::from(CHUNK_BYTES);
+            let mut next = Some(0);
+            while let Some(first) = next.filter(|first| *first <= last) {
+                let page = self.wait(|fs, done| fs.chunk_page(inode.ino, first, last, done)).ok_or(None)?;
+                let page = page.map_err(failed)?;
+                page.lists.iter().for_each(|(number, list)| layout.add(*number, list.extents()));
+                next = page.until.checked_add(1);
+            }
+            layout.tell(&mut out);
+        }
+        Ok(out)
+    }
+
+    /// Makes a call and waits for what comes of it; none while a server does not answer.
+    fn wait<T: Send + 'static>(&self, call: impl FnOnce(&Arc<Fs>, Done<T>)) -> Option<FsResult<T>> {
+        let nodes = self.fs.metadata().remote()?.nodes();
+        if nodes.iter().any(|link| link.remote.stats().outage.is_some()) {
+            return None;
+        }
+        let (tell, told) = mpsc::channel();
+        call(
+            &self.fs,
+            Box::new(move |result| {
+                let _ = tell.send(result);
+            }),
+        );
+        told.recv_timeout(QUICK).ok()
     }
 
     fn ask(

@@ -163,7 +163,7 @@ fn in_mount(args: &InfoArgs) -> Result<Value, Failure> {
     } else {
         let above = std::fs::symlink_metadata(&parent).map_err(|why| fail(&why))?;
         let name = name.unwrap_or_default();
-        json!({ "verb": "info", "parent": above.ino(), "name": name.as_bytes() })
+        json!({ "verb": "info", "parent": above.ino(), "name": name.as_bytes(), "ino": meta.ino() })
     };
     let dir = control_dir(&entry);
     ask("info", &dir, &question, kestrel_client::control::QUICK)?
@@ -176,7 +176,9 @@ fn show(args: &InfoArgs, found: &Value) {
     let tree = &found["tree"];
     if tree.is_object() {
         let sum = |name: &str| tree[name].as_u64().unwrap_or(0);
-        println!("entries      {}", count(sum("entries_here")));
+        if tree["entries_here"].is_u64() {
+            println!("entries      {}", count(sum("entries_here")));
+        }
         println!("in the tree  {} files, {} directories", count(sum("files")), count(sum("directories")));
         println!("bytes        {} ({})", count(sum("bytes")), bytes(sum("bytes")));
         return;

@@ -360,6 +360,7 @@ fn serve_elsewhere(args: &MountArgs, plan: &Plan, url: &RemoteUrl) -> Result<Ver
         fs: fs.clone(),
         storage: volume.storage.clone(),
         url: url.clone(),
+        descriptor: volume.descriptor.clone(),
         mount_point: plan.dir.clone(),
         facts: MountFacts::default(),
         read_only: plan.options.read_only,

@@ -51,10 +51,17 @@ pub fn describe(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Res
 
 /// Name and settings of a volume, and what its metadata takes here.
 fn settings(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Value {
-    let settings = &descriptor.settings;
     let stats = engine.stats();
+    let mut out = known(descriptor);
+    out["volume"] = dir.to_string_lossy().into();
+    out["metadata_disk_bytes"] = (stats.log_disk_bytes + stats.run_disk_bytes).into();
+    out
+}
+
+/// Name and settings of a volume, which each of its clients knows.
+pub fn known(descriptor: &Descriptor) -> Value {
+    let settings = &descriptor.settings;
     json!({
-        "volume": dir.to_string_lossy(),
         "name": settings.name,
         "uuid": descriptor.uuid,
         "format_version": descriptor.format_version,
@@ -66,7 +73,6 @@ fn settings(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Value {
         "block_size": settings.block_bytes,
         "inline_max": settings.inline_max,
         "grace_seconds": settings.grace_seconds,
-        "metadata_disk_bytes": stats.log_disk_bytes + stats.run_disk_bytes,
     })
 }
 
@@ -130,19 +136,7 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
         bytes(number("inline_max")),
         number("grace_seconds")
     );
-    println!(
-        "holds        {} files, {} directories, {}",
-        count(number("files")),
-        count(number("directories")),
-        bytes(number("bytes"))
-    );
-    match status["objects"].as_u64() {
-        Some(objects) => {
-            println!("objects      {} with {} referred to", count(objects), bytes(number("object_bytes")));
-        }
-        None => println!("objects      {} referred to", bytes(number("object_bytes"))),
-    }
-    println!("metadata     {} on disk", bytes(number("metadata_disk_bytes")));
+    show_sums(&status);
     several::show(&status);
     if status["served"].is_object() {
         show_served(&status);
@@ -161,6 +155,32 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
         println!("mounted      no");
     }
     Ok(Verdict::Good)
+}
+
+/// What it holds, as far as that is told.
+fn show_sums(status: &Value) {
+    let number = |name: &str| status[name].as_u64().unwrap_or(0);
+    if let Some(why) = status["server"].as_str() {
+        println!("server       tells this mount no more: {why}");
+    }
+    if status["files"].is_u64() {
+        println!(
+            "holds        {} files, {} directories, {}",
+            count(number("files")),
+            count(number("directories")),
+            bytes(number("bytes"))
+        );
+    }
+    match (status["objects"].as_u64(), status["object_bytes"].as_u64()) {
+        (Some(objects), _) => {
+            println!("objects      {} with {} referred to", count(objects), bytes(number("object_bytes")));
+        }
+        (None, Some(referred)) => println!("objects      {} referred to", bytes(referred)),
+        (None, None) => {}
+    }
+    if status["metadata_disk_bytes"].is_u64() {
+        println!("metadata     {} on disk", bytes(number("metadata_disk_bytes")));
+    }
 }
 
 /// Who serves it, and to whom.

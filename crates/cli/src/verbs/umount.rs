@@ -10,6 +10,7 @@ use kestrel_fuse::mount::{How, MountEntry, find, unmount};
 use super::control_dir;
 use crate::failure::{Failure, Verdict};
 use crate::serve::holder::{END_TIME_MAX, Holder};
+use crate::serve::remote::NOT_LET_IN;
 
 /// Unmount a volume.
 #[derive(Debug, Args)]
@@ -39,7 +40,11 @@ fn server_answers(args: &UmountArgs, entry: &MountEntry, dir: &Path) -> Result<(
     super::ask("umount", dir, &question, kestrel_client::control::QUICK).map(drop).map_err(|why| {
         let dir = args.dir.display();
         let why = why.reason();
-        let what = "still mounted, so that what was written last can be stored; bring the server back or use --force";
+        let what = if why.contains(NOT_LET_IN) {
+            "still mounted; what was written last is not stored, and is given up with --force"
+        } else {
+            "still mounted, so that what was written last can be stored; bring the server back or use --force"
+        };
         Failure::new("umount", format!("{dir}: {why}: {what}"))
     })
 }

@@ -15,7 +15,7 @@ use super::{Caller, Done, Fs, unexpected};
 
 /// The first lists of a window of chunks.
 #[derive(Debug)]
-pub(super) struct Page {
+pub struct Page {
     /// Chunks that have extents, by number, ascending.
     pub lists: Vec<(u64, Arc<ExtentList>)>,
     /// Last chunk of the window that is told of; those behind it are on the next page.
@@ -24,7 +24,7 @@ pub(super) struct Page {
 
 impl Fs {
     /// The lists of the chunks from `first` to at most `last` of a file.
-    pub(super) fn chunk_page(self: &Arc<Self>, ino: InodeId, first: u64, last: u64, done: Done<Page>) {
+    pub fn chunk_page(self: &Arc<Self>, ino: InodeId, first: u64, last: u64, done: Done<Page>) {
         self.ask(Caller::ROOT, Op::Chunks { ino, first, last }, move |answer| match answer {
             Ok(Answer::Chunks { chunks, end }) => done(page(ino, first, last, &chunks, end)),
             Ok(other) => done(Err(unexpected(&other))),

@@ -181,13 +181,15 @@ impl RemoteMetadata {
         nodes.links[nodes.any()].remote.clone()
     }
 
-    /// Asks all nodes the same at the same time, over these connections; the answers are in the order of the nodes' numbers. `limit`
-    /// bounds how long each may take; one that is not connected is not waited for, and one that leaves and that this client has moved out of
-    /// is not asked: an error says so.
+    /// Asks all nodes the same at the same time, over these connections; the answers are in the
+    /// order of the nodes' numbers. `limit` bounds how long each may take; one that is not
+    /// connected is not waited for (one that does not let this client in: its reason is the error),
+    /// and one that leaves and that this client has moved out of is not asked: an error says so.
     pub fn ask_each(&self, question: &Value, limit: Duration) -> Vec<NodeAnswer> {
         let ask = |link: &NodeLink| {
             let answer = match link.remote.stats().outage {
                 _ if link.has_left() => Err(MOVED_OUT.to_string()),
+                Some(_) if let Some(why) = link.remote.refusal() => Err(why),
                 None => link.remote.admin(question, Some(limit), &mut |_| ()).map_err(|why| why.to_string()),
                 Some(outage) => Err(format!("it has not answered for {} s", outage.as_secs())),
             };

@@ -281,6 +281,7 @@ impl Reader<'_> {
                     );
                     self.shut_out = matches!(refused.errno, libc::EBUSY | libc::EUSERS);
                     if !passing {
+                        *shared.refusal.lock() = Some(refused.reason.clone().into_owned());
                         self.hopeless(refused.reason.into_owned());
                     }
                 }
@@ -320,6 +321,7 @@ impl Reader<'_> {
 
     fn serving(&mut self) {
         self.served = true;
+        *self.shared.refusal.lock() = None;
         let outage = std::mem::take(&mut self.outage);
         if let (Some(since), true) = (outage.since, outage.told) {
             self.shared.holder.restored(since.elapsed());
