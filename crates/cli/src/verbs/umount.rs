@@ -1,5 +1,7 @@
 //! `kestrel umount`.
 
+mod busy;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -8,6 +10,7 @@ use kestrel_client::remote::RemoteUrl;
 use kestrel_fuse::mount::{How, MountEntry, find, unmount};
 
 use super::control_dir;
+use busy::Users;
 use crate::failure::{Failure, Verdict};
 use crate::serve::holder::{END_TIME_MAX, Holder};
 use crate::serve::remote::NOT_LET_IN;
@@ -71,8 +74,9 @@ pub fn run(args: &UmountArgs) -> Result<Verdict, Failure> {
     let how = if args.force { How::Force } else { How::Clean };
     unmount(&args.dir, how).map_err(|why| match why.raw_os_error() {
         Some(libc::EBUSY) => fail(&format!(
-            "{}: in use; close what is open there (`fuser -vm {0}` lists it) or use --force",
-            args.dir.display()
+            "{}: in use by {}; end that, or use --force",
+            args.dir.display(),
+            Users::of(&entry.mount_point)
         )),
         _ => fail(&why),
     })?;
