@@ -78,6 +78,7 @@ suites+=(
     "serve-partition 600 tests/cluster/partition.sh"
     "tls 600 tests/cluster/tls.sh"
     "serve-bad-input 600 tests/cluster/bad-input.sh"
+    "serve-contact 300 tests/cluster/contact.sh"
     "serve-tokens 300 tests/cluster/tokens.sh"
     "serve-strangers 300 tests/cluster/strangers.sh"
     "serve-subtree 300 tests/cluster/subtree.sh"

@@ -18,6 +18,7 @@ mod verbs;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use log::LevelFilter;
@@ -40,6 +41,9 @@ struct Cli {
     /// File with the token to show to servers; by default the one that KESTREL_TOKEN_FILE names
     #[arg(long, global = true, value_name = "FILE", help_heading = "Access")]
     token_file: Option<PathBuf>,
+    /// How long to wait for a server that is not there (refused, unknown); by default it is told within 2 s
+    #[arg(long, global = true, value_name = "TIME", value_parser = units::duration_arg, help_heading = "Access")]
+    wait: Option<Duration>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -125,10 +129,14 @@ fn give_large_memory_back() {
 
 fn main() -> ExitCode {
     give_large_memory_back();
-    let Cli { token_file, verb } = Cli::parse();
+    let Cli { token_file, wait, verb } = Cli::parse();
     if let Some(file) = &token_file {
         kestrel_client::remote::read_token_from(file);
     }
+    if let Some(wait) = wait {
+        kestrel_client::remote::wait_for_contact(wait);
+    }
+    kestrel_client::remote::tell_waiting(serve::daemon::tell_waiting);
     if !matches!(verb, Verb::Mount(_) | Verb::NullFs(_) | Verb::Serve(_)) {
         // A reader that goes away (`kestrel fsck | head`) ends this program as it ends any other. A server must not end
         // because somebody who asked it something went away.

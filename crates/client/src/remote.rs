@@ -20,6 +20,7 @@
 mod access;
 mod ask;
 mod astray;
+mod contact;
 mod durable;
 mod holdings;
 mod leaving;
@@ -40,6 +41,7 @@ use kestrel_types::clock::{Clock, SystemClock};
 pub use self::access::{TOKEN_FILE_ENV, be_node, read_from as read_token_from, token};
 pub use self::ask::{NodeAnswer, ask, ask_each};
 pub use self::astray::table_in_parts;
+pub use self::contact::{CONTACT_DEFAULT, tell_waiting, wait_for_contact};
 pub use self::metadata::{MOVED_OUT, RemoteMetadata, is_answering};
 pub use self::nodes::NodeLink;
 pub use self::panel::Panel;
@@ -83,8 +85,8 @@ pub struct RemoteVolume {
 
 impl RemoteVolume {
     /// Connects to a server that `url` names, learns from it what the volume is, connects to the other nodes if there are several,
-    /// opens the block store, and starts a file system. Waits for each server that does not answer up to the deadline. Starts threads: a
-    /// process that goes to the background does so before.
+    /// opens the block store, and starts a file system. Waits for a server that nobody reaches as long as [`wait_for_contact`] says, and for
+    /// the other nodes of its volume up to the deadline. Starts threads: a process that goes to the background does so before.
     ///
     /// # Errors
     /// If no server answers, none serves this volume, one of several nodes cannot be had, or the volume's store cannot be used from

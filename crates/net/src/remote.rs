@@ -113,11 +113,23 @@ pub trait Holder: Send + Sync {
 
 /// Why there is no connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConnectError(pub String);
+pub struct ConnectError {
+    /// What failed, why, and what to do.
+    text: String,
+    /// Why alone, for a table.
+    pub why: String,
+}
+
+impl ConnectError {
+    fn new(text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { why: text.clone(), text }
+    }
+}
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -141,6 +153,8 @@ enum Start {
     Waiting {
         /// What came of the last attempts: by address, and under none where nobody could be connected to.
         tried: BTreeMap<Option<String>, String>,
+        /// Somebody has been there, at one address or another.
+        reached: bool,
     },
     /// Nobody waits for it.
     NotAwaited,
@@ -149,16 +163,20 @@ enum Start {
 }
 
 /// Why nobody serves us, as far as the attempts tell: what each address said that answered.
-fn in_vain(tried: &BTreeMap<Option<String>, String>, deadline: Duration) -> String {
+fn said_by(tried: &BTreeMap<Option<String>, String>) -> Option<String> {
     let said: Vec<_> =
         tried.iter().filter_map(|(at, why)| Some(format!("{}: {why}", at.as_ref()?))).collect();
-    let seconds = deadline.as_secs();
-    if !said.is_empty() {
-        return format!("{}; for {seconds} s", said.join("; "));
-    }
-    let why = tried.get(&None).map_or("no answer", String::as_str);
-    format!("{why}, for {seconds} s; check the address and that `kestrel serve` runs there")
+    (!said.is_empty()).then(|| said.join("; "))
 }
+
+/// How long was waited, for people.
+fn for_so_long(waited: Duration) -> String {
+    format!("for {:.0} s", waited.as_secs_f64().max(1.0))
+}
+
+/// Longest time, beyond that for the first contact, in which a first attempt is let come to its end: whoever does not refuse a
+/// connection may be slow to take it.
+const FIRST_ATTEMPT_MAX: Duration = dial::CONNECT_MAX;
 
 /// From the first connection to the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -205,53 +223,83 @@ impl Remote {
         config: RemoteConfig,
         holder: Arc<dyn Holder>,
     ) -> Result<(Arc<Self>, Welcome), ConnectError> {
-        Self::connect_asking(config, holder, &mut |_| ())
+        let contact = config.deadline;
+        Self::connect_asking(config, holder, contact, &mut |_| ())
     }
 
-    /// The same; while it waits it calls `meanwhile` every [`ASK`], which may tell it where the node is by now ([`Remote::redirect`]).
+    /// The same; as long as nobody takes a connection at any address it waits for `contact` only (and for a first attempt that
+    /// neither succeeds nor fails a little longer). While it waits it calls `meanwhile` every [`ASK`], which may tell it where the
+    /// node is by now ([`Remote::redirect`]).
     ///
     /// # Errors
     /// As [`Remote::connect`].
     pub fn connect_asking(
         config: RemoteConfig,
         holder: Arc<dyn Holder>,
+        contact: Duration,
         meanwhile: &mut dyn FnMut(&Self),
     ) -> Result<(Arc<Self>, Welcome), ConnectError> {
-        let remote = Self::start(config, holder, Start::Waiting { tried: BTreeMap::new() })?;
+        let remote = Self::start(config, holder, Start::Waiting { tried: BTreeMap::new(), reached: false })?;
         let shared = &remote.shared;
-        let deadline = shared.origin + shared.config.deadline;
+        let server = shared.config.addresses.join(",");
+        let failed = |text: String, why: String| {
+            let volume = &shared.config.volume;
+            Err(ConnectError { text: format!("cannot use volume {volume} of {server}: {text}"), why })
+        };
         let mut start = shared.start.lock();
         loop {
-            let why = match &*start {
+            let waited = shared.origin.elapsed();
+            let left = match &*start {
                 Start::Serving(welcome) => {
                     let welcome = Welcome::clone(welcome);
                     drop(start);
                     return Ok((remote, welcome));
                 }
-                Start::Hopeless(why) => Some(why.clone()),
-                Start::Waiting { .. } | Start::NotAwaited => None,
-            };
-            if why.is_none() {
-                let until = deadline.min(Instant::now() + ASK);
-                let is_over = shared.started.wait_until(&mut start, until).timed_out();
-                if is_over && until < deadline {
-                    MutexGuard::unlocked(&mut start, || meanwhile(&remote));
-                    continue;
+                Start::Hopeless(why) => {
+                    let why = why.clone();
+                    drop(start);
+                    remote.close();
+                    return failed(why.clone(), why);
                 }
-            }
-            let timed_out = why.is_none() && Instant::now() >= deadline;
-            let why = match (&*start, why) {
-                (_, Some(why)) => why,
-                (Start::Waiting { tried }, None) if timed_out => in_vain(tried, shared.config.deadline),
-                _ => continue,
+                Start::Waiting { tried, reached } => {
+                    let contact = match (reached, tried.is_empty()) {
+                        (true, _) => Duration::MAX,
+                        (false, true) => contact.saturating_add(FIRST_ATTEMPT_MAX),
+                        (false, false) => contact,
+                    };
+                    contact.min(shared.config.deadline).saturating_sub(waited)
+                }
+                Start::NotAwaited => shared.config.deadline.saturating_sub(waited),
             };
-            drop(start);
-            remote.close();
-            let server = shared.config.addresses.join(",");
-            return Err(ConnectError(format!(
-                "cannot use volume {} of {server}: {why}",
-                shared.config.volume
-            )));
+            if left.is_zero() {
+                let said = match &*start {
+                    Start::Waiting { tried, .. } => said_by(tried).ok_or_else(|| tried.get(&None).cloned()),
+                    _ => Err(None),
+                };
+                drop(start);
+                // There is no session that could be told of it, and a thread that connects takes its time.
+                shared.close(Duration::ZERO);
+                let waited = for_so_long(waited);
+                return match said {
+                    Ok(said) => failed(format!("{said}; {waited}"), said),
+                    Err(why) => {
+                        let why = why.unwrap_or_else(|| format!("{server}: no answer"));
+                        let advice = "check the address and that `kestrel serve` runs there, or wait for it: --wait TIME";
+                        failed(format!("{why}, {waited}; {advice}"), why)
+                    }
+                };
+            }
+            if shared.started.wait_for(&mut start, left.min(ASK)).timed_out() {
+                MutexGuard::unlocked(&mut start, || meanwhile(&remote));
+            }
+        }
+    }
+
+    /// Why nobody has served us so far, while the first connection is waited for; none before an attempt has failed.
+    pub fn in_vain(&self) -> Option<String> {
+        match &*self.shared.start.lock() {
+            Start::Waiting { tried, .. } => said_by(tried).or_else(|| tried.get(&None).cloned()),
+            _ => None,
         }
     }
 
@@ -265,8 +313,8 @@ impl Remote {
 
     fn start(config: RemoteConfig, holder: Arc<dyn Holder>, start: Start) -> Result<Arc<Self>, ConnectError> {
         if config.addresses.is_empty() || !(1..=VOLUME_BYTES_MAX).contains(&config.volume.len()) {
-            return Err(ConnectError(
-                "no connection: a URL names at least one host and a volume of 1 to 255 bytes: kestrel://host:port/volume".into(),
+            return Err(ConnectError::new(
+                "no connection: a URL names at least one host and a volume of 1 to 255 bytes: kestrel://host:port/volume",
             ));
         }
         let client = ClientId(dial::random());
@@ -305,7 +353,7 @@ impl Remote {
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || run(&shared));
         // Threads end when the connection is closed, and are not waited for longer than that takes.
         thread.map(drop).map_err(|error| {
-            ConnectError(format!(
+            ConnectError::new(format!(
                 "no connection: starting a thread failed: {error}; raise the limit of threads"
             ))
         })

@@ -51,11 +51,14 @@ pub fn launch(args: &[OsString], dir: &Path, log: &Path) -> Result<Child, String
         });
     }
     let mut child = command.spawn().map_err(|why| format!("cannot start in the background: {why}"))?;
-    let mut line = String::new();
-    if let Some(output) = child.stdout.take() {
-        let _ = BufReader::new(output).read_line(&mut line);
+    let mut report = Value::Null;
+    for line in child.stdout.take().into_iter().flat_map(|output| BufReader::new(output).lines()) {
+        report = line.ok().and_then(|line| serde_json::from_str(&line).ok()).unwrap_or_default();
+        match report["waiting"].as_str() {
+            Some(what) => eprintln!("kestrel: {what}"),
+            None => break,
+        }
     }
-    let report: Value = serde_json::from_str(&line).unwrap_or_default();
     if report["ready"] == true {
         return Ok(child);
     }
@@ -72,6 +75,16 @@ pub fn report_ready() {
     if let Ok(nothing) = File::options().write(true).open("/dev/null") {
         // SAFETY: both descriptors are open; 1 is ours to replace.
         unsafe { libc::dup2(nothing.as_raw_fd(), 1) };
+    }
+}
+
+/// Tells a person what is waited for: by way of the parent, if this process is one in the background.
+pub fn tell_waiting(what: &str) {
+    if std::env::args_os().any(|arg| arg == REPORT_OPTION) {
+        log::info!("{what}");
+        report(&json!({ "waiting": what }));
+    } else {
+        eprintln!("kestrel: {what}");
     }
 }
 

@@ -32,6 +32,9 @@ pub struct UmountArgs {
     pub force: bool,
 }
 
+/// How long a process may take to end whose mount was taken away by force.
+const FORCED_TIME_MAX: Duration = Duration::from_millis(800);
+
 /// Refuses, nothing being lost yet, if the volume is served and its server does not answer: the process would wait for it until its
 /// calls have met their deadline, and whoever unmounts with it.
 fn server_answers(args: &UmountArgs, entry: &MountEntry, dir: &Path) -> Result<(), Failure> {
@@ -89,7 +92,13 @@ pub fn run(args: &UmountArgs) -> Result<Verdict, Failure> {
                 END_TIME_MAX.as_secs()
             )));
         }
-        if args.force && begun.elapsed() > Duration::from_secs(10) {
+        if args.force && begun.elapsed() > FORCED_TIME_MAX {
+            // It waits for its store, say, and may do so for long: nothing can be done about that here.
+            eprintln!(
+                "kestrel umount: {}: unmounted; its process still stores what was written, or waits for its store or server, and ends by \
+                 itself",
+                args.dir.display()
+            );
             break;
         }
         std::thread::sleep(Duration::from_millis(10));

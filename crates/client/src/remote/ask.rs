@@ -89,5 +89,6 @@ pub fn ask_each(
 pub(super) fn connect(url: &RemoteUrl, who: &str, limit: Option<Duration>) -> Result<First, VolumeError> {
     let deadline = limit.unwrap_or(DEADLINE_DEFAULT);
     let how = Introduction { who: who.to_string(), deadline, read_only: true };
-    First::connect(url, &how, &Arc::new(Holdings::new(url.to_string())))
+    let first = First::connect(url, &how, &Arc::new(Holdings::new(url.to_string())))?;
+    Ok(first.asked_only())
 }

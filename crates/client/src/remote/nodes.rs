@@ -19,6 +19,7 @@ use kestrel_net::token::Token;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use parking_lot::{Mutex, RwLock};
 
+use super::contact::{Waiting, contact};
 use super::holdings::{Holdings, Seat};
 use super::whereabouts::{self, Whereabout};
 use super::{Introduction, RemoteUrl, access};
@@ -89,6 +90,8 @@ pub(super) struct First {
     pub offer: Offer,
     /// Who owns what, if there are several nodes.
     pub placement: Option<Placement>,
+    /// The other nodes are only to be asked something: one that is not there is told of, and not waited for.
+    are_asked: bool,
 }
 
 /// A node of the table, and the connection to it or why there is none.
@@ -131,7 +134,9 @@ impl First {
         let token = access::token()?;
         let shows = Shows { tls: url.client_tls(token.as_deref())?, token };
         let config = config(url, how, &shows, url.addresses.clone());
-        let (remote, welcome) = Remote::connect(config, seat.clone())
+        let mut waiting = Waiting::begin();
+        let mut meanwhile = |remote: &Remote| waiting.goes_on(&server, remote);
+        let (remote, welcome) = Remote::connect_asking(config, seat.clone(), contact(), &mut meanwhile)
             .map_err(|why| VolumeError::Io(format!("{server}: {why}")))?;
         let offer = Offer::from_json(&welcome.descriptor, &server);
         let read = offer.and_then(|offer| Ok((offer.placement(&server)?, offer)));
@@ -145,7 +150,13 @@ impl First {
             remote,
             offer,
             placement,
+            are_asked: false,
         })
+    }
+
+    /// The same for a question: other nodes are not waited for.
+    pub fn asked_only(self) -> Self {
+        Self { are_asked: true, ..self }
     }
 
     /// Connects to all the other nodes at the same time. Answers the table, the nodes in its order, and which of them is this one.
@@ -210,9 +221,12 @@ impl First {
                 remote.redirect(&address);
             }
         };
-        Remote::connect_asking(config, seat.clone(), &mut ask)
-            .map(|(remote, _)| (remote, seat.clone()))
-            .map_err(|why| failed(format!("{why}; all nodes of the volume are needed; {FORM_ANEW}")))
+        let wait = if self.are_asked { contact() } else { self.how.deadline };
+        let connected = Remote::connect_asking(config, seat.clone(), wait, &mut ask);
+        connected.map(|(remote, _)| (remote, seat.clone())).map_err(|why| match self.are_asked {
+            true => VolumeError::Io(why.why),
+            false => failed(format!("{why}; all nodes of the volume are needed; {FORM_ANEW}")),
+        })
     }
 
     /// The connection.

@@ -11,7 +11,7 @@ use super::socket::Socket;
 use crate::tls::ClientTls;
 
 /// Time for a connection to one address.
-const CONNECT_MAX: Duration = Duration::from_secs(3);
+pub(crate) const CONNECT_MAX: Duration = Duration::from_secs(3);
 
 /// Addresses of one name that are tried.
 const RESOLVED_MAX: usize = 8;
@@ -23,6 +23,8 @@ pub(crate) struct NotDialed {
     pub why: String,
     /// Trying again is of no use until somebody changes something.
     pub hopeless: bool,
+    /// Somebody took a connection, though nothing came of it.
+    pub reached: bool,
 }
 
 /// Connects to the first address that answers, beginning with number `first`; answers its number too.
@@ -34,10 +36,9 @@ pub(crate) fn dial(
     let mut failed = NotDialed::default();
     for index in (0..addresses.len()).map(|offset| (first + offset) % addresses.len()) {
         let address = &addresses[index];
-        let why = match connect(address)
-            .map_err(Unsafe::from_socket)
-            .and_then(|stream| settle(stream, address, tls))
-        {
+        let connected = connect(address).map_err(Unsafe::from_socket);
+        failed.reached |= connected.is_ok();
+        let why = match connected.and_then(|stream| settle(stream, address, tls)) {
             Ok(socket) => return Ok((socket, index)),
             Err(Unsafe::Broken(why)) => why,
             Err(Unsafe::Refused(why)) => {

@@ -70,6 +70,9 @@ fn connect(shared: &Shared) {
                 if failed.hopeless {
                     reader.hopeless(failed.why.clone());
                 }
+                if failed.reached {
+                    reader.reached();
+                }
                 (None, failed.why)
             }
         };
@@ -132,7 +135,7 @@ fn dial(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 let why = "the thread that connects has failed".into();
-                return Some(Err(NotDialed { why, hopeless: false }));
+                return Some(Err(NotDialed { why, ..NotDialed::default() }));
             }
         }
     }
@@ -148,6 +151,13 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    /// Somebody is there.
+    fn reached(&self) {
+        if let Start::Waiting { reached, .. } = &mut *self.shared.start.lock() {
+            *reached = true;
+        }
+    }
+
     /// An attempt failed, at this address if somebody was there.
     fn failed(&mut self, at: Option<String>, why: String) {
         if self.outage.since.is_some() && !self.outage.told {
@@ -155,7 +165,8 @@ impl Reader<'_> {
             let why = at.as_ref().map_or_else(|| why.clone(), |at| format!("{at}: {why}"));
             self.shared.holder.outage(&why);
         }
-        if let Start::Waiting { tried } = &mut *self.shared.start.lock() {
+        if let Start::Waiting { tried, reached } = &mut *self.shared.start.lock() {
+            *reached |= at.is_some();
             if at.is_none() {
                 // Nobody is anywhere any more.
                 tried.clear();
