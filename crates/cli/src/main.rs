@@ -9,6 +9,7 @@ mod logger;
 #[cfg(test)]
 mod manual;
 mod metrics;
+mod mount_helper;
 mod nodes;
 mod progress;
 mod serve;
@@ -129,7 +130,10 @@ fn give_large_memory_back() {
 
 fn main() -> ExitCode {
     give_large_memory_back();
-    let Cli { token_file, wait, verb } = Cli::parse();
+    let Some(arguments) = mount_helper::arguments(std::env::args_os().collect()) else {
+        return ExitCode::SUCCESS;
+    };
+    let Cli { token_file, wait, verb } = Cli::parse_from(arguments);
     if let Some(file) = &token_file {
         kestrel_client::remote::read_token_from(file);
     }

@@ -21,9 +21,11 @@ use crate::error::{Error, Result};
 mod fusermount;
 mod mountinfo;
 mod options;
+mod remount;
 
 pub use mountinfo::{MountEntry, mounts};
 pub use options::MountOptions;
+pub use remount::remount;
 
 /// A mounted file system that nobody serves yet: hand it to [`Session::start`](crate::Session::start). Dropping it
 /// unmounts.

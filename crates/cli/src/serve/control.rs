@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::attendant::Attendant;
 use super::clients::Clients;
-use super::facts::MountFacts;
+use super::facts::{MountFacts, is_read_only};
 use super::keeper::Keeper;
 use super::node::NodeOfCluster;
 use super::part::cut::Cutting;
@@ -50,7 +50,7 @@ pub struct Serving {
     pub node: Option<NodeOfCluster>,
     /// How it is mounted, if it is.
     pub facts: MountFacts,
-    /// Nothing can be changed.
+    /// It was begun so that nothing can be changed.
     pub read_only: bool,
     /// Since when.
     pub begun: Instant,
@@ -199,7 +199,7 @@ impl Serving {
         out["mount_point"] = self.mount_point.as_ref().map(|dir| dir.to_string_lossy()).into();
         out["address"] = self.clients.get().map(|clients| clients.address.to_string()).into();
         out["served"] = self.clients.get().map(Clients::status).into();
-        out["read_only"] = self.read_only.into();
+        out["read_only"] = self.is_read_only().into();
         self.facts.describe(out);
         out["dumps"] = self.keeper.status();
         out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
@@ -219,8 +219,12 @@ impl Serving {
             .map_err(|why| why.to_string())
     }
 
+    fn is_read_only(&self) -> bool {
+        is_read_only(self.mount_point.as_deref(), self.read_only)
+    }
+
     pub(super) fn may_change(&self) -> Result<(), String> {
-        if self.read_only {
+        if self.is_read_only() {
             return Err("the volume is mounted read-only; mount it for writing first".into());
         }
         Ok(())

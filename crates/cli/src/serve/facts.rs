@@ -1,7 +1,9 @@
 //! What a mount tells of itself, once it serves: how walks are answered, over what requests come.
 
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use kestrel_fuse::mount::{MountEntry, find};
 use kestrel_mount::{Mode, Mount, PassthroughState, Shortcut};
 use serde_json::{Value, json};
 
@@ -17,6 +19,12 @@ struct Facts {
 /// The facts of a mount, nothing before it serves; clones are cheap.
 #[derive(Clone, Default)]
 pub struct MountFacts(Arc<OnceLock<Facts>>);
+
+/// Whether a mount is read-only now: it may have been remounted. `begun`: how it was begun, in case that cannot be found out.
+pub fn is_read_only(mount_point: Option<&Path>, begun: bool) -> bool {
+    let entry = mount_point.and_then(|dir| find(dir).ok().flatten());
+    entry.filter(MountEntry::is_kestrel).map_or(begun, |entry| entry.is_read_only())
+}
 
 impl MountFacts {
     /// The mount serves.

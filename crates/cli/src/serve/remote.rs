@@ -16,7 +16,7 @@ use kestrel_types::inode::{Data, Kind};
 use serde_json::{Value, json};
 
 use super::attendant::Attendant;
-use super::facts::MountFacts;
+use super::facts::{MountFacts, is_read_only};
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
 use crate::nodes::OfMount;
@@ -45,7 +45,7 @@ pub struct RemoteMount {
     pub mount_point: PathBuf,
     /// How it is mounted.
     pub facts: MountFacts,
-    /// Nothing can be changed.
+    /// It was begun so that nothing can be changed.
     pub read_only: bool,
     /// Since when.
     pub begun: Instant,
@@ -67,7 +67,7 @@ impl Attendant for RemoteMount {
                 out["mounted"] = true.into();
                 out["mount_point"] = self.mount_point.to_string_lossy().into();
                 out["pid"] = std::process::id().into();
-                out["read_only"] = self.read_only.into();
+                out["read_only"] = self.is_read_only().into();
                 out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
                 self.facts.describe(&mut out);
                 out["connections"] = self.connections();
@@ -89,7 +89,7 @@ impl Attendant for RemoteMount {
             Some("compact") => match self.nodes() {
                 Some(nodes) => {
                     let wish = compact::Wish::of(question)?;
-                    if self.read_only && !wish.dry_run {
+                    if self.is_read_only() && !wish.dry_run {
                         return Err("the volume is mounted read-only; mount it for writing first".into());
                     }
                     compact::compact_nodes(&self.fs, &nodes, &wish, &Feed::new(tell))
@@ -118,6 +118,10 @@ impl Attendant for RemoteMount {
 }
 
 impl RemoteMount {
+    fn is_read_only(&self) -> bool {
+        is_read_only(Some(&self.mount_point), self.read_only)
+    }
+
     /// The volume's nodes, if there are several.
     fn nodes(&self) -> Option<OfMount> {
         OfMount::new(self.fs.metadata().remote()?)

@@ -11,6 +11,7 @@ use kestrel_client::fs::Fs;
 use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
+use kestrel_fuse::mount::{find, remount};
 use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
 use kestrel_mount::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
 use kestrel_net::tls::Mode;
@@ -33,6 +34,8 @@ const WORKERS_MAX: usize = 256;
 const REMOTE_SPARE_WORKERS: usize = 128;
 /// How long a call may wait for a metadata server.
 const DEADLINES: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(900);
+/// The option by which a mount that is there is changed.
+const REMOUNT: &str = "remount";
 /// Name of the log file within the volume's directory.
 const LOG_NAME: &str = "mount.log";
 
@@ -45,9 +48,11 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount /data/vol /mnt/data --metrics 127.0.0.1:9464
   kestrel mount /data/vol /mnt/data --cache-dir /ssd/cache --cache-size 500G
   kestrel mount kestrel://meta1:9440/photos /mnt/photos
+  kestrel mount /data/vol /mnt/data -o remount,ro
 
 Returns when the mount serves; the serving process stays in the background and writes to the log file that is named.
-SIGTERM and SIGINT unmount cleanly; a second one cuts off those who still use the mount.")]
+SIGTERM and SIGINT unmount cleanly; a second one cuts off those who still use the mount. A mount is nosuid,nodev unless -o suid,dev
+says otherwise. docs/operations.md, \"Mount options\", has all options, and how to use /etc/fstab and mount(8).")]
 pub struct MountArgs {
     /// The volume: a path, file:///path, or kestrel://host[:port][,host2…]/NAME for one that `kestrel serve` serves
     pub volume: String,
@@ -161,7 +166,36 @@ pub enum PassthroughArg {
 
 /// Mounts, in the background unless told otherwise.
 pub fn run(args: &MountArgs) -> Result<Verdict, Failure> {
+    if args.options.iter().any(|option| option == REMOUNT) {
+        return change(args);
+    }
     args.process.run(|| background(args), || serve(args))
+}
+
+/// `-o remount`: changes the options of a mount that is there.
+fn change(args: &MountArgs) -> Result<Verdict, Failure> {
+    let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
+    let dir = args.dir.display();
+    let mounted = find(&args.dir).map_err(|why| fail(&why))?;
+    if let Some(entry) = mounted.filter(|entry| entry.source.as_os_str() != args.volume.as_str()) {
+        let same = |path: &Path| std::fs::canonicalize(path).ok();
+        let here = same(Path::new(args.volume.trim_start_matches("file://")));
+        if here.is_none() || here != same(Path::new(&entry.source)) {
+            let (is, source) = (&args.volume, entry.source.to_string_lossy());
+            return Err(fail(&format!("{dir}: {source} is mounted there, not {is}")));
+        }
+    }
+    let options = args.options.iter().map(String::as_str).filter(|one| !one.is_empty() && *one != REMOUNT);
+    remount(&args.dir, options.chain(args.read_only.then_some("ro"))).map_err(|why| {
+        match why.raw_os_error() {
+            Some(libc::EBUSY) => fail(&format!(
+                "{dir}: files are open for writing (`fuser -vm {dir}` lists who has them open)"
+            )),
+            Some(libc::EPERM) => fail(&format!("{dir}: only root can change the options of a mount")),
+            _ => fail(&why),
+        }
+    })?;
+    Ok(Verdict::Good)
 }
 
 /// Which volume is to be mounted.

@@ -5,7 +5,7 @@
 //! rows of all of them.
 
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -58,6 +58,8 @@ type Work = fn(&Weak<Fs>, &Stop);
 pub(super) struct Background {
     stop: Arc<Stop>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// They were started.
+    begun: OnceLock<()>,
     /// Held by who compacts the volume.
     pub compacting: Mutex<()>,
 }
@@ -72,9 +74,17 @@ impl Drop for Background {
 
 impl Fs {
     pub(super) fn start_background(self: &Arc<Self>) {
-        if self.config.read_only {
-            return;
+        if !self.config.read_only {
+            self.writes();
         }
+    }
+
+    /// Something is written, or may be. A mount that was begun read-only can be remounted: the background work begins then.
+    pub(super) fn writes(self: &Arc<Self>) {
+        self.background.begun.get_or_init(|| self.start_threads());
+    }
+
+    fn start_threads(self: &Arc<Self>) {
         // Apart, because a store that does not answer keeps who deletes or rewrites objects waiting, and flushes must go on.
         let threads: [(&str, Work); 3] =
             [("kestrel-flush", run), ("kestrel-reap", reap), ("kestrel-repack", repack)];
@@ -110,7 +120,7 @@ impl Fs {
         for thread in self.background.threads.lock().drain(..) {
             let _ = thread.join();
         }
-        if self.config.read_only {
+        if self.background.begun.get().is_none() {
             return Ok(());
         }
         // All at once: a store that does not answer costs one deadline, not one a file.

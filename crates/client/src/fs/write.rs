@@ -79,6 +79,7 @@ impl Fs {
                     .map_err(|e| data_error(&e))?
             }
         };
+        self.writes();
         let file = &handle.file;
         let mut state = file.lock();
         if state.inode.flags.has(InodeFlags::IMMUTABLE) {

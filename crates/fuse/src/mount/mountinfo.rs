@@ -37,6 +37,13 @@ impl MountEntry {
         self.fs_type == "fuse" || self.fs_type.starts_with("fuse.")
     }
 
+    /// Whether nothing can be changed through it.
+    pub fn is_read_only(&self) -> bool {
+        [&self.options, &self.super_options]
+            .into_iter()
+            .any(|options| options.split(',').any(|one| one == "ro"))
+    }
+
     /// Whether it is one of ours.
     pub fn is_kestrel(&self) -> bool {
         self.fs_type == "fuse.kestrel"

@@ -28,6 +28,8 @@ pub struct MountOptions {
     pub dirsync: bool,
     /// Access times are not kept. (The kernel leaves them to the file system in any case.)
     pub noatime: bool,
+    /// Access times of directories are not kept. Likewise.
+    pub nodiratime: bool,
     /// Symbolic links are not followed.
     pub nosymfollow: bool,
     /// Largest READ in bytes; `None` is as large as INIT allows.
@@ -52,6 +54,7 @@ impl Default for MountOptions {
             sync: false,
             dirsync: false,
             noatime: false,
+            nodiratime: false,
             nosymfollow: false,
             max_read: None,
             auto_unmount: false,
@@ -61,8 +64,8 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Applies one option in the form of `mount -o`; `false` when it is unknown or its value is wrong. What only
-    /// concerns `/etc/fstab` is accepted and ignored.
+    /// Applies one option in the form of `mount -o`; `false` when it is unknown or its value is wrong. What only concerns
+    /// `/etc/fstab`, or asks for what is so in any case, is accepted and ignored.
     pub fn set(&mut self, option: &str) -> bool {
         let (key, value) = option.split_once('=').map_or((option, None), |(key, value)| (key, Some(value)));
         match (key, value) {
@@ -79,6 +82,8 @@ impl MountOptions {
             ("dirsync", None) => self.dirsync = true,
             ("atime" | "relatime" | "strictatime" | "lazytime", None) => self.noatime = false,
             ("noatime", None) => self.noatime = true,
+            ("diratime", None) => self.nodiratime = false,
+            ("nodiratime", None) => self.nodiratime = true,
             ("symfollow", None) => self.nosymfollow = false,
             ("nosymfollow", None) => self.nosymfollow = true,
             ("allow_other", None) => self.allow_other = true,
@@ -90,8 +95,11 @@ impl MountOptions {
                 Ok(bytes) if bytes >= 4096 => self.max_read = Some(bytes),
                 _ => return false,
             },
-            ("defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "nofail" | "_netdev", None) => {}
-            _ if key.starts_with("x-") || key.starts_with("comment") => {}
+            ("defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "owner" | "noowner", None) => {}
+            ("group" | "nogroup" | "nofail" | "_netdev" | "silent" | "loud", None) => {}
+            ("norelatime" | "nostrictatime" | "nolazytime" | "iversion" | "noiversion" | "nomand", None) => {}
+            ("noacl" | "user_xattr" | "noquota", None) => {}
+            _ if key.starts_with("x-") || key.starts_with("X-") || key.starts_with("comment") => {}
             _ => return false,
         }
         true
@@ -107,6 +115,7 @@ impl MountOptions {
             (self.sync, libc::MS_SYNCHRONOUS),
             (self.dirsync, libc::MS_DIRSYNC),
             (self.noatime, libc::MS_NOATIME),
+            (self.nodiratime, libc::MS_NODIRATIME),
             (self.nosymfollow, 256), // MS_NOSYMFOLLOW, Linux 5.10
         ]
         .into_iter()
@@ -179,11 +188,35 @@ mod tests {
             options.kernel_data(7, 1, 2),
             "fd=7,rootmode=40000,user_id=1,group_id=2,max_read=131072,allow_other"
         );
-        for wrong in
-            ["", "max_read", "max_read=1", "max_read=-1", "max_read=99999999999", "ro=1", "fd=3", "rot"]
-        {
+        for wrong in [
+            "",
+            "max_read",
+            "max_read=1",
+            "max_read=-1",
+            "max_read=99999999999",
+            "ro=1",
+            "fd=3",
+            "rot",
+            "acl",
+        ] {
             assert!(!options.set(wrong), "{wrong}");
         }
+    }
+
+    /// Options that mount(8) documents for all file systems are taken, or ignored where they ask for nothing.
+    #[test]
+    fn options_that_mount_knows() {
+        let before = MountOptions::default();
+        for ignored in "defaults auto noauto user users nouser owner group nofail _netdev silent loud norelatime \
+                        nostrictatime nolazytime noiversion nomand noacl user_xattr x-systemd.automount X-mount.mkdir"
+            .split_whitespace()
+        {
+            let mut options = before.clone();
+            assert!(options.set(ignored) && options == before, "{ignored}");
+        }
+        let mut options = before;
+        assert!(options.set("nodiratime") && options.flags() & libc::MS_NODIRATIME != 0);
+        assert!(options.set("diratime") && options.flags() & libc::MS_NODIRATIME == 0);
     }
 
     #[test]
