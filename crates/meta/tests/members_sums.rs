@@ -12,7 +12,8 @@ use kestrel_meta::member::lease::{LEASE, PROMISE, RENEW};
 use kestrel_meta::member::sums::{COOL_MAX, COOL_MIN};
 use kestrel_meta::member::{Envelope, Message, SumMessage};
 use kestrel_types::clock::{MILLISECOND, Nanos, SECOND};
-use kestrel_types::name::InodeRef;
+use kestrel_types::ids::InodeId;
+use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer, Creds, Op, RenameFlags, Reply, Request, SetAttr, SetTime};
 
@@ -273,4 +274,70 @@ fn transactions_revoke_too() {
     assert_eq!(errno(&cluster.ask(3, Op::RmDir(at("b2/c2"), None))), 0);
     assert_eq!(errno(&cluster.ask(3, Op::RmDir(at("b2"), None))), 0);
     assert_eq!(cluster.inode(1, Op::GetAttr(InodeRef::by_id(1))).nlink, 3);
+}
+
+/// A listing of pages by 1,000; the messages it needed.
+fn list(cluster: &mut Cluster, dir: InodeId, limit: usize) -> (Vec<Name>, usize) {
+    let (mut names, mut after, mut messages) = (Vec::new(), None, 0);
+    loop {
+        let page = Op::ReadDir { dir, after, limit, check: true };
+        let (Ok(Answer::Entries { entries, end, .. }), count) = counted(cluster, page) else {
+            panic!("no page")
+        };
+        messages += count;
+        after = entries.last().map(|entry| entry.name.clone());
+        names.extend(entries.into_iter().map(|entry| entry.name));
+        if end {
+            return (names, messages);
+        }
+    }
+}
+
+/// Two messages with each other member for a directory of 10,000 files, whatever the size of its
+/// pages; none while nothing in it changes.
+#[test]
+fn messages_of_a_listing() {
+    for nodes in [2, 4] {
+        let mut cluster = cluster_with_dir(nodes);
+        let dir = cluster.inode(1, Op::Lookup(at("a1"))).ino;
+        let mut expected: Vec<Name> =
+            (1..=nodes).map(|node| Name::new(format!("a{node}").as_bytes()).unwrap()).collect();
+        for number in 0..10_000 - nodes {
+            let name = format!("file-{number}");
+            assert_eq!(counted(&mut cluster, mknod(&format!("a1/{name}"))).0.map(drop), Ok(()));
+            expected.push(Name::new(name.as_bytes()).unwrap());
+        }
+        expected.sort();
+        pass(&mut cluster, COOL_MAX);
+        let round = 2 * (nodes as usize - 1);
+        assert_eq!(list(&mut cluster, dir, 1000), (expected.clone(), round));
+        assert_eq!(list(&mut cluster, dir, 4096), (expected.clone(), 0));
+        assert_eq!(counted(&mut cluster, mknod("a1/b2")).1, 2, "one holder is told, and says that it knows");
+        expected.push(Name::new(b"b2").unwrap());
+        expected.sort();
+        let (names, messages) = list(&mut cluster, dir, 1000);
+        assert!(names == expected && messages <= 11 * 5 * round, "{messages}");
+        pass(&mut cluster, COOL_MAX);
+        assert_eq!(list(&mut cluster, dir, 1000), (expected, 2), "the node that has changed it is asked");
+    }
+}
+
+/// A listing that needs several answers of each member: names as long as can be.
+#[test]
+fn a_listing_of_many_answers() {
+    let mut cluster = cluster_with_dir(3);
+    let dir = cluster.inode(1, Op::Lookup(at("a1"))).ino;
+    let mut expected: Vec<Name> =
+        (1..=3).map(|node| Name::new(format!("a{node}").as_bytes()).unwrap()).collect();
+    for number in 0..15_000 {
+        let name = format!("{number:0>255}");
+        assert_eq!(counted(&mut cluster, mknod(&format!("a1/{name}"))).0.map(drop), Ok(()));
+        expected.push(Name::new(name.as_bytes()).unwrap());
+    }
+    expected.sort();
+    pass(&mut cluster, COOL_MAX);
+    for limit in [1000, 777] {
+        let (names, messages) = list(&mut cluster, dir, limit);
+        assert!(names == expected && messages > 4 && messages < 40, "{messages}");
+    }
 }

@@ -34,7 +34,7 @@ use crate::agenda::{Agenda, Scene};
 use crate::dice::Dice;
 use crate::history::History;
 use crate::network::MS;
-use crate::workload::NAMES;
+use crate::workload::{Bias, NAMES};
 use crate::world::{Failure, Plan, Tally};
 use call::Caller;
 use host::Host;
@@ -134,8 +134,8 @@ pub struct Several {
     disk: Nanos,
     /// For so long at most members take what comes before they say anything, as their threads do under load; 0: not at all.
     gathering: Nanos,
-    /// Clients move directories more than anything else.
-    moves: bool,
+    /// What clients do more than anything else.
+    bias: Bias,
     /// Others can claim the members' stores.
     shared: bool,
     tables: Tables,
@@ -303,7 +303,7 @@ impl Several {
             delay: MS / 10 * dice.between(1, 60),
             disk: MS / 10 * dice.between(1, 50),
             gathering: if dice.chance(50) { MS / 10 * dice.between(1, 100) } else { 0 },
-            moves: dice.chance(25),
+            bias: Bias { moves: dice.chance(25), looks: dice.chance(25) },
             shared,
             tables: Tables::new(dice.chance(80), (seed, workers)),
             leaving,

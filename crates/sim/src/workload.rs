@@ -277,10 +277,38 @@ fn move_dir(client: &mut Client) -> Op {
     }
 }
 
-/// Draws what a client of several nodes asks next. With `moves` directories move all the time.
-pub fn wish_of_several(client: &mut Client, moves: bool) -> Request {
-    if moves && client.dice.chance(50) {
+/// Directories are looked at, and now and then something in one of them comes or goes.
+fn look(client: &mut Client) -> Op {
+    let mut place = Place::new(dir(client), name(client));
+    if client.dice.chance(30) {
+        place = Place::new(1, name(client));
+    }
+    match client.dice.below(12) {
+        0..=6 => Op::GetAttr(InodeRef::by_id(dir(client))),
+        7 => Op::Lookup(place),
+        8 => Op::ReadDir { dir: dir(client), after: None, limit: 100, check: true },
+        9 => Op::MkDir(place, 0o777),
+        10 => Op::MkNod { place, kind: Kind::File, mode: 0o666, rdev: 0 },
+        _ => Op::Unlink(place),
+    }
+}
+
+/// What clients of several nodes mostly do.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Bias {
+    /// Directories move.
+    pub moves: bool,
+    /// Directories are looked at.
+    pub looks: bool,
+}
+
+/// Draws what a client of several nodes asks next.
+pub fn wish_of_several(client: &mut Client, bias: Bias) -> Request {
+    if bias.moves && client.dice.chance(50) {
         return Request { creds: Creds::root(), op: move_dir(client) };
+    }
+    if bias.looks && client.dice.chance(80) {
+        return Request { creds: Creds::root(), op: look(client) };
     }
     if client.dice.chance(30)
         && let Some(op) = content(client)

@@ -33,11 +33,11 @@ pub(super) struct Loan {
 
 /// Rows as they are lent.
 #[derive(Default)]
-struct Read {
+pub(super) struct Read {
     rows: Vec<(Key, Option<Box<[u8]>>)>,
-    spans: Vec<(Span, Vec<SpanRow>)>,
+    pub(super) spans: Vec<(Span, Vec<SpanRow>)>,
     /// Nobody may see them before this is durable.
-    wait: Position,
+    pub(super) wait: Position,
 }
 
 impl Member {
@@ -77,9 +77,13 @@ impl Member {
             && !self.parked.is_empty()
             && !self.loans.contains_key(&txn)
             && self.cluster().locks.holds_any(&wanted.keys, &ranges);
-        let told = mode == Mode::Exclusive && self.revoke_for(&wanted.keys);
-        if waited_for || told || !self.agrees(from, table) || self.some_leave(wanted) {
+        if waited_for || !self.agrees(from, table) || self.some_leave(wanted) {
             return self.send(from, Message::Refused(txn, round));
+        }
+        if mode == Mode::Exclusive && self.revoke_for(&wanted.keys) {
+            // A moment: a holder of a lease answers without waiting for anything.
+            let rows = wanted.clone();
+            return self.borrow_later(from, Message::Borrow { txn, round, table, mode, rows });
         }
         let quiet = self.node.quiesce();
         let taken = self.cluster().locks.take(txn, &wanted.keys, &ranges, mode);
@@ -118,7 +122,8 @@ impl Member {
                     .any(|span| span.table == Table::Entry || table.is_leaving_home(span.id)))
     }
 
-    fn read(&self, wanted: &Missing) -> Result<Read, EngineError> {
+    /// Reads rows of this member's own.
+    pub(super) fn read(&self, wanted: &Missing) -> Result<Read, EngineError> {
         let mut read = Read::default();
         let (engine, most) = (self.node.engine(), self.node.core().scan_rows);
         let keys: Vec<_> = wanted.keys.iter().map(Key::borrow).collect();
@@ -215,6 +220,7 @@ impl Member {
             return;
         }
         let done = Message::Decided(txn);
+        self.forget_borrows(txn);
         let Some(loan) = self.loans.get(&txn) else {
             // It is done, or was never begun. What was done may still wait for the log.
             if commit {

@@ -11,7 +11,7 @@
 //!
 //! **Revoking.** A batch that changes a share of a leased directory stops before it has changed
 //! anything ([`crate::view::Stop::Leased`]), and a transaction that wants such a share exclusively
-//! is refused. The granter tells all holders to forget the sum; when they have said that they did,
+//! is kept waiting. The granter tells all holders to forget the sum; when they have said that they did,
 //! the change goes on. The change itself waits, not only its acknowledgement: a client that sees
 //! the change at the granter and then asks the holder must see it there too. A directory that
 //! nobody stats has no lease, and a change of it costs one load of a counter.
@@ -36,6 +36,10 @@
 //! twice as long each time if that happens again soon ([`COOL_MIN`], [`COOL_MAX`]). Stats of the
 //! directory are transactions meanwhile, which borrow the rows.
 //!
+//! **Listings.** Whatever changes a name in a directory, or what it names, changes a share of the
+//! directory at the owner of the name. So a lease also holds for the names that a granter tells
+//! with the sum, and a listing is served from them, page by page ([`listing`]).
+//!
 //! **Tables.** Members of one table only tell each other sums, and a holder that adopts another
 //! table forgets all it knows. A granter whose shares get an heir revokes all leases before it is
 //! frozen. At a granter leases outlast the adoption of a table: a holder may still have the one
@@ -43,6 +47,7 @@
 
 mod granter;
 mod holder;
+mod listing;
 
 use std::collections::BTreeMap;
 
@@ -51,14 +56,34 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::stat::DirStat;
 
+use super::message::{Message, SpanRow};
 use super::work::Stage;
 use super::{Member, RESEND};
+use listing::List;
 
 /// A directory whose lease had to be revoked is not leased again for so long, at first.
 pub const COOL_MIN: Nanos = 50 * MILLISECOND;
 
 /// And at most.
 pub const COOL_MAX: Nanos = 2 * SECOND;
+
+/// What is asked for besides a sum.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Also {
+    /// Nothing.
+    Nothing,
+    /// Entries of the directory, from the first one after this name on.
+    Names(Option<Box<[u8]>>),
+}
+
+/// Entries of a directory that a member owns, in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Names {
+    /// Name, and an entry that says no more than number and type.
+    pub rows: Vec<SpanRow>,
+    /// It has no more.
+    pub end: bool,
+}
 
 /// What members say to each other about sums of shares.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +98,8 @@ pub enum SumMessage {
         epoch: u64,
         /// The directory.
         dir: InodeId,
+        /// What else.
+        also: Also,
     },
     /// The sum.
     Sum {
@@ -84,6 +111,8 @@ pub enum SumMessage {
         dir: InodeId,
         /// The sum.
         sum: DirStat,
+        /// Names, if they were asked for.
+        names: Option<Names>,
     },
     /// There is no lease on it at present.
     Refused {
@@ -112,6 +141,9 @@ pub enum SumMessage {
         number: u64,
     },
 }
+
+/// A directory, and what is asked of it besides the sum.
+type Subject = (InodeId, Also);
 
 /// Questions about a directory, whose answers requests wait for.
 struct Gathering {
@@ -143,8 +175,10 @@ struct Cooling {
 pub(super) struct Sums {
     /// Other members that have shares.
     others: Vec<NodeId>,
-    /// What is being asked for, by directory.
-    gathering: BTreeMap<InodeId, Gathering>,
+    /// What is being asked for.
+    gathering: BTreeMap<Subject, Gathering>,
+    /// Names that other members have told.
+    lists: BTreeMap<InodeId, List>,
     /// Directories on which no leases are given: until when that is so.
     refused: BTreeMap<InodeId, Nanos>,
     /// Until when this member has a lease on another one's sums.
@@ -153,6 +187,8 @@ pub(super) struct Sums {
     promises: BTreeMap<NodeId, Nanos>,
     revoking: BTreeMap<u64, Revoking>,
     cooling: BTreeMap<InodeId, Cooling>,
+    /// Questions for rows that wait for leases to be revoked, and the members that sent them.
+    borrows: Vec<(NodeId, Message)>,
 }
 
 impl Sums {
@@ -192,6 +228,7 @@ impl Member {
         };
         self.cluster().sums.reset(self.sums.others.len());
         self.sums.refused.clear();
+        self.sums.lists.clear();
         for gathering in std::mem::take(&mut self.sums.gathering).into_values() {
             for ticket in gathering.tickets {
                 if let Some(work) = self.works.get_mut(&ticket)
@@ -208,8 +245,12 @@ impl Member {
 
     pub(super) fn heard_of_sums(&mut self, from: NodeId, message: SumMessage) {
         match message {
-            SumMessage::Ask { number, table, epoch, dir } => self.tell_sum(from, number, (table, epoch), dir),
-            SumMessage::Sum { number, epoch, dir, sum } => self.told_sum(from, number, epoch, dir, sum),
+            SumMessage::Ask { number, table, epoch, dir, also } => {
+                self.tell_sum(from, number, (table, epoch), (dir, also));
+            }
+            SumMessage::Sum { number, epoch, dir, sum, names } => {
+                self.told_sum(from, (number, epoch), dir, (sum, names));
+            }
             SumMessage::Refused { number, dir, pause } => self.refused_sum(from, number, dir, pause),
             SumMessage::Revoke { number, epoch, holder, dirs } => {
                 self.forget_sums(from, number, (epoch, holder), &dirs);
@@ -236,6 +277,7 @@ impl Member {
             self.send_revoke(number);
         }
         self.tick_gathering();
+        self.tick_lists();
         self.sums.refused.retain(|_, until| now < *until);
         self.sums.cooling.retain(|_, cooling| now < cooling.until + 2 * cooling.span);
     }

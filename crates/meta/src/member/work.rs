@@ -113,7 +113,8 @@ impl Member {
         let alone = self.table.is_alone();
         let Some(work) = self.works.get_mut(&ticket) else { return };
         if matches!(work.request.op, Op::ReadDir { .. } | Op::ReadDirPlus { .. }) && !alone {
-            return self.lead(ticket);
+            return self.list(ticket);
+        }
         }
         if matches!(work.request.op, Op::Usage) && !alone {
             work.stage = Stage::Polling;

@@ -6,6 +6,7 @@ use kestrel_meta::engine::Mutation;
 use kestrel_meta::locks::{Mode, TxnId};
 use kestrel_meta::member::change::{Announced, Attempt, ChangeMessage, Charge};
 use kestrel_meta::member::lease::{HoldId, LeaseMessage};
+use kestrel_meta::member::sums::{Also, Names};
 use kestrel_meta::member::whereabouts::Whereabout;
 use kestrel_meta::member::{
     Answer, Fetched, LoanId, Message, Question, SumMessage, TokensMessage, Vote, Weight,
@@ -14,6 +15,7 @@ use kestrel_meta::node::{Part, TreePart};
 use kestrel_meta::rows::{Missing, Span};
 use kestrel_meta::view::Want;
 use kestrel_placement::report::{NameCount, Report};
+use kestrel_types::entry::Entry;
 use kestrel_types::error::FsError;
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, Table};
@@ -76,9 +78,17 @@ fn sums() -> Vec<(&'static str, Message)> {
     let dir = 77 << 14;
     let sum = DirStat { children: -3, subdirs: 1, bytes: 300, mtime: 1 << 60, change: 1 << 61 };
     let dirs = vec![dir, 78 << 14];
+    let also = Also::Names(Some(b"after"[..].into()));
+    let entry = Entry::Link { ino: 79 << 14, kind: Kind::Dir }.encode();
+    let names = Some(Names { rows: vec![(b"name"[..].into(), entry)], end: true });
     vec![
-        ("sum-ask", Message::Sum(SumMessage::Ask { number: 300, table: 4, epoch: 3, dir })),
-        ("sum-told", Message::Sum(SumMessage::Sum { number: 300, epoch: 3, dir, sum })),
+        (
+            "sum-ask",
+            Message::Sum(SumMessage::Ask { number: 300, table: 4, epoch: 3, dir, also: Also::Nothing }),
+        ),
+        ("sum-ask-names", Message::Sum(SumMessage::Ask { number: 302, table: 4, epoch: 3, dir, also })),
+        ("sum-told", Message::Sum(SumMessage::Sum { number: 300, epoch: 3, dir, sum, names: None })),
+        ("sum-told-names", Message::Sum(SumMessage::Sum { number: 302, epoch: 3, dir, sum, names })),
         ("sum-refused", Message::Sum(SumMessage::Refused { number: 300, dir, pause: 50_000_000 })),
         ("sum-revoke", Message::Sum(SumMessage::Revoke { number: 301, epoch: 3, holder: 2, dirs })),
         ("sum-revoked", Message::Sum(SumMessage::Revoked { number: 301 })),

@@ -115,8 +115,8 @@ impl Several {
         let next = caller.next.take();
         caller.asks_home = next.is_some();
         let request = next.or_else(|| self.move_out(place));
-        let moves = self.moves;
-        let wish = |world: &mut Self| workload::wish_of_several(&mut world.clients[place].client, moves);
+        let bias = self.bias;
+        let wish = |world: &mut Self| workload::wish_of_several(&mut world.clients[place].client, bias);
         let request = request.unwrap_or_else(|| wish(self));
         self.call(place, request);
     }

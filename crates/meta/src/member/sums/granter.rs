@@ -9,12 +9,16 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;
 use kestrel_types::stat::DirStat;
 
-use super::{COOL_MAX, COOL_MIN, Cooling, Revoking, SumMessage};
+use super::{Also, COOL_MAX, COOL_MIN, Cooling, Names, Revoking, Subject, SumMessage};
 use crate::engine::EngineError;
+use crate::locks::TxnId;
 use crate::member::lease::PROMISE;
 use crate::member::message::Message;
 use crate::member::{Member, RESEND, Todo};
 use crate::sums::DIRS_MAX;
+
+/// Most questions for rows that wait for leases to be revoked; more are dropped.
+const BORROWS_MAX: usize = 4096;
 
 impl Member {
     /// This member starts: what earlier starts have told is revoked before any share changes.
@@ -42,12 +46,12 @@ impl Member {
 
     /// Tells the sum of this member's shares of a directory under a lease, or says that there is
     /// none.
-    pub(in crate::member) fn tell_sum(
+    pub(super) fn tell_sum(
         &mut self,
         from: NodeId,
         number: u64,
         (table, epoch): (u64, u64),
-        dir: InodeId,
+        (dir, also): Subject,
     ) {
         let now = self.time();
         let cooling = self.sums.cooling.get(&dir).map_or(0, |cooling| (cooling.until - now).max(0));
@@ -60,6 +64,7 @@ impl Member {
             || self.table.leaving.is_some()
             || self.sums.is_revoking(dir)
             || self.cluster().locks.bars_range((Table::DirStat, dir))
+            || matches!(also, Also::Names(_)) && self.cluster().locks.bars_range((Table::Entry, dir))
             || !self.agrees(from, table);
         if barred {
             let revoking = if self.sums.is_revoking(dir) { COOL_MIN } else { 0 };
@@ -67,11 +72,11 @@ impl Member {
             return self.send(from, Message::Sum(SumMessage::Refused { number, dir, pause }));
         }
         self.change_sums(|member| member.cluster().leased.grant(dir, from, epoch));
-        match self.own_sum(dir) {
+        match self.read_told(dir, &also) {
             // Another one may have begun to serve these rows while they were read.
             Ok(_) if !self.cluster().may_answer() => {}
-            Ok((sum, wait)) => {
-                let told = SumMessage::Sum { number, epoch: self.epoch, dir, sum };
+            Ok((sum, names, wait)) => {
+                let told = SumMessage::Sum { number, epoch: self.epoch, dir, sum, names };
                 self.when_durable(wait, Todo::Send(from, Message::Sum(told)));
             }
             Err(why) => {
@@ -81,9 +86,22 @@ impl Member {
         }
     }
 
+    /// What it tells, and what must be durable before anybody may see it. No share changes
+    /// meanwhile: the lease is given.
+    fn read_told(
+        &self,
+        dir: InodeId,
+        also: &Also,
+    ) -> Result<(DirStat, Option<Names>, Position), EngineError> {
+        let (sum, wait) = self.own_sum(dir)?;
+        let Also::Names(after) = also else { return Ok((sum, None, wait)) };
+        let (names, seen) = self.own_names(dir, after.as_deref())?;
+        Ok((sum, Some(names), wait.max(seen)))
+    }
+
     /// The sum of this member's shares of a directory, and what must be durable before anybody may
     /// see it.
-    pub(in crate::member) fn own_sum(&self, dir: InodeId) -> Result<(DirStat, Position), EngineError> {
+    fn own_sum(&self, dir: InodeId) -> Result<(DirStat, Position), EngineError> {
         let (mut sum, mut wait, mut damage) = (DirStat::default(), 0, None);
         let table = &self.table;
         let deleted_at =
@@ -175,10 +193,13 @@ impl Member {
         }
         self.unlocked = true;
         self.unlocks += 1;
+        for (from, borrow) in std::mem::take(&mut self.sums.borrows) {
+            self.handle(from, borrow);
+        }
     }
 
-    /// Of the rows that a transaction wants to change some are shares that other members were told
-    /// of. They are not any more in a moment.
+    /// Of the rows that a transaction wants to change some are shares that other members were told of.
+    /// They are not any more in a moment.
     pub(in crate::member) fn revoke_for(&mut self, keys: &[Key]) -> bool {
         let barred = |key: &&Key| key.table == Table::DirStat && self.cluster().leased.bars(key.id);
         let mut dirs: Vec<InodeId> = keys.iter().filter(barred).map(|key| key.id).collect();
@@ -187,5 +208,21 @@ impl Member {
             self.revoke(*dir);
         }
         !dirs.is_empty()
+    }
+
+    /// A member wants to borrow rows: it is heard again when leases have been revoked.
+    pub(in crate::member) fn borrow_later(&mut self, from: NodeId, borrow: Message) {
+        // Its leader asks again when nothing comes.
+        let borrows = &mut self.sums.borrows;
+        if !borrows.iter().any(|(_, other)| *other == borrow) && borrows.len() < BORROWS_MAX {
+            borrows.push((from, borrow));
+        }
+    }
+
+    /// A transaction has ended.
+    pub(in crate::member) fn forget_borrows(&mut self, txn: TxnId) {
+        let of_it =
+            |message: &Message| matches!(message, Message::Borrow { txn: other, .. } if *other == txn);
+        self.sums.borrows.retain(|(_, borrow)| !of_it(borrow));
     }
 }

@@ -7,7 +7,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::stat::DirStat;
 
-use super::{COOL_MAX, Gathering, SumMessage};
+use super::{Also, COOL_MAX, Gathering, Names, Subject, SumMessage};
 use crate::lease::NEVER;
 use crate::member::lease::LEASE;
 use crate::member::message::Message;
@@ -32,6 +32,7 @@ impl Member {
         if self.time() >= before {
             // Nobody may have told this one what has changed since.
             self.change_sums(|member| member.cluster().sums.forget_node(from));
+            self.forget_names(from, &[]);
             self.ask_anew(from);
         }
         self.sums.held.insert(from, until);
@@ -41,70 +42,93 @@ impl Member {
     /// Answers of a member to what it was asked until now do not count.
     pub(in crate::member) fn ask_anew(&mut self, node: NodeId) {
         let asked = |gathering: &Gathering| gathering.asked.contains_key(&node);
-        let dirs = self.sums.gathering.iter().filter(|(_, gathering)| asked(gathering));
-        for dir in dirs.map(|(dir, _)| *dir).collect::<Vec<_>>() {
-            self.ask_sum(dir, node);
+        let subjects = self.sums.gathering.iter().filter(|(_, gathering)| asked(gathering));
+        for subject in subjects.map(|(subject, _)| subject.clone()).collect::<Vec<_>>() {
+            self.ask_sum(subject, node);
         }
     }
 
-    pub(in crate::member) fn ask_sum(&mut self, dir: InodeId, node: NodeId) {
+    fn ask_sum(&mut self, subject: Subject, node: NodeId) {
         let number = self.number();
-        if let Some(gathering) = self.sums.gathering.get_mut(&dir) {
+        if let Some(gathering) = self.sums.gathering.get_mut(&subject) {
             gathering.asked.insert(node, number);
         }
-        self.send_ask(dir, node, number);
+        self.send_ask(subject, node, number);
     }
 
-    pub(in crate::member) fn send_ask(&mut self, dir: InodeId, node: NodeId, number: u64) {
+    fn send_ask(&mut self, (dir, also): Subject, node: NodeId, number: u64) {
         let (table, epoch) = (self.table.placement.version, self.epoch);
-        self.send(node, Message::Sum(SumMessage::Ask { number, table, epoch, dir }));
+        self.send(node, Message::Sum(SumMessage::Ask { number, table, epoch, dir, also }));
+    }
+
+    /// Whether there may be leases on a directory at present.
+    pub(super) fn may_gather(&self, dir: InodeId) -> bool {
+        let now = self.time();
+        let refused = self.sums.refused.get(&dir).is_some_and(|until| now < *until);
+        !refused && self.cluster().sums.is_held(now)
     }
 
     /// A request shows a directory, and what other members' shares come to is not known, or does
     /// not count.
     pub(in crate::member) fn gather(&mut self, dir: InodeId, ticket: u64) {
-        let now = self.time();
-        let known = &self.cluster().sums;
-        let refused = self.sums.refused.get(&dir).is_some_and(|until| now < *until);
-        if refused || !known.is_held(now) {
+        if !self.may_gather(dir) {
             return self.lead(ticket);
         }
-        let missing = known.missing(dir, &self.sums.others);
+        let missing = self.cluster().sums.missing(dir, &self.sums.others);
         if missing.is_empty() {
             return self.run_alone(ticket);
         }
+        self.gather_from(missing, (dir, Also::Nothing), ticket);
+    }
+
+    /// A request waits for what these members say.
+    pub(super) fn gather_from(&mut self, nodes: Vec<NodeId>, subject: Subject, ticket: u64) {
         let Some(work) = self.works.get_mut(&ticket) else { return };
         work.stage = Stage::Gathering;
         let now = self.now;
         let fresh = || Gathering { asked: BTreeMap::new(), tickets: Vec::new(), sent: now };
-        let gathering = self.sums.gathering.entry(dir).or_insert_with(fresh);
+        let gathering = self.sums.gathering.entry(subject.clone()).or_insert_with(fresh);
         gathering.tickets.push(ticket);
-        let ask = missing.into_iter().filter(|node| !gathering.asked.contains_key(node));
+        let ask = nodes.into_iter().filter(|node| !gathering.asked.contains_key(node));
         for node in ask.collect::<Vec<_>>() {
-            self.ask_sum(dir, node);
+            self.ask_sum(subject.clone(), node);
         }
     }
 
-    pub(in crate::member) fn told_sum(
+    /// What was asked of a member by this number.
+    fn subject_of(&self, node: NodeId, number: u64, dir: InodeId) -> Option<Subject> {
+        let from = (dir, Also::Nothing);
+        let about = self.sums.gathering.range(from..).take_while(|((other, _), _)| *other == dir);
+        let mut asked = about.filter(|(_, gathering)| gathering.asked.get(&node) == Some(&number));
+        asked.next().map(|(subject, _)| subject.clone())
+    }
+
+    /// All that is being asked about a directory.
+    fn subjects_of(&self, dir: InodeId) -> Vec<Subject> {
+        let about = self.sums.gathering.range((dir, Also::Nothing)..);
+        about.map(|(subject, _)| subject.clone()).take_while(|(other, _)| *other == dir).collect()
+    }
+
+    pub(super) fn told_sum(
         &mut self,
         from: NodeId,
-        number: u64,
-        epoch: u64,
+        (number, epoch): (u64, u64),
         dir: InodeId,
-        sum: DirStat,
+        (sum, names): (DirStat, Option<Names>),
     ) {
         // An earlier start of it may still be running, and its promise does not bind the newer one.
         if self.newest_start(from).is_none_or(|newest| epoch < newest) {
             return;
         }
-        let Some(gathering) = self.sums.gathering.get_mut(&dir) else { return };
-        if gathering.asked.get(&from) != Some(&number) {
-            return;
-        }
+        let Some(subject) = self.subject_of(from, number, dir) else { return };
+        let Some(gathering) = self.sums.gathering.get_mut(&subject) else { return };
         gathering.asked.remove(&from);
         let complete = gathering.asked.is_empty();
         self.change_sums(|member| member.cluster().sums.put(dir, from, sum));
-        if complete && let Some(gathering) = self.sums.gathering.remove(&dir) {
+        if let (Also::Names(after), Some(names)) = (&subject.1, names) {
+            self.keep_names(dir, from, after.clone(), names);
+        }
+        if complete && let Some(gathering) = self.sums.gathering.remove(&subject) {
             for ticket in self.waiting_for_sums(gathering.tickets) {
                 self.run_alone(ticket);
             }
@@ -118,29 +142,28 @@ impl Member {
         tickets.into_iter().filter(waits).collect()
     }
 
-    pub(in crate::member) fn refused_sum(&mut self, from: NodeId, number: u64, dir: InodeId, pause: u64) {
-        let Some(gathering) = self.sums.gathering.get_mut(&dir) else { return };
-        if gathering.asked.get(&from) != Some(&number) {
-            return;
-        }
-        gathering.asked.remove(&from);
+    pub(super) fn refused_sum(&mut self, from: NodeId, number: u64, dir: InodeId, pause: u64) {
+        let Some(subject) = self.subject_of(from, number, dir) else { return };
         let pause = Nanos::try_from(pause).unwrap_or(Nanos::MAX).min(COOL_MAX);
-        self.lead_instead(dir, pause);
-    }
-
-    /// Requests that wait for a sum borrow rows instead, and so do others for a while. What else
-    /// was asked for may still come, and is kept.
-    pub(in crate::member) fn lead_instead(&mut self, dir: InodeId, pause: Nanos) {
         if pause > 0 {
             if self.sums.refused.len() >= DIRS_MAX {
                 self.sums.refused.clear();
             }
             self.sums.refused.insert(dir, self.time() + pause);
         }
-        let Some(gathering) = self.sums.gathering.get_mut(&dir) else { return };
+        self.lead_instead(from, &subject);
+    }
+
+    /// Requests that wait for what this member says borrow rows instead. What others were asked for
+    /// may still come, and is kept.
+    fn lead_instead(&mut self, from: NodeId, subject: &Subject) {
+        let Some(gathering) = self.sums.gathering.get_mut(subject) else { return };
+        if gathering.asked.remove(&from).is_none() {
+            return;
+        }
         let tickets = std::mem::take(&mut gathering.tickets);
         if gathering.asked.is_empty() {
-            self.sums.gathering.remove(&dir);
+            self.sums.gathering.remove(subject);
         }
         for ticket in self.waiting_for_sums(tickets) {
             self.lead(ticket);
@@ -170,11 +193,9 @@ impl Member {
         if dirs.is_empty() {
             self.ask_anew(from);
         }
-        for dir in dirs {
-            if let Some(gathering) = self.sums.gathering.get_mut(dir) {
-                gathering.asked.remove(&from);
-                self.lead_instead(*dir, 0);
-            }
+        self.forget_names(from, dirs);
+        for subject in dirs.iter().flat_map(|dir| self.subjects_of(*dir)).collect::<Vec<_>>() {
+            self.lead_instead(from, &subject);
         }
         if holder == self.epoch || self.leases.sole {
             self.send(from, Message::Sum(SumMessage::Revoked { number }));
@@ -184,8 +205,8 @@ impl Member {
     pub(in crate::member) fn tick_gathering(&mut self) {
         let now = self.now;
         let due = self.sums.gathering.iter().filter(|(_, gathering)| gathering.sent + RESEND <= now);
-        for dir in due.map(|(dir, _)| *dir).collect::<Vec<_>>() {
-            let Some(mut gathering) = self.sums.gathering.remove(&dir) else { continue };
+        for subject in due.map(|(subject, _)| subject.clone()).collect::<Vec<_>>() {
+            let Some(mut gathering) = self.sums.gathering.remove(&subject) else { continue };
             gathering.tickets = self.waiting_for_sums(gathering.tickets);
             if gathering.tickets.is_empty() {
                 continue;
@@ -193,9 +214,9 @@ impl Member {
             gathering.sent = now;
             let asked: Vec<(NodeId, u64)> =
                 gathering.asked.iter().map(|(node, number)| (*node, *number)).collect();
-            self.sums.gathering.insert(dir, gathering);
+            self.sums.gathering.insert(subject.clone(), gathering);
             for (node, number) in asked {
-                self.send_ask(dir, node, number);
+                self.send_ask(subject.clone(), node, number);
             }
         }
     }

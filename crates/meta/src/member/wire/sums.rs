@@ -1,10 +1,11 @@
 //! The bytes of what members say of sums of shares.
 
-use kestrel_types::codec::{DecodeError, Reader, put_varint};
+use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
+use kestrel_types::name::NAME_MAX;
 use kestrel_types::stat::DirStat;
 
-use super::{list, put_ids, put_numbered};
-use crate::member::sums::SumMessage;
+use super::{boolean, list, put_ids, put_list, put_numbered, span_row};
+use crate::member::sums::{Also, Names, SumMessage};
 
 // What a message says. Numbers are never given to another one.
 const ASK: u8 = 1;
@@ -21,14 +22,23 @@ const COUNT_MAX: u64 = 1 << 52;
 
 pub(super) fn put(out: &mut Vec<u8>, message: &SumMessage) {
     match message {
-        SumMessage::Ask { number, table, epoch, dir } => {
+        SumMessage::Ask { number, table, epoch, dir, also } => {
             put_numbered(out, ASK, *number);
             [table, epoch, dir].into_iter().for_each(|number| put_varint(out, *number));
+            put_also(out, also);
         }
-        SumMessage::Sum { number, epoch, dir, sum } => {
+        SumMessage::Sum { number, epoch, dir, sum, names } => {
             put_numbered(out, TOLD, *number);
             [epoch, dir].into_iter().for_each(|number| put_varint(out, *number));
             out.extend_from_slice(&sum.encode());
+            out.push(u8::from(names.is_some()));
+            if let Some(names) = names {
+                put_list(out, &names.rows, |out, (name, value)| {
+                    put_string(out, name);
+                    put_string(out, value);
+                });
+                out.push(u8::from(names.end));
+            }
         }
         SumMessage::Refused { number, dir, pause } => {
             put_numbered(out, REFUSED, *number);
@@ -46,7 +56,8 @@ pub(super) fn put(out: &mut Vec<u8>, message: &SumMessage) {
 pub(super) fn take(r: &mut Reader<'_>) -> Result<SumMessage, DecodeError> {
     Ok(match r.u8()? {
         ASK => {
-            SumMessage::Ask { number: r.varint()?, table: r.varint()?, epoch: r.varint()?, dir: r.varint()? }
+            let (number, table, epoch, dir) = (r.varint()?, r.varint()?, r.varint()?, r.varint()?);
+            SumMessage::Ask { number, table, epoch, dir, also: also(r)? }
         }
         TOLD => {
             let (number, epoch, dir) = (r.varint()?, r.varint()?, r.varint()?);
@@ -54,7 +65,11 @@ pub(super) fn take(r: &mut Reader<'_>) -> Result<SumMessage, DecodeError> {
             if sum.children.unsigned_abs().max(sum.subdirs.unsigned_abs()) >= COUNT_MAX {
                 return Err(DecodeError("a sum of shares out of bounds"));
             }
-            SumMessage::Sum { number, epoch, dir, sum }
+            let names = match boolean(r)? {
+                true => Some(Names { rows: list(r, 2, span_row)?, end: boolean(r)? }),
+                false => None,
+            };
+            SumMessage::Sum { number, epoch, dir, sum, names }
         }
         REFUSED => SumMessage::Refused { number: r.varint()?, dir: r.varint()?, pause: r.varint()? },
         REVOKE => {
@@ -64,4 +79,24 @@ pub(super) fn take(r: &mut Reader<'_>) -> Result<SumMessage, DecodeError> {
         REVOKED => SumMessage::Revoked { number: r.varint()? },
         _ => return Err(DecodeError("an unknown message about sums of shares")),
     })
+}
+
+fn put_also(out: &mut Vec<u8>, also: &Also) {
+    match also {
+        Also::Nothing => out.push(0),
+        Also::Names(None) => out.push(1),
+        Also::Names(Some(after)) => {
+            out.push(2);
+            put_string(out, after);
+        }
+    }
+}
+
+fn also(r: &mut Reader<'_>) -> Result<Also, DecodeError> {
+    match r.u8()? {
+        0 => Ok(Also::Nothing),
+        1 => Ok(Also::Names(None)),
+        2 => Ok(Also::Names(Some(r.string(NAME_MAX)?.into()))),
+        _ => Err(DecodeError("an unknown question about a directory")),
+    }
 }

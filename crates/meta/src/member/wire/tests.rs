@@ -21,7 +21,7 @@ use crate::member::lease::{HoldId, LeaseMessage};
 use crate::member::message::TokensMessage;
 use crate::member::poll::{Answer, Question};
 use crate::member::reap::Weight;
-use crate::member::sums::SumMessage;
+use crate::member::sums::{Also, Names, SumMessage};
 use crate::member::whereabouts::Whereabout;
 use crate::node::{Part, TreePart};
 
@@ -247,23 +247,19 @@ fn any_lease() -> BoxedStrategy<LeaseMessage> {
 }
 
 fn any_sum() -> BoxedStrategy<SumMessage> {
+    let text = || vec(any::<u8>(), 0..20).prop_map(Box::<[u8]>::from);
+    let also = option::of(option::of(text())).prop_map(|after| after.map_or(Also::Nothing, Also::Names));
+    let names = (vec((text(), text()), 0..4), any::<bool>()).prop_map(|(rows, end)| Names { rows, end });
     let count = || -(1i64 << 52) + 1..1 << 52;
     let stat = (count(), count(), any::<i64>(), any::<i64>(), number()).prop_map(
         |(children, subdirs, bytes, mtime, change)| DirStat { children, subdirs, bytes, mtime, change },
     );
     prop_oneof![
-        (number(), number(), number(), number()).prop_map(|(number, table, epoch, dir)| SumMessage::Ask {
-            number,
-            table,
-            epoch,
-            dir
+        (number(), number(), number(), number(), also).prop_map(|(number, table, epoch, dir, also)| {
+            SumMessage::Ask { number, table, epoch, dir, also }
         }),
-        (number(), number(), number(), stat).prop_map(|(number, epoch, dir, sum)| SumMessage::Sum {
-            number,
-            epoch,
-            dir,
-            sum
-        }),
+        (number(), number(), number(), stat, option::of(names))
+            .prop_map(|(number, epoch, dir, sum, names)| SumMessage::Sum { number, epoch, dir, sum, names }),
         (number(), number(), number()).prop_map(|(number, dir, pause)| SumMessage::Refused {
             number,
             dir,
