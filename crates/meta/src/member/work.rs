@@ -112,9 +112,11 @@ impl Member {
         }
         let alone = self.table.is_alone();
         let Some(work) = self.works.get_mut(&ticket) else { return };
-        if matches!(work.request.op, Op::ReadDir { .. } | Op::ReadDirPlus { .. }) && !alone {
+        if matches!(work.request.op, Op::ReadDir { .. }) && !alone {
             return self.list(ticket);
         }
+        if matches!(work.request.op, Op::ReadDirPlus { .. }) && !alone {
+            return self.lead(ticket);
         }
         if matches!(work.request.op, Op::Usage) && !alone {
             work.stage = Stage::Polling;
