@@ -13,7 +13,7 @@ use kestrel_meta::member::{Envelope, Message};
 use kestrel_types::request::Op;
 use kestrel_types::wire::{
     Checksum, Frames, PeerHello, PeerSecret, REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, Refused, ToClient,
-    ToServer, Versions, decode_to_client, encode_peer,
+    ToServer, VERSION, Versions, decode_to_client, encode_peer,
 };
 
 /// As a node that was started once says it.
@@ -75,7 +75,11 @@ fn only_the_other_nodes_of_the_cluster_are_let_in() {
         (PeerHello { from: 1, ..good() }, libc::EEXIST, "two processes are node 1"),
         (PeerHello { to: 3, ..good() }, libc::EINVAL, "this is node 1, not node 3"),
         (PeerHello { from: 9, ..good() }, libc::EAGAIN, "node 9 is not one of the cluster's"),
-        (PeerHello { versions: Versions { min: 9, max: 9 }, ..good() }, libc::EPROTONOSUPPORT, "upgrade"),
+        (
+            PeerHello { versions: Versions { min: VERSION + 1, max: VERSION + 1 }, ..good() },
+            libc::EPROTONOSUPPORT,
+            "upgrade",
+        ),
     ] {
         let why = refused(address, hello);
         assert_eq!(why.errno, errno, "{why:?}");

@@ -10,10 +10,10 @@ use kestrel_client::remote::RemoteUrl;
 use kestrel_fuse::mount::{How, MountEntry, find, unmount};
 
 use super::control_dir;
-use busy::Users;
 use crate::failure::{Failure, Verdict};
 use crate::serve::holder::{END_TIME_MAX, Holder};
 use crate::serve::remote::NOT_LET_IN;
+use busy::Users;
 
 /// Unmount a volume.
 #[derive(Debug, Args)]

@@ -118,6 +118,9 @@ mod tests {
     fn many_users_are_counted() {
         let user = |pid| (pid, User { name: "cat".into(), by: "/m/f".into() });
         let text = Users((1..=7).map(user).collect()).to_string();
-        assert!(text.starts_with("cat (process 1, /m/f), cat (process 2") && text.ends_with(" and 2 more"), "{text}");
+        assert!(
+            text.starts_with("cat (process 1, /m/f), cat (process 2") && text.ends_with(" and 2 more"),
+            "{text}"
+        );
     }
 }
