@@ -45,6 +45,7 @@ suites=(
     "full-disk 600 tests/crash/full-disk.sh"
     "corrupt 600 tests/crash/corrupt.sh"
     "salvage 1800 tests/crash/salvage.sh"
+    "leftovers 300 tests/crash/leftovers.sh"
 )
 # The same on a volume in an object store, and what only concerns one.
 suites+=(

@@ -245,6 +245,9 @@ metrics! {
     "metadata_writes_total" Counter "writes" Internal "writes they were sent with";
     "store_dumps_total" Counter "dumps" Stable "dumps of the metadata that were put into the block store";
     "store_dump_failures_total" Counter "dumps" Stable "dumps that could not be: more than 0 needs attention";
+    "leftovers_collections_total" Counter "collections" Stable "collections of objects that nothing refers to, in the background";
+    "leftovers_collection_failures_total" Counter "collections" Stable "collections that could not be done";
+    "leftovers_deleted_objects_total" Counter "objects" Stable "objects that they deleted";
     "store_dump_time_seconds" Gauge "seconds" Stable
         "when the newest dump in the block store was begun, seconds since 1970, as far as this process knows; else 0";
     "shortcut_lookups_faked_total" Counter "lookups" Stable "directories in mid-path that the mount answered without a request";

@@ -4,6 +4,7 @@ pub mod attendant;
 pub mod balance;
 pub mod census;
 pub mod clients;
+pub mod collector;
 pub mod control;
 pub mod daemon;
 pub mod facts;

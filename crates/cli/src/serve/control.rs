@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kestrel_admin::info;
 use kestrel_client::descriptor::Descriptor;
@@ -18,6 +18,7 @@ use serde_json::Value;
 
 use super::attendant::Attendant;
 use super::clients::Clients;
+use super::collector::{Collector, GIVE_UP_MAX};
 use super::facts::{MountFacts, is_read_only};
 use super::keeper::Keeper;
 use super::node::NodeOfCluster;
@@ -60,6 +61,8 @@ pub struct Serving {
     pub cutting: Cutting,
     /// Dumps of it in its block store.
     pub keeper: Keeper,
+    /// What deletes objects that nothing refers to.
+    pub collector: Collector,
     /// How other nodes are taken over, if they are.
     pub succession: OnceLock<Arc<Succession>>,
     /// Who hears that the process is to end, if it serves others.
@@ -74,6 +77,7 @@ impl Attendant for Serving {
         }
         self.facts.figures(&mut |name, value| snapshot.add(name, value));
         self.keeper.figures(&mut |name, value| snapshot.add(name, value));
+        self.collector.figures(&mut |name, value| snapshot.add(name, value));
         super::table::metrics(self, &mut |name, value| snapshot.add(name, value));
         snapshot
     }
@@ -202,6 +206,7 @@ impl Serving {
         out["read_only"] = self.is_read_only().into();
         self.facts.describe(out);
         out["dumps"] = self.keeper.status();
+        out["leftovers"] = self.collector.status();
         out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
     }
 
@@ -231,8 +236,10 @@ impl Serving {
     }
 
     fn alone(&self) -> Result<parking_lot::MutexGuard<'_, ()>, String> {
+        // A person comes first: the collection in the background gives up, and begins anew later.
+        let patience = if self.collector.give_up() { GIVE_UP_MAX } else { Duration::ZERO };
         self.walking
-            .try_lock()
+            .try_lock_for(patience)
             .ok_or("a check or a collection of this volume runs already; wait for it".into())
     }
 

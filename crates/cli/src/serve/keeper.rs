@@ -71,7 +71,8 @@ impl KeeperArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Every(pub Option<Duration>);
 
-fn every_arg(text: &str) -> Result<Every, String> {
+/// A time of at least a second, or `off`.
+pub fn every_arg(text: &str) -> Result<Every, String> {
     match text {
         "off" => Ok(Every(None)),
         time => match duration_arg(time)? {

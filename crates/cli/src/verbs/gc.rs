@@ -1,6 +1,6 @@
 //! `kestrel gc`.
 
-mod several;
+pub mod several;
 
 use std::time::Duration;
 

@@ -20,6 +20,7 @@ use super::locate;
 use super::store_args::{CacheArgs, StoreArgs};
 use crate::failure::{Failure, Verdict};
 use crate::serve::attendant::{Attendant, Doors};
+use crate::serve::collector::{Collecting, Collector, CollectorArgs};
 use crate::serve::control::Serving;
 use crate::serve::facts::MountFacts;
 use crate::serve::keeper::{Keeper, KeeperArgs, Schedule};
@@ -111,6 +112,8 @@ pub struct MountArgs {
     pub store: StoreArgs,
     #[command(flatten)]
     pub dumps: KeeperArgs,
+    #[command(flatten)]
+    pub leftovers: CollectorArgs,
 }
 
 /// How connections to a metadata server are encrypted, as the URL says it, too.
@@ -282,6 +285,11 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     if !DEADLINES.contains(&args.deadline) {
         return Err(Failure::usage(format!("mount: --deadline {:?}: 1s to 15m", args.deadline)));
     }
+    if matches!(source, Source::Served(_)) && args.leftovers != CollectorArgs::default() {
+        return Err(Failure::usage(
+            "mount: --collect-every, --collect-grace: the volume's server collects: give them to `kestrel serve`",
+        ));
+    }
     if matches!(source, Source::Served(_)) && args.dumps != KeeperArgs::default() {
         return Err(Failure::usage(
             "mount: --dump-every, --dump-keep: the volume's server takes its dumps: give them to `kestrel serve`",
@@ -362,11 +370,15 @@ fn serve_here(args: &MountArgs, plan: &Plan, volume_dir: &Path) -> Result<Verdic
         walking: parking_lot::Mutex::default(),
         cutting: crate::serve::part::cut::Cutting::default(),
         keeper: Keeper::new(args.dumps, args.store.options(), Mode::Auto),
+        collector: Collector::new(args.leftovers, args.store.options(), Mode::Auto),
         succession: OnceLock::new(),
         end: None,
     });
     let schedule = Schedule::begin(&serving).map_err(|why| fail(&format!("no thread for dumps: {why}")))?;
+    let collecting =
+        Collecting::begin(&serving).map_err(|why| fail(&format!("no thread to collect with: {why}")))?;
     let result = attend(args, plan, (&fs, &serving.storage), volume_dir, (&serving, &serving.facts), begun);
+    drop(collecting);
     drop(schedule);
     let stored = fs
         .shutdown()

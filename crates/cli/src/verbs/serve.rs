@@ -37,6 +37,7 @@ use crate::nodes::at_rest::CUT_SHORT;
 use crate::serve::attendant::Doors;
 use crate::serve::balance::{Balancer, Pace, pace_arg};
 use crate::serve::clients::{Clients, Questions};
+use crate::serve::collector::{Collecting, Collector, CollectorArgs};
 use crate::serve::control::Serving;
 use crate::serve::facts::MountFacts;
 use crate::serve::holder::{END_TIME_MAX, Holder};
@@ -155,6 +156,8 @@ pub struct ServeArgs {
     pub store: StoreArgs,
     #[command(flatten)]
     pub dumps: KeeperArgs,
+    #[command(flatten)]
+    pub leftovers: CollectorArgs,
 }
 
 /// The options as a command line by themselves.
@@ -525,6 +528,7 @@ fn attend(
         walking: parking_lot::Mutex::default(),
         cutting: crate::serve::part::cut::Cutting::default(),
         keeper: Keeper::new(args.dumps, args.store.options(), args.tls.tls),
+        collector: Collector::new(args.leftovers, args.store.options(), args.tls.tls),
         succession: OnceLock::new(),
         end: Some(signalled.clone()),
     });
@@ -555,6 +559,8 @@ fn attend(
         None => Watch::Good,
     };
     let schedule = Schedule::begin(&serving).map_err(|why| fail(format!("no thread for dumps: {why}")))?;
+    let collecting =
+        Collecting::begin(&serving).map_err(|why| fail(format!("no thread to collect with: {why}")))?;
     let successor = successor(args, plan, &serving)
         .map_err(|why| fail(format!("no thread to watch others with: {why}")))?;
     let failure = match failure {
@@ -567,6 +573,7 @@ fn attend(
     };
     log::info!("{} ends; its clients will wait for it", plan.volume.display());
     drop(successor);
+    drop(collecting);
     drop(schedule);
     drop(balancer);
     if let Some(sockets) = clients.sockets.lock().take() {
@@ -861,7 +868,7 @@ mod tests {
         for (text, why) in [
             (
                 "volume = \"v\"\nleese = 5\n",
-                "node.toml, line 2: there is no key \"leese\"; keys are access, advertise, audit, balance, failover, grace, lease, listen",
+                "node.toml, line 2: there is no key \"leese\"; keys are access, advertise, audit, balance, collect-every, collect-grace, failover, grace, lease, listen",
             ),
             ("\n\nlease = true", "line 3: lease: true or false, where a string or a number is wanted"),
             ("lease = [5]", "line 1: lease: a list, where"),

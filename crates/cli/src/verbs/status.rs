@@ -137,6 +137,7 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
         number("grace_seconds")
     );
     show_sums(&status);
+    show_leftovers(&status["leftovers"]);
     several::show(&status);
     if status["served"].is_object() {
         show_served(&status);
@@ -181,6 +182,22 @@ fn show_sums(status: &Value) {
     if status["metadata_disk_bytes"].is_u64() {
         println!("metadata     {} on disk", bytes(number("metadata_disk_bytes")));
     }
+}
+
+/// What the process that has the volume open does about objects that a killed mount left behind.
+fn show_leftovers(told: &Value) {
+    if !told.is_object() {
+        return;
+    }
+    let number = |name: &str| count(told[name].as_u64().unwrap_or(0));
+    let (deleted, size) = (number("deleted_objects"), bytes(told["deleted_bytes"].as_u64().unwrap_or(0)));
+    let state = match (told["every_seconds"].as_f64(), told["why"].as_str()) {
+        (None, _) => "not collected (--collect-every off)".to_string(),
+        (_, Some(why)) => format!("not collected: {why}"),
+        _ if told["running"] == true => "being collected".into(),
+        (Some(every), None) => format!("collected every {every:.0} s"),
+    };
+    println!("leftovers    {state}; {} collections, {deleted} objects with {size} deleted", number("runs"));
 }
 
 /// Who serves it, and to whom.

@@ -5,9 +5,11 @@
 //! client may come to, as they do for what files gave up.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kestrel_client::remote::Panel;
+use kestrel_client::storage::StoreOptions;
 use kestrel_data::store::{BlockStore, list_all};
 use kestrel_types::ids::ObjectId;
 use serde_json::{Value, json};
@@ -30,7 +32,7 @@ fn failed(why: impl std::fmt::Display) -> Failure {
 }
 
 /// Collects what several nodes share; `None` if one node has the volume.
-pub fn collect(args: &GcArgs, target: &Target, feed: &Feed<'_>) -> Result<Option<Value>, Failure> {
+pub(super) fn collect(args: &GcArgs, target: &Target, feed: &Feed<'_>) -> Result<Option<Value>, Failure> {
     match target {
         Target::Served(url) => {
             if !args.others.is_empty() {
@@ -40,7 +42,9 @@ pub fn collect(args: &GcArgs, target: &Target, feed: &Feed<'_>) -> Result<Option
             }
             let who = crate::serve::who("kestrel gc");
             let Some(panel) = Panel::connect(url, &who).map_err(failed)? else { return Ok(None) };
-            served(args, &panel, feed).map(Some)
+            let (store, scratch) = (args.store.options(), std::env::temp_dir());
+            let how = How { store, grace: args.grace, delete: args.delete, scratch };
+            served(&how, &panel, feed).map(Some)
         }
         Target::Here(_) if at_rest::is_meant("gc", &args.volume, &args.others) => {
             let nodes = AtRest::open("gc", &args.volume, &args.others, &args.store)?;
@@ -62,19 +66,35 @@ pub fn collect(args: &GcArgs, target: &Target, feed: &Feed<'_>) -> Result<Option
     }
 }
 
-fn served(args: &GcArgs, panel: &Panel, feed: &Feed<'_>) -> Result<Value, Failure> {
-    let storage = panel.open_storage(&args.store.options()).map_err(failed)?;
+/// How what several nodes serve is collected.
+pub struct How {
+    /// How the objects are reached.
+    pub store: StoreOptions,
+    /// Objects last written to less than this ago are left alone.
+    pub grace: Duration,
+    /// Have the nodes delete what is found.
+    pub delete: bool,
+    /// Where the rows of all nodes are put together.
+    pub scratch: PathBuf,
+}
+
+/// Collects what nodes in use share.
+///
+/// # Errors
+/// If one of them does not answer, or the store cannot be listed; nothing was deleted then.
+pub fn served(how: &How, panel: &Panel, feed: &Feed<'_>) -> Result<Value, Failure> {
+    let storage = panel.open_storage(&how.store).map_err(failed)?;
     // What is written from now on is young.
-    let options = options(args.grace.as_secs(), false, &|_| false);
-    let scratch = std::env::temp_dir();
+    let options = options(how.grace.as_secs(), false, &|_| false);
+    let scratch = &how.scratch;
     let mut progress = |done| feed.progress("fetching metadata", done);
-    let whole = cut::gather(panel, &scratch, &mut progress).map_err(failed)?;
+    let whole = cut::gather(panel, scratch, &mut progress).map_err(failed)?;
     let mut leaked = Vec::new();
     let done =
         collect_and(whole.engine(), &*storage.store, &options, feed, &mut |object| leaked.push(object));
     let mut done = done.map_err(failed)?;
-    done["dry_run"] = (!args.delete).into();
-    if args.delete && !leaked.is_empty() {
+    done["dry_run"] = (!how.delete).into();
+    if how.delete && !leaked.is_empty() {
         let node = members(panel).next().ok_or_else(|| failed("the volume has no nodes"))?;
         for some in leaked.chunks(OBJECTS) {
             Nodes::ask(panel, node, &json!({ "verb": "reap", "objects": some })).map_err(failed)?;
