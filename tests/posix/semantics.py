@@ -393,6 +393,25 @@ def allocation(d):
         assert os.fstat(fd).st_size == 12000 and os.pread(fd, 3000, 9000) == b"\0" * 3000
         expect_errno(errno.EOPNOTSUPP, fallocate, fd, 8, 0, 4096)
         expect_errno(errno.EOPNOTSUPP, fallocate, fd, 0x20, 0, 4096)
+    room = os.statvfs(d)
+    free = room.f_bavail * room.f_frsize
+    with open(f"{d}/g", "w+b", buffering=0) as file:
+        fd = file.fileno()
+        # What is allocated counts, and writing into it changes nothing.
+        fallocate(fd, 0, 0, 1 << 20)
+        blocks = os.fstat(fd).st_blocks
+        assert blocks >= 2048, blocks
+        os.pwrite(fd, b"x" * 5000, 100_000)
+        os.fsync(fd)
+        assert os.fstat(fd).st_blocks == blocks
+        assert os.lseek(fd, 0, os.SEEK_DATA) == 98304
+        # An object store has no end.
+        if free < 1 << 60:
+            for mode in (0, 1, 0x10):
+                expect_errno(errno.ENOSPC, fallocate, fd, mode, 0, free + (1 << 40))
+            expect_errno(errno.ENOSPC, fallocate, fd, 0, 1 << 62, free + (1 << 40))
+            assert os.fstat(fd).st_size == 1 << 20 and os.fstat(fd).st_blocks == blocks
+        fallocate(fd, 3, 0, 1 << 61)
 
 
 @statement("F5")
@@ -767,6 +786,44 @@ def protected_in_sticky_directories(d):
         os.chmod(f"{where}/file", 0o644)
         as_user(other, other, [], lambda: expect_errno(errno.EPERM, os.link, f"{where}/file", f"{where}/mine"))
         as_user(owner, owner, [], lambda: os.link(f"{where}/file", f"{where}/mine"))
+
+
+def map_and_change(fd):
+    with mmap.mmap(fd, 4096) as shared:
+        shared[0:1] = b"m"
+        shared.flush()
+
+
+@statement("A10")
+def capabilities(d):
+    write(f"{d}/other", os.urandom(1 << 20))
+    value = struct.pack("<IIIII", 0x02000001, 1 << 10, 0, 0, 0)
+    other = os.open(f"{d}/other", os.O_RDONLY)
+    changes = {
+        "write": lambda fd: os.pwrite(fd, b"y", 3),
+        "append": lambda fd: os.pwrite(fd, b"y", os.fstat(fd).st_size),
+        "truncate": lambda fd: os.ftruncate(fd, 100),
+        "truncate to the same size": lambda fd: os.ftruncate(fd, os.fstat(fd).st_size),
+        "open with O_TRUNC": lambda fd: os.close(os.open(f"{d}/f", os.O_WRONLY | os.O_TRUNC)),
+        "allocate": lambda fd: fallocate(fd, 0, 0, 10_000),
+        "allocate behind the end": lambda fd: fallocate(fd, 1, 1 << 20, 10_000),
+        "punch": lambda fd: fallocate(fd, 3, 0, 50),
+        "zero": lambda fd: fallocate(fd, 0x10, 0, 50),
+        "copy_file_range": lambda fd: os.copy_file_range(other, fd, 1 << 20, 0, 0),
+        "shared mapping": map_and_change,
+        "chown": lambda fd: os.chown(f"{d}/f", 0, 0),
+    }
+    for size in (4096, 300_000):
+        for name, change in changes.items():
+            write(f"{d}/f", b"x" * size)
+            with open(f"{d}/f", "r+b", buffering=0) as file:
+                os.setxattr(f"{d}/f", "security.capability", value)
+                os.setxattr(f"{d}/f", "user.kept", b"kept")
+                change(file.fileno())
+                names = os.listxattr(f"{d}/f")
+                assert "security.capability" not in names and "user.kept" in names, (name, size, names)
+                expect_errno(errno.ENODATA, os.getxattr, f"{d}/f", "security.capability")
+    os.close(other)
 
 
 @statement("L1")

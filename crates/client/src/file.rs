@@ -118,6 +118,11 @@ impl FileState {
         self.mtime.is_some() || !self.buffer.is_empty() || !self.inflight.is_empty()
     }
 
+    /// Whether a commit that is still to come may take an attribute away.
+    pub fn has_unsettled_attributes(&self) -> bool {
+        self.inode.xattrs && self.is_dirty()
+    }
+
     /// Forgets everything that is not committed. Not while a flush runs.
     pub fn discard(&mut self) {
         self.buffer.take();

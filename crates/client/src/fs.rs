@@ -21,6 +21,7 @@ mod read;
 mod removed;
 mod repack;
 mod repeat;
+mod seek;
 mod space;
 mod whole;
 mod write;
@@ -53,7 +54,8 @@ pub use self::namespace::{Creation, Found, NewNode};
 pub use self::protected::Protected;
 pub use self::read::Content;
 pub use self::repack::{CompactOptions, Compacted};
-pub use self::space::{Fallocate, Hole, Seek};
+pub use self::seek::Seek;
+pub use self::space::{Fallocate, Hole};
 pub(crate) use self::whole::Progress;
 pub use self::whole::{
     CHUNK_BYTES, WHOLE_BYTES_MIN, WholeCopies, WholeCopy, WholeCounters, WholeId, WholeMade, chunk_sum,

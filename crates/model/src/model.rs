@@ -106,6 +106,15 @@ pub struct Node {
     pub opens: u32,
 }
 
+impl Node {
+    /// A file whose content or owner changes has no capabilities any more.
+    fn drop_capabilities(&mut self) {
+        if self.kind == Kind::File {
+            self.xattrs.remove(&b"security.capability"[..]);
+        }
+    }
+}
+
 /// See the crate's header.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Model {

@@ -236,6 +236,10 @@ impl Fs {
         let pieces = &state.inflight[..upto];
         let started = pieces.iter().any(|piece| piece.placed.is_some() || piece.storing);
         let written: u64 = pieces.iter().map(|piece| piece.bytes.len() as u64).sum();
+        if pieces.is_empty() {
+            // Only times, or who wrote: the content stays as it is.
+            return Form::Patches;
+        }
         if matches!(state.inode.data, Data::Chunked) || size > u64::from(self.config.block_bytes) || size == 0
         {
             return Form::Patches;
@@ -367,7 +371,7 @@ impl Fs {
                         // What was appended can come to lie anywhere.
                         chunk_parts(offset, u64::from(range.len)).map(move |part| {
                             let source = Source::Stored { range, skip: part.done as u32 };
-                            (u64::from(part.chunk), Extent { pos: part.pos, len: part.len, source })
+                            (part.chunk, Extent { pos: part.pos, len: part.len, source })
                         })
                     })
                     .collect(),

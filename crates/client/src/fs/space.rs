@@ -1,25 +1,25 @@
-//! Holes: allocate, punch, zero, and seek for data and holes.
+//! Holes: allocate, punch and zero.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use kestrel_data::Turn;
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::extent::{Extent, chunk_parts};
+use kestrel_types::extent::{Extent, ExtentList, Source, chunk_parts};
 use kestrel_types::inode::{CHUNK_BYTES, Data, FILE_SIZE_MAX, InodeFlags};
-use kestrel_types::request::{Commit, NewData, Op, Outcome, SetAttr};
+use kestrel_types::request::{Commit, NewData, Op, Outcome, Reply, SetAttr};
 
 use super::chunk_lists::Page;
 use super::repeat::{Next, Step, repeat};
 use super::write::IMMUTABLE;
 use super::{Answer, Caller, Done, FileHandle, Fs, too_late};
-use crate::extent_cache::ExtentCache;
-use crate::file::{FileState, OpenFile, Piece, bad_handle};
+use crate::file::{OpenFile, Piece, bad_handle};
 
 /// What `fallocate` shall do with a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hole {
-    /// Extend the file over the window unless told to keep its size. Space is not reserved (`docs/semantics.md`).
+    /// Extend the file over the window unless told to keep its size. There must be room for it; it is not reserved
+    /// (`docs/semantics.md`).
     Allocate,
     /// Make it a hole; the size stays.
     Punch,
@@ -42,27 +42,19 @@ pub struct Fallocate {
     pub unprivileged: Option<Caller>,
 }
 
-/// What `lseek` looks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seek {
-    /// The next byte that is not in a hole.
-    Data,
-    /// The next byte that is in a hole; the end of the file counts as one.
-    Hole,
-}
-
 /// Windows without a whole block in files up to this size are zeroed by writing zeros, which keeps small files in one piece.
 const ZERO_BYTES_MAX: u64 = 256 * 1024;
 
 /// Holes are told in aligned blocks of this many bytes, as local file systems tell theirs: a block is data if any byte of it is
 /// stored.
-const HOLE_BYTES: u64 = 4096;
+pub(super) const HOLE_BYTES: u64 = 4096;
 
 impl Fs {
     /// fallocate(2).
     ///
     /// # Errors
-    /// `EBADF`, `EINVAL`, `EFBIG`, and those of a write; `EPERM` for anything but space in a file that is append only.
+    /// `EBADF`, `EINVAL`, `EFBIG`, `ENOSPC` if there is no room for what is to be allocated, and those of a write; `EPERM` for
+    /// anything but space in a file that is append only.
     pub fn fallocate(self: &Arc<Self>, handle: &Arc<FileHandle>, what: Fallocate, done: Done<()>) {
         if !handle.write {
             return done(Err(bad_handle()));
@@ -80,19 +72,28 @@ impl Fs {
         if flags.has(InodeFlags::APPEND) && what.hole != Hole::Allocate {
             return done(Err(FsError::new(libc::EPERM, "the file is append only (chattr -a)")));
         }
+        // As a write does, also if nothing else changes: the flush that comes first commits it, and so drops capabilities.
+        let now = self.clock.now();
+        let mut state = handle.file.lock();
         if let Some(caller) = what.unprivileged {
-            // As a write does: the flush that comes first commits it, also if nothing else changes.
-            let now = self.clock.now();
-            let mut state = handle.file.lock();
             state.written_by(caller);
-            state.mtime = Some(now);
-            state.dirty_since.get_or_insert(now);
         }
+        state.mtime = Some(now);
+        state.dirty_since.get_or_insert(now);
+        drop(state);
         let (fs, handle) = (self.clone(), handle.clone());
         self.flush_file(
             &handle.file.clone(),
             Box::new(move |flushed| match flushed {
-                Ok(()) => fs.fallocate_flushed(&handle, what, done),
+                Ok(()) if what.hole == Hole::Punch => fs.fallocate_flushed(&handle, what, done),
+                Ok(()) => {
+                    let (again, file) = (fs.clone(), handle.file.clone());
+                    let then: Done<()> = Box::new(move |has_room| match has_room {
+                        Ok(()) => again.fallocate_flushed(&handle, what, done),
+                        Err(error) => done(Err(error)),
+                    });
+                    fs.check_room(&file, what, then);
+                }
                 Err(error) => done(Err(error)),
             }),
         );
@@ -113,7 +114,7 @@ impl Fs {
         let upto = end.min(size);
         let (fs, again) = (self.clone(), handle.clone());
         let then_grow: Done<()> = Box::new(move |result| match result {
-            Ok(()) if grow => fs.resize(&again.file, end, done),
+            Ok(()) if hole != Hole::Punch => fs.extend(&again.file, if grow { end } else { size }, done),
             other => done(other),
         });
         if hole == Hole::Allocate || offset >= upto {
@@ -141,6 +142,108 @@ impl Fs {
                 Err(error) => done(Err(error)),
             }
         });
+    }
+
+    /// Gives a file a size, not below the present one, in a form that counts as stored: `st_blocks` tells of it, and does not grow
+    /// when it is written to.
+    fn extend(self: &Arc<Self>, file: &Arc<OpenFile>, size: u64, done: Done<()>) {
+        let (fs, file) = (self.clone(), file.clone());
+        let body = move |(), next: Next<(), ()>| {
+            let state = file.lock();
+            let (base, present) = (state.inode.data_change, state.inode.size);
+            let is_empty = matches!(state.inode.data, Data::None);
+            drop(state);
+            if !is_empty && size > present {
+                return fs.resize(&file, size, Box::new(move |result| next(Step::End(result))));
+            }
+            if !is_empty || size == 0 {
+                return next(Step::End(Ok(())));
+            }
+            let hole = Extent::hole(0, size.min(CHUNK_BYTES) as u32);
+            let commit = Commit {
+                inode: fs.known.reference(file.ino),
+                base,
+                data: NewData::Patches(vec![(0, hole)]),
+                size: (size != present).then_some(size),
+                mtime: fs.clock.now(),
+                kill_suid: false,
+            };
+            let (again, file) = (fs.clone(), file.clone());
+            fs.request(Caller::ROOT, Op::Commit(commit), move |reply| {
+                next(again.accept_or_again(&file, base, reply, ()));
+            });
+        };
+        repeat((), body, done);
+    }
+
+    /// What a commit that was made on `base` has come to: another try from `state` on if somebody else changed the content.
+    fn accept_or_again<S>(&self, file: &OpenFile, base: u64, reply: Reply, state: S) -> Step<S, ()> {
+        match reply {
+            Ok(Answer::Inode(inode)) => {
+                self.accept(*inode, Some(base));
+                Step::End(Ok(()))
+            }
+            Err(Outcome::Conflict(inode)) => {
+                file.lock().refresh(*inode);
+                Step::Again(state)
+            }
+            other => Step::End(super::plain(other).map(|_| ())),
+        }
+    }
+
+    /// Fails with `ENOSPC` if the store has no room for those bytes of a window that are not stored yet.
+    fn check_room(self: &Arc<Self>, file: &OpenFile, what: Fallocate, done: Done<()>) {
+        let free = self.store.usage().ok().and_then(|usage| usage.free);
+        let Some(free) = free.map(|free| free.saturating_sub(self.dirty_bytes())) else {
+            return done(Ok(()));
+        };
+        if what.len <= free {
+            return done(Ok(()));
+        }
+        let end = what.offset + what.len;
+        let judge = move |stored: u64| {
+            let needed = what.len.saturating_sub(stored);
+            if needed <= free {
+                return Ok(());
+            }
+            let why = format!(
+                "allocating needs {needed} bytes, and the block store has room for {free}: make room"
+            );
+            Err(FsError::because(libc::ENOSPC, why))
+        };
+        let state = file.lock();
+        let (size, ino) = (state.size, file.ino);
+        let stored = match &state.inode.data {
+            Data::None => 0,
+            Data::Inline(bytes) => bytes.len() as u64,
+            Data::Packed { visible, .. } => u64::from(*visible),
+            Data::Chunked => {
+                drop(state);
+                if what.offset >= size {
+                    return done(judge(0));
+                }
+                let (fs, last) = (self.clone(), (end.min(size) - 1) / CHUNK_BYTES);
+                let body = move |(first, stored): (u64, u64), next: Next<(u64, u64), u64>| {
+                    let told = move |page: FsResult<Page>| {
+                        next(match page {
+                            Ok(page) => {
+                                let stored = stored + stored_in(&page, what.offset..end);
+                                match page.until >= last {
+                                    true => Step::End(Ok(stored)),
+                                    false => Step::Again((page.until + 1, stored)),
+                                }
+                            }
+                            Err(error) => Step::End(Err(error)),
+                        });
+                    };
+                    fs.chunk_page(ino, first, last, Box::new(told));
+                };
+                let judged = move |stored: FsResult<u64>| done(stored.and_then(judge));
+                return repeat((what.offset / CHUNK_BYTES, 0), body, Box::new(judged));
+            }
+        };
+        drop(state);
+        done(judge(stored.min(end).saturating_sub(what.offset)));
     }
 
     fn resize(self: &Arc<Self>, file: &Arc<OpenFile>, size: u64, done: Done<()>) {
@@ -216,53 +319,11 @@ impl Fs {
         };
         let (fs, file) = (self.clone(), file.clone());
         self.request(Caller::ROOT, Op::Commit(commit), move |reply| {
-            next(match reply {
-                Ok(Answer::Inode(inode)) => {
-                    fs.accept(*inode, Some(base));
-                    then()
-                }
-                Err(Outcome::Conflict(inode)) => {
-                    file.lock().refresh(*inode);
-                    Step::Again(window.from)
-                }
-                other => Step::End(super::plain(other).map(|_| ())),
+            next(match fs.accept_or_again(&file, base, reply, window.from) {
+                Step::End(Ok(())) => then(),
+                again => again,
             });
         });
-    }
-
-    /// lseek(2) with `SEEK_DATA` or `SEEK_HOLE`.
-    ///
-    /// # Errors
-    /// `ENXIO` beyond the end, or if no data follows.
-    pub fn seek(self: &Arc<Self>, handle: &Arc<FileHandle>, offset: u64, seek: Seek, done: Done<u64>) {
-        let (fs, file) = (self.clone(), handle.file.clone());
-        self.flush_file(
-            &handle.file,
-            Box::new(move |flushed| match flushed {
-                Ok(()) => fs.seek_flushed(file, offset, seek, done),
-                Err(error) => done(Err(error)),
-            }),
-        );
-    }
-
-    fn seek_flushed(self: &Arc<Self>, file: Arc<OpenFile>, offset: u64, seek: Seek, done: Done<u64>) {
-        let fs = self.clone();
-        let body = move |from, next: Next<u64, u64>| {
-            let (first, last) = match find(&file.lock(), from, seek) {
-                Find::Found(found) => return next(Step::End(Ok(found))),
-                Find::Nothing => return next(Step::End(Err(beyond_end()))),
-                Find::Ask(first, last) => (first, last),
-            };
-            // What lies before has been looked at.
-            let from = from.max(first * CHUNK_BYTES);
-            fs.load_chunks(&file, first, last, move |loaded| {
-                next(match loaded {
-                    Ok(()) => Step::Again(from),
-                    Err(error) => Step::End(Err(error)),
-                });
-            });
-        };
-        repeat(offset, body, done);
     }
 }
 
@@ -308,75 +369,17 @@ fn punched(bytes: &[u8], window: Window) -> NewData {
     NewData::Inline(bytes.into())
 }
 
-/// What a look at what is known of a file has found.
-enum Find {
-    /// The byte.
-    Found(u64),
-    /// There is none.
-    Nothing,
-    /// The lists of these chunks, the first to the last, have to be asked for.
-    Ask(u64, u64),
-}
-
-/// Looks for data or a hole from `offset` on.
-fn find(state: &FileState, offset: u64, seek: Seek) -> Find {
-    let size = state.size;
-    if offset >= size {
-        return Find::Nothing;
-    }
-    let stored = match &state.inode.data {
-        Data::None => 0,
-        Data::Inline(bytes) => bytes.len() as u64,
-        Data::Packed { visible, .. } => u64::from(*visible),
-        Data::Chunked => return find_in_chunks(&state.chunks, offset, size, seek),
+/// Stored bytes of a window on a page of lists.
+fn stored_in(page: &Page, window: Range<u64>) -> u64 {
+    let of_chunk = |(chunk, list): &(u64, Arc<ExtentList>)| {
+        let begin = chunk * CHUNK_BYTES;
+        let (from, to) =
+            (window.start.max(begin) - begin, window.end.min(begin + CHUNK_BYTES).saturating_sub(begin));
+        let pieces = list.slice(from as u32, to.saturating_sub(from) as u32);
+        let is_stored = |piece: &&Extent| piece.source != Source::Hole;
+        pieces.iter().filter(is_stored).map(|piece| u64::from(piece.len)).sum::<u64>()
     };
-    let stored = stored.next_multiple_of(HOLE_BYTES).min(size);
-    match seek {
-        Seek::Data if offset < stored => Find::Found(offset),
-        Seek::Data => Find::Nothing,
-        Seek::Hole => Find::Found(offset.max(stored)),
-    }
-}
-
-/// As [`find`], in a chunked file.
-fn find_in_chunks(chunks: &ExtentCache, offset: u64, size: u64, seek: Seek) -> Find {
-    let last = (size - 1) / CHUNK_BYTES;
-    let (mut chunk, mut pos) = (offset / CHUNK_BYTES, (offset % CHUNK_BYTES) as u32);
-    while chunk <= last {
-        let Some(until) = chunks.known_until(chunk) else { return Find::Ask(chunk, last) };
-        let until = until.min(last);
-        for (number, list) in chunks.lists(chunk..=until) {
-            if number > chunk {
-                // The chunks before it have no extents.
-                if seek == Seek::Hole {
-                    break;
-                }
-                (chunk, pos) = (number, 0);
-            }
-            let found = match seek {
-                Seek::Data => list.next_data(pos, HOLE_BYTES as u32),
-                Seek::Hole => {
-                    Some(list.next_hole(pos, HOLE_BYTES as u32)).filter(|hole| u64::from(*hole) < CHUNK_BYTES)
-                }
-            };
-            if let Some(found) = found.map(|found| chunk * CHUNK_BYTES + u64::from(found)) {
-                return match seek {
-                    Seek::Data if found >= size => Find::Nothing,
-                    _ => Find::Found(found.min(size)),
-                };
-            }
-            (chunk, pos) = (number + 1, 0);
-        }
-        if seek == Seek::Hole && chunk <= until {
-            return Find::Found(chunk * CHUNK_BYTES + u64::from(pos));
-        }
-        (chunk, pos) = (until + 1, 0);
-    }
-    if seek == Seek::Hole { Find::Found(size) } else { Find::Nothing }
-}
-
-fn beyond_end() -> FsError {
-    FsError::new(libc::ENXIO, "no data at or after this offset")
+    page.lists.iter().map(of_chunk).sum()
 }
 
 /// Whether a block of a file has no bytes when `pieces` lie over what it has. Such a block stays a hole: nothing is stored for it.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kestrel_types::error::FsError;
+use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Op, XattrFlags};
 
@@ -17,11 +17,23 @@ impl Fs {
         }
         let op = Op::GetXattr(self.known.reference(ino), name);
         let fs = self.clone();
-        self.ask(caller, op, move |answer| {
-            let value = answer.and_then(into_bytes);
-            let none = FsError::new(libc::ENODATA, "no such attribute");
-            done(value.or_else(|error| fs.removed_without_xattrs(ino, error).and(Err(none))));
-        });
+        let ask = move |_| {
+            let again = fs.clone();
+            fs.ask(caller, op, move |answer| {
+                let value = answer.and_then(into_bytes);
+                let none = FsError::new(libc::ENODATA, "no such attribute");
+                done(value.or_else(|error| again.removed_without_xattrs(ino, error).and(Err(none))));
+            });
+        };
+        self.after_writes(ino, ask);
+    }
+
+    /// Runs `then` when what was written to a file that may have attributes is committed: that takes its capabilities away.
+    fn after_writes(self: &Arc<Self>, ino: InodeId, then: impl FnOnce(FsResult<()>) + Send + 'static) {
+        match self.files.get(ino) {
+            Some(file) if file.lock().has_unsettled_attributes() => self.flush_file(&file, Box::new(then)),
+            _ => then(Ok(())),
+        }
     }
 
     /// Names of all attributes, each followed by NUL.
@@ -29,11 +41,17 @@ impl Fs {
         if self.listed.is_plain(caller, ino, Instant::now()) {
             return done(Ok(Box::default()));
         }
-        let fs = self.clone();
-        self.ask(caller, Op::ListXattr(self.known.reference(ino)), move |answer| {
-            let names = answer.and_then(into_bytes);
-            done(names.or_else(|error| fs.removed_without_xattrs(ino, error).map(|()| Box::default())));
-        });
+        let (fs, op) = (self.clone(), Op::ListXattr(self.known.reference(ino)));
+        let ask = move |_| {
+            let again = fs.clone();
+            fs.ask(caller, op, move |answer| {
+                let names = answer.and_then(into_bytes);
+                done(
+                    names.or_else(|error| again.removed_without_xattrs(ino, error).map(|()| Box::default())),
+                );
+            });
+        };
+        self.after_writes(ino, ask);
     }
 
     /// Sets an attribute.
@@ -47,7 +65,13 @@ impl Fs {
         done: Done<()>,
     ) {
         let op = Op::SetXattr(self.known.reference(ino), name, value, flags);
-        self.ask(caller, op, move |answer| done(answer.map(|_| ())));
+        let fs = self.clone();
+        self.ask(caller, op, move |answer| {
+            if let (Ok(_), Some(file)) = (&answer, fs.files.get(ino)) {
+                file.lock().inode.xattrs = true;
+            }
+            done(answer.map(|_| ()));
+        });
     }
 
     /// Removes an attribute.

@@ -9,6 +9,7 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Creds};
 
 use crate::content::{self, Content};
+use crate::ops::xattr;
 use crate::perm;
 use crate::view::{Found, Run, Use, View, fail};
 
@@ -43,6 +44,7 @@ pub fn run(
         0 => target.inode.mode,
         _ => perm::without_set_ids(creds, target.inode.mode, target.inode.gid)?,
     };
+    let capabilities = xattr::capabilities(view, &target.inode)?;
     let home = target.at.home();
     let size = target.inode.size.max(window.to + window.len);
     let mut content = new_content(view, &source.inode, &target.inode, window)?;
@@ -52,6 +54,7 @@ pub fn run(
     let share = if size != target.inode.size { view.bytes_share(&target.at) } else { None };
     view.begin()?;
 
+    xattr::drop_capabilities(view, capabilities);
     let Found { mut inode, at } = target;
     let old_size = inode.size;
     content.apply(view, &mut inode, home)?;

@@ -4,6 +4,7 @@
 //!   happens and the client gets the present inode to merge with (`Conflict`). So no commit ever undoes another unseen.
 //! - Content longer than the size, extents out of bounds, too many of them, a patch that leaves out bytes of inline content: `EINVAL`. A
 //!   size above the limit: `EFBIG`. A chunk in too many pieces: `EFBIG`.
+//! - Every commit takes `security.capability` away.
 //! - A size below the present one cuts; one above makes a hole.
 //! - mtime comes from the client that wrote. ctime becomes the same unless it is newer already; it never lies in the future.
 //!
@@ -14,6 +15,7 @@ use kestrel_types::inode::{Data, INLINE_MAX, Kind};
 use kestrel_types::request::{Answer, COMMIT_EXTENTS_MAX, Commit, Creds, NewData, Outcome};
 
 use crate::content::{self, Content};
+use crate::ops::xattr;
 use crate::perm;
 use crate::view::{Found, Run, Stop, Use, View, fail};
 
@@ -34,6 +36,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, commit: &Commit) -> Run<Answer> {
     };
     let size = commit.size.unwrap_or(found.inode.size);
     content::check_size(size)?;
+    let capabilities = xattr::capabilities(view, &found.inode)?;
     let home = found.at.home();
     let mut content = new_content(view, &found, &commit.data, size)?;
     content::check_swept(view, found.inode.ino, size, content.data.as_ref().unwrap_or(&found.inode.data))?;
@@ -41,6 +44,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, commit: &Commit) -> Run<Answer> {
     let share = if size != found.inode.size { view.bytes_share(&found.at) } else { None };
     view.begin()?;
 
+    xattr::drop_capabilities(view, capabilities);
     let Found { mut inode, at } = found;
     let old_size = inode.size;
     content.apply(view, &mut inode, home)?;

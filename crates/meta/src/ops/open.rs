@@ -14,6 +14,7 @@ use kestrel_types::name::{InodeRef, Place};
 use kestrel_types::request::{Answer, Creds, Op, OpenFlags};
 
 use crate::content::{self, Content, Removal};
+use crate::ops::xattr;
 use crate::perm::{self, EXEC, READ, WRITE};
 use crate::rows::Value;
 use crate::session::OpenState;
@@ -106,6 +107,7 @@ fn truncated(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFlags
         true => perm::without_set_ids(creds, found.inode.mode, found.inode.gid)?,
         false => found.inode.mode,
     };
+    let capabilities = xattr::capabilities(view, &found.inode)?;
     let home = found.at.home();
     let changes = found.inode.size != 0;
     let mut content = if changes { content::truncate(view, &found.inode, 0)? } else { Content::default() };
@@ -113,6 +115,7 @@ fn truncated(view: &mut View<'_>, creds: &Creds, found: Found, flags: &OpenFlags
     let share = if changes { view.bytes_share(&found.at) } else { None };
     view.begin()?;
 
+    xattr::drop_capabilities(view, capabilities);
     let Found { mut inode, at } = found;
     let old_size = inode.size;
     content.apply(view, &mut inode, home)?;

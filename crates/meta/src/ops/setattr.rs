@@ -19,6 +19,7 @@ use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Creds, Outcome, SetAttr, SetTime};
 
 use crate::content::{self, Content};
+use crate::ops::xattr;
 use crate::perm::{self, SET_GID, WRITE};
 use crate::rows::Value;
 use crate::view::{At, Found, Run, Stop, Use, View, fail, guard_of};
@@ -27,6 +28,11 @@ use crate::view::{At, Found, Run, Stop, Use, View, fail, guard_of};
 pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) -> Run<Answer> {
     let found = view.find(inode, Use::Write)?;
     let mode = check(creds, &found.inode, set)?;
+    // Linux takes them on a chown, too.
+    let capabilities = match set.size.is_some() || set.uid.is_some() || set.gid.is_some() {
+        true => xattr::capabilities(view, &found.inode)?,
+        false => None,
+    };
     let home = found.at.home();
     let mut content = Content::default();
     let mut share = None;
@@ -44,6 +50,7 @@ pub fn run(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, set: &SetAttr) 
     }
     view.begin()?;
 
+    xattr::drop_capabilities(view, capabilities);
     let Found { mut inode, at } = found;
     let old_size = inode.size;
     content.apply(view, &mut inode, home)?;

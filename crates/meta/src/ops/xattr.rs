@@ -12,13 +12,13 @@
 //! attribute can be read and removed by its name. Setting and removing change ctime. An inode that never had one is known by its record, so asking for
 //! one (the kernel asks for `security.capability` all the time) costs no row.
 
-use kestrel_types::inode::Kind;
+use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::Table;
 use kestrel_types::name::InodeRef;
 use kestrel_types::request::{Answer, Creds, XATTR_NAME_MAX, XATTR_VALUE_MAX, XattrFlags};
 
 use crate::perm::{self, READ, STICKY, WRITE};
-use crate::rows::Value;
+use crate::rows::{CellId, Value};
 use crate::view::{Found, Run, Use, View, fail};
 
 /// Most bytes of all names of one inode, NULs included: a bound on what one operation reads. Linux lists 64 KiB of them.
@@ -110,6 +110,26 @@ pub fn get(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) ->
     let Some(row) = view.bytes(cell)? else { return Err(missing()) };
     let value = decode(row).ok_or(fail(libc::EIO, "extended attribute of an unknown format version"))?;
     Ok(Answer::Bytes(value.into()))
+}
+
+/// The attribute with which a program has capabilities.
+pub const CAPABILITY: &[u8] = b"security.capability";
+
+/// The cell of a file's capabilities, if it has some. They go with every change of its content or its owner, also by the superuser,
+/// as in Linux.
+pub fn capabilities(view: &mut View<'_>, inode: &Inode) -> Run<Option<CellId>> {
+    if inode.kind != Kind::File || !inode.xattrs {
+        return Ok(None);
+    }
+    let cell = view.rows.cell(Table::Xattr, inode.ino, CAPABILITY);
+    Ok(view.bytes(cell)?.is_some().then_some(cell))
+}
+
+/// Takes them away, in the writing half.
+pub fn drop_capabilities(view: &mut View<'_>, cell: Option<CellId>) {
+    if let Some(cell) = cell {
+        view.put(cell, Value::Absent);
+    }
 }
 
 /// Runs ListXattr.

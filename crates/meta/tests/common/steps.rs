@@ -220,8 +220,9 @@ impl World {
     fn xattr(&self, raw: Raw) -> Op {
         let fresh = raw.d % 8 < 3;
         let inode = self.such(raw.a, raw.c, |node| fresh || !node.xattrs.is_empty());
-        let name: Box<[u8]> =
-            (*[&b"user.x"[..], b"user.x", b"trusted.t", b"security.s"][usize::from(raw.b % 4)]).into();
+        let name: Box<[u8]> = (*[&b"user.x"[..], b"user.x", b"trusted.t", b"security.capability"]
+            [usize::from(raw.b % 4)])
+        .into();
         match raw.d % 8 {
             0..=2 => {
                 let flags = XattrFlags { create: raw.c % 8 == 0, replace: raw.c % 8 == 1 };

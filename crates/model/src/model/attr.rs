@@ -141,6 +141,9 @@ impl Model {
         }
         let now = self.now;
         let node = self.node_mut(ino);
+        if set.uid.is_some() || set.gid.is_some() {
+            node.drop_capabilities();
+        }
         node.uid = set.uid.unwrap_or(node.uid);
         node.gid = set.gid.unwrap_or(node.gid);
         if let Some(mode) = set.mode {

@@ -23,6 +23,7 @@ impl Model {
             self.node_mut(ino).data_change = self.numbers(heard)?.1;
         }
         let node = self.node_mut(ino);
+        node.drop_capabilities();
         (node.mtime, node.ctime) = (now, now);
         Ok(())
     }
@@ -119,6 +120,7 @@ impl Model {
             self.node_mut(ino).data_change = self.numbers(heard)?.1;
         }
         let node = self.node_mut(ino);
+        node.drop_capabilities();
         node.size = size;
         node.mtime = commit.mtime;
         node.ctime = node.ctime.max(commit.mtime.min(now));
@@ -150,6 +152,7 @@ impl Model {
         let whole = *from_offset == 0 && *to_offset == 0 && *len == source.size && target.size <= *len;
         let data_change = self.numbers(heard)?.1;
         let node = self.node_mut(to.ino);
+        node.drop_capabilities();
         node.layout = if whole { source.layout } else { Layout::Chunked };
         node.size = node.size.max(to_offset + len);
         (node.mtime, node.ctime, node.data_change) = (now, now, data_change);
