@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use crate::descriptor::Durability;
     use crate::storage::StoreOptions;
-    use crate::volume::{NewVolume, format};
+    use crate::volume::{NewVolume, Resources, Volume, format};
 
     fn again(dir: &Path) -> Result<(), VolumeError> {
         let new = NewVolume { force: true, ..NewVolume::plain("vol", Durability::Fsync) };
@@ -114,6 +114,23 @@ mod tests {
     fn put(path: &Path) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, "precious").unwrap();
+    }
+
+    /// Whatever the engine makes while a volume is in use and left as it was, it is the volume's.
+    #[test]
+    fn used_volumes_are_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        again(dir.path()).unwrap();
+        for _ in 0..3 {
+            let url = dir.path().to_string_lossy();
+            drop(Volume::open(&url, "a test", &Resources::default()).unwrap());
+            check_replaceable(dir.path()).unwrap();
+        }
+        let log = dir.path().join(META_DIR).join("log");
+        for name in ["free-0000000000000007", "0000000000000009.log", "next.tmp", "epoch.tmp"] {
+            put(&log.join(name));
+        }
+        again(dir.path()).unwrap();
     }
 
     /// A directory that never was a volume stays as it is, whatever its names are.
