@@ -85,6 +85,14 @@ for way in none busy deeper idle; do
         timeout 60 python3 "$WORK/keep.py" "$WORK/tenant" "$WORK/all" "$way"
 done
 check "and in reach again when it is back" grep -qx 3 "$WORK/tenant/d/3"
+: >"$WORK/all/t/7/d/empty"
+dd if=/dev/urandom of="$WORK/tenant/d/big" bs=1M count=9 conv=fsync status=none
+# Of several nodes as of one, a mount tells what it knows, and what its calls may see.
+for what in "status tenant:^mounted" "info tenant/d/3:^layout *inline" "info tenant/d/big:^layout *chunked" \
+    "info tenant/d:^in the tree *[0-9]* files" "info tenant/d/empty:^layout *none"; do
+    read -r verb path <<<"${what%%:*}"
+    check "$verb $path without administering" sh -c "'$KESTREL' $verb '$WORK/$path' | grep '${what#*:}'"
+done
 check "unmounts the tenant" umount_volume "$WORK/tenant"
 check "unmounts" umount_volume "$WORK/all"
 stop_server "$volume"
