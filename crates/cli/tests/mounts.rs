@@ -146,7 +146,8 @@ fn mistakes_are_told_before_anything_happens() {
 fn a_busy_mount_is_left_alone_unless_forced() {
     let place = Place::mounted();
     let mut open = fs::File::create(place.mount_point().join("open")).unwrap();
-    run(&["umount", &place.mnt()]).expect(1, "in use").expect(1, "--force");
+    let holder = format!("process {}, {}", std::process::id(), place.mount_point().join("open").display());
+    run(&["umount", &place.mnt()]).expect(1, &holder).expect(1, "--force");
     open.write_all(b"still works").unwrap();
     run(&["umount", "--force", &place.mnt()]).expect(0, "");
     assert!(!is_mounted(&place));
