@@ -208,8 +208,9 @@ impl Several {
         }
         if let Err(Outcome::Failed(why)) = &reply
             && [libc::EIO, libc::ENOTSUP].contains(&why.errno)
-            // Inline content cannot be cloned.
-            && !(matches!(request.op, Op::Clone { .. }) && why.errno == libc::EOPNOTSUPP)
+            // Inline content cannot be cloned, and symbolic links have no flags.
+            && !(matches!(request.op, Op::Clone { .. } | Op::SetFlags(..))
+                && why.errno == libc::EOPNOTSUPP)
         {
             return self.fail(format!("call {record}, {:?}: {why}", request.op));
         }
