@@ -110,6 +110,12 @@ pub(crate) struct FileState {
     pub opens: u32,
     /// Those of them that are programs being run.
     pub executing: u32,
+    /// Those of them that are for reading or running.
+    pub readers: u32,
+    /// There has been such a handle since [`FileHandle::may_be_cached`] was asked last.
+    ///
+    /// [`FileHandle::may_be_cached`]: crate::fs::FileHandle::may_be_cached
+    pub was_read: bool,
 }
 
 impl FileState {
@@ -165,13 +171,12 @@ impl FileState {
     /// Takes in an inode from the node unless a newer one is known. What was written here and is not committed goes on counting for
     /// the size; what was appended comes to the end of the file as it is now, unless a flush runs, which sees to that itself.
     pub fn refresh(&mut self, inode: Inode) {
-        if inode.change < self.inode.change {
-            return;
+        if inode.change >= self.inode.change {
+            if inode.data_change != self.inode.data_change {
+                self.chunks.clear();
+            }
+            self.inode = inode;
         }
-        if inode.data_change != self.inode.data_change {
-            self.chunks.clear();
-        }
-        self.inode = inode;
         if self.flush.is_none() {
             self.place_appended();
         }
@@ -316,6 +321,8 @@ impl OpenFiles {
             error: None,
             opens: 1,
             executing: 0,
+            readers: 0,
+            was_read: false,
             inode,
         };
         let file = Arc::new(OpenFile {

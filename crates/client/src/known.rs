@@ -41,6 +41,8 @@ struct Known {
     told_change: u64,
     /// Opens that were told to drop the cached pages, of which nothing has been heard since: the pages may still be there.
     dropping: u32,
+    /// How many of these the kernel's pages have been dropped since.
+    dropped: u32,
 }
 
 /// What an open does with the kernel's cached pages of a file.
@@ -83,6 +85,7 @@ impl KnownInodes {
                 cached_change: 0,
                 told_change: 0,
                 dropping: 0,
+                dropped: 0,
             })
         });
         known.lookups += 1;
@@ -180,6 +183,22 @@ impl KnownInodes {
         }
     }
 
+    /// The kernel has dropped its pages of a file, and was told its size, when it had this content or a later one.
+    pub fn told_all(&self, ino: InodeId, data_change: u64) {
+        if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
+            (known.cached_change, known.told_change) = (data_change, data_change);
+            // Opens that are told to drop them have been answered before.
+            known.dropped = known.dropping;
+        }
+    }
+
+    /// Whether the kernel's pages and size of a file are those of this content. (Not while an open has still to drop them.)
+    pub fn is_told_all(&self, ino: InodeId, data_change: u64) -> bool {
+        self.shard(ino).lock().get(&ino).is_some_and(|known| {
+            known.dropping <= known.dropped && [known.cached_change, known.told_change] == [data_change; 2]
+        })
+    }
+
     /// Records, for the answer to an open, which content the kernel's page cache will correspond to. The kernel drops what it
     /// held of another content only when it handles that answer; an open that overtakes it must drop them too. So whoever
     /// gets [`Pages::Drop`] says [`KnownInodes::pages_dropped`] with the first thing that comes through the open file.
@@ -201,6 +220,7 @@ impl KnownInodes {
     pub fn pages_dropped(&self, ino: InodeId) {
         if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
             known.dropping = known.dropping.saturating_sub(1);
+            known.dropped = known.dropped.min(known.dropping);
         }
     }
 

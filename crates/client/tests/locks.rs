@@ -135,14 +135,21 @@ fn all(owner: u64) -> LockedRange {
 /// Asks for a lock without waiting; whether the content was found changed.
 fn lock(fs: &Arc<Fs>, file: &FileHandle, mode: LockMode) -> Result<bool, i32> {
     let granted = wait(|done| fs.set_lock(file, span(file, mode), None, done));
-    granted.map(|outdated| outdated.is_some()).map_err(|error| error.errno)
+    granted.map(|outdated| heard(fs, file, outdated)).map_err(|error| error.errno)
+}
+
+/// What the mount does with the answer; whether the kernel had to hear anything.
+fn heard(fs: &Fs, file: &FileHandle, outdated: Option<Outdated>) -> bool {
+    outdated.inspect(|outdated| fs.kernel_has(file.ino(), outdated.content)).is_some()
 }
 
 /// Starts to wait for a lock.
-fn start(fs: &Arc<Fs>, file: &FileHandle, mode: LockMode) -> (LockWait, Receiver<Result<bool, i32>>) {
+fn start(fs: &Arc<Fs>, file: &Arc<FileHandle>, mode: LockMode) -> (LockWait, Receiver<Result<bool, i32>>) {
     let ((send, done), waiting) = (mpsc::channel(), LockWait::default());
+    let (again, handle) = (fs.clone(), file.clone());
     let answer = Box::new(move |result: FsResult<Option<Outdated>>| {
-        send.send(result.map(|outdated| outdated.is_some()).map_err(|error| error.errno)).unwrap();
+        let outdated = result.map(|outdated| heard(&again, &handle, outdated));
+        send.send(outdated.map_err(|error| error.errno)).unwrap();
     });
     fs.set_lock(file, span(file, mode), Some(waiting.clone()), answer);
     (waiting, done)

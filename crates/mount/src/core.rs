@@ -54,7 +54,33 @@ pub struct Core {
     pub notifier: OnceLock<Notifier>,
 }
 
+/// What of an open's flags decides how the kernel treats the file.
+#[derive(Debug, Clone, Copy)]
+pub struct How {
+    /// Opened with `O_DIRECT`.
+    pub direct: bool,
+    /// For appending only, on a volume with other clients.
+    pub appends: bool,
+}
+
+impl How {
+    fn settle(self, opened: &Opened) {
+        // The kernel would put the bytes where it believes the end to be, and show them there. So it keeps none of them. Where nobody
+        // else appends that is the right place, and what a reader on this machine sees is then never behind the size.
+        if self.appends && opened.handle.has_shared_end() {
+            opened.handle.go_uncached();
+        }
+    }
+}
+
 impl Core {
+    /// What a file's `open(2)` flags mean for how it is opened.
+    pub fn how(&self, flags: u32) -> How {
+        let flags = flags as i32;
+        let appends = flags & libc::O_ACCMODE == libc::O_WRONLY && flags & libc::O_APPEND != 0;
+        How { direct: flags & libc::O_DIRECT != 0, appends: appends && self.locking.is_some() }
+    }
+
     pub fn new(fs: Arc<Fs>, naming: Naming, trust: Trust) -> Arc<Self> {
         let all_wait = fs.is_remote();
         let locking = fs.has_locks().then(Arc::<Locking>::default);
@@ -269,7 +295,13 @@ impl Core {
     }
 
     /// Tells of a file that was created, or found, and opened at a name; `None`: it has none.
-    pub fn created(self: &Arc<Self>, pid: u32, at: Option<(u64, Name)>, reply: Reply) -> Done<Opened> {
+    pub fn created(
+        self: &Arc<Self>,
+        pid: u32,
+        at: Option<(u64, Name)>,
+        how: How,
+        reply: Reply,
+    ) -> Done<Opened> {
         let core = self.clone();
         let answer = move |reply: Reply, opened: Opened| {
             if opened.inode.kind != Kind::File {
@@ -280,6 +312,7 @@ impl Core {
             let at = at.as_ref().map(|(dir, name)| (*dir, name));
             let entry = core.naming.entry(at, &opened.inode, &core.trust);
             let (again, ino) = (core.clone(), opened.inode.ino);
+            how.settle(&opened);
             core.settle_open(opened, (false, false), move |opened| match opened {
                 Ok(opened) => reply.created(&entry, opened),
                 Err(error) => {
@@ -301,11 +334,12 @@ impl Core {
         self.fs.release(opened.handle, Box::new(drop));
     }
 
-    /// Tells of an open file; `direct`: opened with `O_DIRECT`.
-    pub fn opened(self: &Arc<Self>, pid: u32, direct: bool, reply: Reply) -> Done<Opened> {
+    /// Tells of an open file.
+    pub fn opened(self: &Arc<Self>, pid: u32, how: How, reply: Reply) -> Done<Opened> {
         let core = self.clone();
-        let answer = move |reply: Reply, opened| {
-            core.settle_open(opened, (direct, true), move |opened| match opened {
+        let answer = move |reply: Reply, opened: Opened| {
+            how.settle(&opened);
+            core.settle_open(opened, (how.direct, true), move |opened| match opened {
                 Ok(opened) => reply.opened(opened),
                 Err(error) => reply.error(error.errno),
             });
@@ -322,6 +356,9 @@ impl Core {
         let mut flags = fuse::OpenFlags::default();
         if opened.keep_cache {
             flags |= fuse::OpenFlags::KEEP_CACHE;
+        }
+        if opened.handle.is_uncached() {
+            flags |= fuse::OpenFlags::DIRECT_IO;
         }
         if !opened.handle.flushes() {
             flags |= fuse::OpenFlags::NOFLUSH;

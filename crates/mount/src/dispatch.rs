@@ -5,10 +5,13 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use kestrel_client::fs::{Content, CopyRange, Creation, Fallocate, Listed, NewNode, Seek, Sink, WriteAt};
+use kestrel_client::fs::{
+    Content, CopyRange, Creation, Done, Fallocate, FileHandle, Listed, NewNode, Seek, Sink, WriteAt,
+};
 use kestrel_fuse::{
     self as fuse, Dirents, FileKind, FileSystem, Negotiated, Notifier, Operation, Reply, Request,
 };
+use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::request::{RenameFlags, XattrFlags};
 
@@ -126,18 +129,19 @@ impl FileSystem for Mounted {
                 }
                 core.placed(caller, (node, name), reply, |place, name, reply| {
                     let how = creation(mode, flags, kill_suidgid);
-                    fs.create(caller, place, how, core.creating(pid, (node, name), reply));
+                    fs.create(caller, place, how, core.creating(pid, (node, name), core.how(flags), reply));
                 });
             }
             Operation::Tmpfile { mode, flags, .. } => {
                 core.numbered(caller, node, reply, move |core, ino, reply| {
                     let how = creation(mode, flags, false);
-                    core.fs.tmpfile(caller, ino, how, core.created(pid, None, reply));
+                    let opened = core.created(pid, None, core.how(flags), reply);
+                    core.fs.tmpfile(caller, ino, how, opened);
                 });
             }
             Operation::Open { flags, kill_suidgid } => {
-                let direct = flags as i32 & libc::O_DIRECT != 0;
-                core.open(caller, node, (convert::open_flags(flags, kill_suidgid), direct), reply);
+                let how = core.how(flags);
+                core.open(caller, node, (convert::open_flags(flags, kill_suidgid), how), reply);
             }
             Operation::Read { fh, offset, size, lock_owner, .. } => core.file(fh, reply, |file, reply| {
                 if !direct::is_direct(lock_owner) {
@@ -159,7 +163,9 @@ impl FileSystem for Mounted {
                 // The kernel decides by the size that it knows where the end is, which others may have changed.
                 let appends = write.flags as i32 & libc::O_APPEND != 0 && !write.cached;
                 let at = match &core.locking {
-                    Some(_) if appends => WriteAt::End { unfinished: is_part_of_write(offset, len) },
+                    Some(_) if appends => {
+                        WriteAt::End { unfinished: !file.is_uncached() && is_part_of_write(offset, len) }
+                    }
                     _ => WriteAt::Offset(offset),
                 };
                 let write = || fs.write_unless(&file, at, data, writer, &gone);
@@ -170,29 +176,19 @@ impl FileSystem for Mounted {
                     None => fuse::block_in_place(write),
                 };
                 match written {
-                    Ok(found) => {
-                        if direct && file.is_read_through_pages() {
-                            core.direct.answer(file.ino(), found, len as u32, reply);
-                        } else {
-                            reply.written(len as u32);
-                        }
-                        if let Some(locking) = core.locking.as_ref().filter(|_| found != offset) {
-                            // After the answer: until then the kernel may hold the pages where it put the bytes.
-                            locking.misplaced(file.ino(), found + len as u64);
-                        }
-                    }
+                    Ok(found) => core.written(&file, (offset, found), (len, direct), reply),
                     Err(error) => reply.error(error.errno),
                 }
             }),
             Operation::Flush { fh, lock_owner } => core.file(fh, reply, |file, reply| {
-                let done = core.patient(pid, reply, |reply, ()| reply.empty());
+                let done = core.flushed(pid, file.ino(), reply);
                 core.collected(file.ino(), done, move |core, done| match core.locking {
                     Some(_) => core.fs.flush_of_owner(&file, lock_owner, done),
                     None => core.fs.flush(&file, done),
                 });
             }),
             Operation::Fsync { fh, .. } => core.file(fh, reply, |file, reply| {
-                let done = core.patient(pid, reply, |reply, ()| reply.empty());
+                let done = core.flushed(pid, file.ino(), reply);
                 core.collected(file.ino(), done, move |core, done| core.fs.fsync(&file, done));
             }),
             Operation::Fsyncdir { .. } | Operation::Syncfs => {
@@ -334,6 +330,43 @@ impl Sink for Buffer {
         match self.0.push(OsStr::from_bytes(entry.name), entry.ino, kind, entry.next) {
             true => ControlFlow::Continue(()),
             false => ControlFlow::Break(()),
+        }
+    }
+}
+
+impl Core {
+    /// Answers what has flushed a file: the kernel has put what was appended where it belongs.
+    fn flushed(&self, pid: u32, ino: InodeId, reply: Reply) -> Done<()> {
+        let locking = self.locking.clone();
+        self.patient(pid, reply, move |reply, ()| match locking {
+            Some(locking) => locking.when_heard(ino, Box::new(move || reply.empty())),
+            None => reply.empty(),
+        })
+    }
+
+    /// Answers a WRITE to `offset` of which the bytes are at `found`.
+    fn written(
+        &self,
+        file: &FileHandle,
+        (offset, found): (u64, u64),
+        (len, direct): (usize, bool),
+        reply: Reply,
+    ) {
+        let written = (offset.min(found), found + len as u64);
+        match &self.locking {
+            // The kernel may read what is around it at this moment, and extends the file over that when it hears the answer.
+            Some(locking) if file.is_uncached() && (file.may_be_cached() || found != offset) => {
+                locking.appended(file.ino(), written, Box::new(move || reply.written(len as u32)));
+            }
+            Some(locking) if found != offset => {
+                reply.written(len as u32);
+                // After the answer: until then the kernel may hold the pages where it put the bytes.
+                locking.appended(file.ino(), written, Box::new(|| {}));
+            }
+            _ if direct && file.is_read_through_pages() => {
+                self.direct.answer(file.ino(), found, len as u32, reply);
+            }
+            _ => reply.written(len as u32),
         }
     }
 }

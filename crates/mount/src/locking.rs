@@ -108,9 +108,15 @@ impl Locking {
         }
     }
 
-    /// The kernel has put bytes that were appended elsewhere in its pages than they are: now the file has this size.
-    pub fn misplaced(&self, ino: InodeId, size: u64) {
-        self.mend(ino, Some(Outdated { size: Some(size) }), Box::new(|| {}));
+    /// Goes on when the kernel has heard all that it was to hear of a file.
+    pub fn when_heard(&self, ino: InodeId, go_on: Box<dyn FnOnce() + Send>) {
+        self.mend(ino, None, go_on);
+    }
+
+    /// What lies in a file from `from` on is not what the kernel has there: the file ends at `size` now. Goes on, maybe on another
+    /// thread, when it has heard of that.
+    pub fn appended(&self, ino: InodeId, (from, size): (u64, u64), go_on: Box<dyn FnOnce() + Send>) {
+        self.mend(ino, Some(Outdated { from, content: 0, size: Some(size) }), go_on);
     }
 
     /// A request is going to wait; false if it got a signal already.
@@ -177,8 +183,15 @@ impl Core {
             return reply.error(libc::EINTR);
         }
         let pages = locking.clone();
+        let heard = self.fs.clone();
         let answer = move |reply: Reply, outdated: Option<Outdated>| {
-            pages.mend(span.ino, outdated, Box::new(move || reply.empty()));
+            let go_on = move || {
+                if let Some(outdated) = outdated {
+                    heard.kernel_has(span.ino, outdated.content);
+                }
+                reply.empty();
+            };
+            pages.mend(span.ino, outdated, Box::new(go_on));
         };
         // A process that was killed does not hold what it was granted afterwards.
         let (fs, handle) = (self.fs.clone(), file.clone());
@@ -198,7 +211,7 @@ impl Core {
 /// Drops what the kernel has of another content, and makes it take the file for as long as it is. (What it takes for longer
 /// than it is it asks for: without pages every read comes here.)
 fn mend(notifier: &Notifier, ino: InodeId, outdated: Outdated) {
-    let dropped = notifier.invalidate_inode(ino, 0, 0);
+    let dropped = notifier.invalidate_inode(ino, outdated.from as i64, 0);
     let told = match outdated.size {
         Some(size) => notifier.extend_inode(ino, size),
         None => Ok(true),

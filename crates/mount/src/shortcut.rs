@@ -13,7 +13,7 @@ use kestrel_types::name::{Name, Place};
 use kestrel_types::request::OpenFlags;
 use kestrel_walkhint::Lookup;
 
-use crate::core::Core;
+use crate::core::{Core, How};
 use crate::paths::{Counters, Found, Plan, Purpose, SEARCH_ALL, Target, Use, Waiting, is_path};
 
 /// How a directory is opened to be listed.
@@ -209,18 +209,12 @@ impl Core {
     }
 
     /// OPEN.
-    pub fn open(
-        self: &Arc<Self>,
-        caller: Caller,
-        node: u64,
-        (flags, direct): (OpenFlags, bool),
-        reply: Reply,
-    ) {
+    pub fn open(self: &Arc<Self>, caller: Caller, node: u64, (flags, how): (OpenFlags, How), reply: Reply) {
         if let Some(Found::File(opened)) = self.waiting(caller, node, flags) {
-            return self.opened(caller.pid, direct, reply)(Ok(opened));
+            return self.opened(caller.pid, how, reply)(Ok(opened));
         }
         self.numbered(caller, node, reply, move |core, ino, reply| {
-            let (fs, done) = (core.fs.clone(), core.opened(caller.pid, direct, reply));
+            let (fs, done) = (core.fs.clone(), core.opened(caller.pid, how, reply));
             let opened = move |opened: FsResult<Opened>| {
                 if opened.as_ref().is_err_and(|error| error.errno == libc::ESTALE) {
                     // The kernel looks again.
@@ -398,8 +392,8 @@ impl Core {
     }
 
     /// Answers a CREATE. A symbolic link in its way is one that the lookup before has left to it: the kernel walks again.
-    pub fn creating(self: &Arc<Self>, pid: u32, at: (u64, Name), reply: Reply) -> Done<Opened> {
-        let done = self.created(pid, Some(at), reply);
+    pub fn creating(self: &Arc<Self>, pid: u32, at: (u64, Name), how: How, reply: Reply) -> Done<Opened> {
+        let done = self.created(pid, Some(at), how, reply);
         if self.naming.paths().is_none() {
             return done;
         }

@@ -109,6 +109,21 @@ impl Fs {
         }
     }
 
+    /// Goes on when what was appended here does not lie over what others have appended: until a flush that is under way has its answer,
+    /// it does, if the node has given a newer content meanwhile.
+    pub(super) fn when_placed(&self, ino: InodeId, go_on: Box<dyn FnOnce() + Send>) {
+        let Some(file) = self.files.get(ino) else { return go_on() };
+        let mut state = file.lock();
+        let content = state.inode.data_change;
+        let outdated = state.flush.as_ref().is_some_and(|flush| flush.base != content);
+        if state.append_from.is_some() && outdated {
+            state.waiters.push(Box::new(move |_| go_on()));
+            return;
+        }
+        drop(state);
+        go_on();
+    }
+
     /// What was written through a handle is all there: who wrote it asks for what comes next.
     pub(super) fn finished(&self, handle: &FileHandle) {
         let mut state = handle.file.lock();
@@ -563,10 +578,12 @@ impl Fs {
         let (ino, content, size) = (state.inode.ino, state.inode.data_change, state.size);
         let fs = self.clone();
         Box::new(move |result| {
-            fs.known.cached_as(ino, content);
-            fs.known.told_as(ino, content);
-            let go_on = Box::new(move || finish_all(waiters, &result));
-            fs.tell_outdated(ino, Outdated { size: Some(size) }, go_on);
+            let again = fs.clone();
+            let go_on = Box::new(move || {
+                again.kernel_has(ino, content);
+                finish_all(waiters, &result);
+            });
+            fs.tell_outdated(ino, Outdated { from: 0, content, size: Some(size) }, go_on);
         })
     }
 

@@ -34,6 +34,8 @@ pub struct FileHandle {
     pub(crate) drops_pages: AtomicBool,
     /// What has come through it.
     pub(crate) progress: Progress,
+    /// See [`FileHandle::go_uncached`].
+    pub(crate) uncached: AtomicBool,
 }
 
 impl FileHandle {
@@ -63,6 +65,28 @@ impl FileHandle {
     /// a write was done counts.
     pub fn is_read_through_pages(&self) -> bool {
         self.file.paged.load(Ordering::SeqCst)
+    }
+
+    /// Notes that the kernel keeps no pages of what is written through it.
+    pub fn go_uncached(&self) {
+        self.uncached.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the kernel keeps no pages of what is written through it.
+    pub fn is_uncached(&self) -> bool {
+        self.uncached.load(Ordering::Relaxed)
+    }
+
+    /// Whether other clients append to the file, too, as far as that has been noticed since it was opened here.
+    pub fn has_shared_end(&self) -> bool {
+        self.file.lock().shared_end
+    }
+
+    /// Whether the kernel may have cached pages of the file since the last call: it was open for reading, through whatever handle.
+    pub fn may_be_cached(&self) -> bool {
+        let mut state = self.file.lock();
+        let is_read = state.readers > 0;
+        std::mem::replace(&mut state.was_read, is_read) || is_read
     }
 
     /// Whether a close has to wait for something: what was written, or locks of whoever closes.

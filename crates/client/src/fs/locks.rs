@@ -37,8 +37,17 @@ enum Asked {
 /// The kernel's pages of a file are another content's, or it takes the file for shorter or longer than it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outdated {
+    /// First byte that may be another one.
+    pub from: u64,
+    /// The content that the kernel has when it has heard of this, for [`Fs::kernel_has`]; 0: none that is known.
+    pub content: u64,
     /// Bytes in the file now; `None`: not known.
     pub size: Option<u64>,
+}
+
+impl Outdated {
+    /// All that the kernel has.
+    pub const UNKNOWN: Self = Self { from: 0, content: 0, size: None };
 }
 
 /// Has the kernel hear of it, then goes on.
@@ -94,6 +103,7 @@ impl Fs {
         if let Err(error) = self.check_locks(handle) {
             return done(Err(error));
         }
+        self.heard_of(handle);
         let (fs, number) = (self.clone(), handle.number);
         let weaker = span.mode == LockMode::Read
             && self.locks.excludes(span.ino, span.owner, span.kind, (span.start, span.end));
@@ -237,18 +247,23 @@ impl Fs {
         self.ask(Caller::ROOT, Op::GetAttr(self.known.reference(ino)), move |answer| {
             let Ok(inode) = answer.and_then(into_inode) else {
                 // The lock is held all the same. Whoever reads finds out what is the matter.
-                return done(Ok(Some(Outdated { size: None })));
+                return done(Ok(Some(Outdated::UNKNOWN)));
             };
             let change = inode.data_change;
-            let mut same = fs.known.cached_as(ino, change) & fs.known.told_as(ino, change);
-            let mut size = inode.size;
-            if let Some(file) = fs.files.get(ino) {
+            let mut same = fs.known.is_told_all(ino, change);
+            let Some(file) = fs.files.get(ino) else {
+                let outdated = Outdated { from: 0, content: change, size: Some(inode.size) };
+                return done(Ok((!same).then_some(outdated)));
+            };
+            file.lock().refresh(inode);
+            let placed = move || {
                 let mut state = file.lock();
-                state.refresh(inode);
                 same &= !std::mem::take(&mut state.moved);
-                size = state.size;
-            }
-            done(Ok((!same).then_some(Outdated { size: Some(size) })));
+                let outdated = Outdated { from: 0, content: change, size: Some(state.size) };
+                drop(state);
+                done(Ok((!same).then_some(outdated)));
+            };
+            fs.when_placed(ino, Box::new(placed));
         });
     }
 
@@ -290,8 +305,14 @@ impl Fs {
         }
     }
 
+    /// The kernel has dropped pages of a file and heard its size, which was this content's or a later one's: opens may keep what it has
+    /// read since.
+    pub fn kernel_has(&self, ino: InodeId, content: u64) {
+        self.known.told_all(ino, content);
+    }
+
     fn tell_lost(&self, inos: &[InodeId]) {
-        inos.iter().for_each(|ino| self.tell_outdated(*ino, Outdated { size: None }, Box::new(|| {})));
+        inos.iter().for_each(|ino| self.tell_outdated(*ino, Outdated::UNKNOWN, Box::new(|| {})));
     }
 
     /// Fails if locks of the file were lost after the handle was opened: its user believes to be alone.

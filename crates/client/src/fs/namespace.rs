@@ -159,7 +159,8 @@ impl Fs {
             };
             match (answer.and_then(|answer| fs.opened(answer, first, Some(&name), true)), existed_in) {
                 (Ok(opened), Some(dir)) => fs.opened_existing(caller, dir, opened, flags, done),
-                (opened, _) => done(opened),
+                (Ok(opened), None) => fs.show_opened(opened, done),
+                (Err(error), _) => done(Err(error)),
             }
         });
     }
@@ -177,7 +178,7 @@ impl Fs {
         let inode = opened.inode.clone();
         let checked = move |checked: FsResult<()>| match checked {
             Ok(()) if flags.truncate => fs.truncate_opened(caller, opened, flags, done),
-            Ok(()) => done(Ok(opened)),
+            Ok(()) => fs.show_opened(opened, done),
             Err(error) => {
                 // The kernel never learns of it.
                 fs.forget(opened.inode.ino, 1);
@@ -219,11 +220,12 @@ impl Fs {
     pub fn open_at(self: &Arc<Self>, caller: Caller, place: Place, flags: OpenFlags, done: Done<Found>) {
         let fs = self.clone();
         let name = place.name.clone();
-        self.ask(caller, Op::OpenAt(place, flags), move |answer| {
-            done(answer.and_then(|answer| match answer {
-                Answer::Opened { inode, .. } if inode.kind == Kind::Dir => Ok(Found::Directory(*inode)),
-                answer => fs.opened(answer, flags, Some(&name), true).map(Found::File),
-            }));
+        self.ask(caller, Op::OpenAt(place, flags), move |answer| match answer {
+            Ok(Answer::Opened { inode, .. }) if inode.kind == Kind::Dir => done(Ok(Found::Directory(*inode))),
+            answer => match answer.and_then(|answer| fs.opened(answer, flags, Some(&name), true)) {
+                Ok(opened) => fs.show_opened(opened, Box::new(move |opened| done(opened.map(Found::File)))),
+                Err(error) => done(Err(error)),
+            },
         });
     }
 
@@ -286,8 +288,21 @@ impl Fs {
     fn open_now(self: &Arc<Self>, caller: Caller, op: Op, flags: OpenFlags, done: Done<Opened>) {
         let fs = self.clone();
         self.ask(caller, op, move |answer| {
-            done(answer.and_then(|answer| fs.opened(answer, flags, None, false)))
+            match answer.and_then(|answer| fs.opened(answer, flags, None, false)) {
+                Ok(opened) => fs.show_opened(opened, done),
+                Err(error) => done(Err(error)),
+            }
         });
+    }
+
+    /// Answers an open when the file shows all that was committed before.
+    fn show_opened(self: &Arc<Self>, mut opened: Opened, done: Done<Opened>) {
+        let (fs, ino) = (self.clone(), opened.inode.ino);
+        let show = move || {
+            fs.files.overlay(&mut opened.inode);
+            done(Ok(opened));
+        };
+        self.when_placed(ino, Box::new(show));
     }
 
     fn opened(
@@ -306,7 +321,11 @@ impl Fs {
         let pages = self.known.opened_as(inode.ino, inode.data_change);
         let file = self.files.attach(inode.clone());
         self.files.overlay(&mut inode);
-        file.lock().executing += u32::from(flags.exec);
+        let mut state = file.lock();
+        state.executing += u32::from(flags.exec);
+        state.readers += u32::from(flags.read || flags.exec);
+        state.was_read |= flags.read || flags.exec;
+        drop(state);
         let handle = FileHandle {
             file,
             read: flags.read || flags.exec,
@@ -318,6 +337,7 @@ impl Fs {
             losses: self.locks.losses(),
             drops_pages: AtomicBool::new(pages == Pages::Drop),
             progress: Progress::default(),
+            uncached: AtomicBool::new(false),
         };
         let keep_cache = pages == Pages::Keep;
         Ok(Opened { inode, handle: Arc::new(handle), keep_cache, truncated: flags.truncate })
@@ -333,7 +353,10 @@ impl Fs {
             if let Err(error) = &result {
                 log::error!("inode {ino}: written bytes could not be stored: {error}");
             }
-            handle.file.lock().executing -= u32::from(handle.exec);
+            let mut state = handle.file.lock();
+            state.executing -= u32::from(handle.exec);
+            state.readers -= u32::from(handle.read);
+            drop(state);
             if fs.files.detach(&handle.file) {
                 fs.known.closed(&handle.file.lock().inode);
                 fs.locks.file_closed(ino);

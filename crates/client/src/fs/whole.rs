@@ -271,8 +271,10 @@ impl Fs {
             Answer::Opened { inode, .. } => *inode,
             other => return Err(unexpected(&other)),
         };
+        let file = self.files.attach(inode);
+        file.lock().readers += 1;
         let handle = FileHandle {
-            file: self.files.attach(inode),
+            file,
             read: true,
             write,
             exec: false,
@@ -282,6 +284,7 @@ impl Fs {
             losses: self.locks.losses(),
             drops_pages: AtomicBool::new(false),
             progress: Progress::silent(),
+            uncached: AtomicBool::new(false),
         };
         Ok(Arc::new(handle))
     }
