@@ -4,7 +4,7 @@
 //! each call began, when it returned and what it said. The history is linearizable if every call can be given a moment
 //! between the two at which it happened wholly, so that all the answers are those of a sequential file system ([`tree`]);
 //! [`linear`] decides that exactly. Content of files is overwritten too, under the weaker promise of close-to-open
-//! ([`registers`]).
+//! ([`registers`]), appended to without locks ([`appends`]), and counted up under locks ([`counter`]).
 //!
 //! What Linux does around a file system is allowed for, and only that:
 //! - A path is walked one name at a time, so "create a/x" is no atomic call anywhere. Here directories are opened first, as a
@@ -15,6 +15,8 @@
 //! - `EIO`, `ETIMEDOUT`, `ENOTCONN` and the like say that nobody knows whether the call happened: it may have, at any time after
 //!   it began, or never.
 
+pub mod appends;
+pub mod counter;
 pub mod linear;
 pub mod plan;
 pub mod registers;

@@ -6,6 +6,9 @@ use crate::rng::Rng;
 /// Files that are overwritten under the promise of close-to-open.
 pub const REGISTERS: usize = 2;
 
+/// Files with a number that is counted up under locks.
+pub const COUNTERS: usize = 2;
+
 /// A place as it is planned: the directory is opened first, whatever it is by then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spot {
@@ -33,13 +36,29 @@ pub enum Plan {
     Overwrite(usize),
     /// Reads a file that is overwritten.
     ReadRegister(usize),
+    /// Appends a record to the log; `held`: through a descriptor that stays open, and with fsync in place of close.
+    Append {
+        held: bool,
+    },
+    /// Reads the log.
+    ReadLog,
+    /// Adds one to a counter under a lock: of the first a BSD lock, of the second one of the open file description.
+    Add(usize),
 }
 
-/// The next call. In `overwriting` of 100 cases it is on a file that is overwritten.
-pub fn next(rng: &mut Rng, overwriting: u64) -> Plan {
+/// The next call. In `overwriting` of 100 cases it is on a file that is overwritten, in `sharing` of the others on the log or a
+/// counter.
+pub fn next(rng: &mut Rng, overwriting: u64, sharing: u64) -> Plan {
     if rng.percent(overwriting) {
         let at = rng.below(REGISTERS as u64) as usize;
         return if rng.percent(40) { Plan::Overwrite(at) } else { Plan::ReadRegister(at) };
+    }
+    if rng.percent(sharing) {
+        return match rng.below(10) {
+            0..4 => Plan::Append { held: rng.percent(50) },
+            4..7 => Plan::ReadLog,
+            _ => Plan::Add(rng.below(COUNTERS as u64) as usize),
+        };
     }
     let dir = |rng: &mut Rng| rng.below(DIR_NAMES as u64) as usize;
     match rng.below(90) {
@@ -84,7 +103,7 @@ mod tests {
     fn directories_stay_in_the_root() {
         let mut rng = Rng::new(1);
         for _ in 0..20_000 {
-            if let Plan::Rename(Spot::Root(from), to, _) = next(&mut rng, 10)
+            if let Plan::Rename(Spot::Root(from), to, _) = next(&mut rng, 10, 10)
                 && from < DIR_NAMES
             {
                 assert!(matches!(to, Spot::Root(to) if to < DIR_NAMES), "{from} to {to:?}");

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use libc::c_int;
 
-use super::plan::{self, Plan, REGISTERS, Spot};
+use super::plan::{self, COUNTERS, Plan, REGISTERS, Spot};
 use super::tree::{Answer, At, Call, DIR_NAMES, ROOT_NAMES, SUB_NAMES};
-use super::{Event, registers};
+use super::{Event, appends, counter, registers};
 use crate::rng::Rng;
 use crate::sys::{self, Sys};
 
@@ -34,6 +34,8 @@ pub struct Load {
     pub seed: u64,
     /// Calls of 100 that are on files that are overwritten.
     pub overwriting: u64,
+    /// Calls of 100 others that are on the log and the counters.
+    pub sharing: u64,
     /// Longest pause before a call, microseconds: spreads the run over a time in which something else happens.
     pub pause_us: u64,
 }
@@ -45,8 +47,23 @@ pub struct Recorded {
     pub tree: Vec<Event<Call, Answer>>,
     /// Calls on each of the files that are overwritten.
     pub registers: [Vec<Event<registers::Call, registers::Answer>>; REGISTERS],
+    /// Calls on the log.
+    pub log: Vec<Event<appends::Call, appends::Answer>>,
+    /// Calls on each of the counters.
+    pub counters: [Vec<Event<counter::Add, u64>>; COUNTERS],
     /// Calls that were made again because of `ESTALE`.
     pub stale: usize,
+}
+
+impl Recorded {
+    /// Takes in what another thread recorded.
+    fn take(&mut self, part: Self) {
+        self.tree.extend(part.tree);
+        self.stale += part.stale;
+        self.registers.iter_mut().zip(part.registers).for_each(|(all, part)| all.extend(part));
+        self.log.extend(part.log);
+        self.counters.iter_mut().zip(part.counters).for_each(|(all, part)| all.extend(part));
+    }
 }
 
 /// Makes the calls. Leaves nothing in the directories unless it fails.
@@ -77,14 +94,10 @@ pub fn run(load: &Load) -> Result<Recorded, String> {
         let mut all = Recorded::default();
         for thread in threads {
             let part = thread.join().map_err(|_| "a thread panicked")??;
-            all.tree.extend(part.tree);
-            all.stale += part.stale;
-            all.registers.iter_mut().zip(part.registers).for_each(|(all, part)| all.extend(part));
+            all.take(part);
         }
         for (thread, home) in homes.iter().enumerate() {
-            let audit = Actor::new(load.threads + thread, home, &shared)?.audit()?;
-            all.tree.extend(audit.tree);
-            all.registers.iter_mut().zip(audit.registers).for_each(|(all, part)| all.extend(part));
+            all.take(Actor::new(load.threads + thread, home, &shared)?.audit()?);
         }
         Ok::<_, String>(all)
     })?;
@@ -96,6 +109,8 @@ fn prepare(home: &Path) -> Result<(), String> {
     let make = || {
         std::fs::create_dir(home)?;
         std::fs::create_dir(home.join("tmp"))?;
+        std::fs::write(home.join("log"), [])?;
+        (0..COUNTERS).try_for_each(|at| std::fs::write(home.join(format!("c{at}")), 0u64.to_be_bytes()))?;
         (0..REGISTERS)
             .try_for_each(|at| std::fs::write(home.join(format!("r{at}")), registers::INITIAL.to_be_bytes()))
     };
@@ -117,6 +132,9 @@ struct Actor<'a> {
     shared: &'a Shared,
     root: Fd,
     tmp: Fd,
+    /// The log, open for appending, and the counters: once they have been used.
+    log: Option<Fd>,
+    counters: [Option<Fd>; COUNTERS],
     recorded: Recorded,
 }
 
@@ -136,7 +154,15 @@ impl<'a> Actor<'a> {
                 .map_err(|errno| format!("cannot open {}: {}", path.display(), crate::errno::name(errno)))
         };
         let (root, tmp) = (open(home)?, open(&home.join("tmp"))?);
-        Ok(Self { thread, shared, root, tmp, recorded: Recorded::default() })
+        Ok(Self {
+            thread,
+            shared,
+            root,
+            tmp,
+            log: None,
+            counters: Default::default(),
+            recorded: Recorded::default(),
+        })
     }
 
     fn act(mut self, load: &Load) -> Result<Recorded, String> {
@@ -148,7 +174,7 @@ impl<'a> Actor<'a> {
             if load.pause_us > 0 {
                 thread::sleep(Duration::from_micros(rng.below(load.pause_us + 1)));
             }
-            self.perform(plan::next(&mut rng, load.overwriting))?;
+            self.perform(plan::next(&mut rng, load.overwriting, load.sharing))?;
         }
         Ok(self.recorded)
     }
@@ -164,6 +190,8 @@ impl<'a> Actor<'a> {
             (0..SUB_NAMES.len()).try_for_each(|name| self.perform(Plan::Read(Spot::Sub(dir, name))))?;
         }
         (0..REGISTERS).try_for_each(|at| self.perform(Plan::ReadRegister(at)))?;
+        self.perform(Plan::ReadLog)?;
+        (0..COUNTERS).try_for_each(|kind| self.perform(Plan::Add(kind)))?;
         self.perform(Plan::ListRoot)?;
         Ok(self.recorded)
     }
@@ -220,6 +248,9 @@ impl<'a> Actor<'a> {
             }
             Plan::Overwrite(at) => self.overwrite(at),
             Plan::ReadRegister(at) => self.read_register(at)?,
+            Plan::Append { held } => self.append(held),
+            Plan::ReadLog => self.read_log()?,
+            Plan::Add(kind) => self.add(kind),
         }
         Ok(())
     }
@@ -351,6 +382,81 @@ impl<'a> Actor<'a> {
         Ok(())
     }
 
+    fn append(&mut self, held: bool) {
+        let record = self.shared.token.fetch_add(1, Ordering::Relaxed);
+        let begin = self.now();
+        let file = self.log.take().filter(|_| held);
+        let append = || -> Sys<Option<Fd>> {
+            let file = match file {
+                Some(file) => file,
+                None => open(self.root.0, c"log", libc::O_WRONLY | libc::O_APPEND, 0)?,
+            };
+            sys::write(file.0, &record.to_be_bytes())?;
+            if held {
+                sys::fsync(file.0)?;
+                return Ok(Some(file));
+            }
+            close(file).map(|_| None)
+        };
+        let appended = append();
+        let end = self.now();
+        let answer = appended.is_ok().then(Vec::new);
+        // After a failure the next one opens it anew.
+        self.log = appended.ok().flatten();
+        self.unknown(answer.is_none());
+        let call = appends::Call::Append(record);
+        self.recorded.log.push(Event { thread: self.thread, call, answer, begin, end });
+    }
+
+    fn read_log(&mut self) -> Result<(), String> {
+        let begin = self.now();
+        let read = || all_of(&open(self.root.0, c"log", libc::O_RDONLY, 0)?);
+        let answer = match read() {
+            Ok(bytes) => Some(bytes),
+            Err(errno) if tells_nothing(errno) => None,
+            Err(errno) => return Err(format!("cannot read the log: {}", crate::errno::name(errno))),
+        };
+        let records = |bytes: Vec<u8>| {
+            bytes.chunks(8).map(|word| word.try_into().map_or(u64::MAX, u64::from_be_bytes)).collect()
+        };
+        let (answer, end) = (answer.map(records), self.now());
+        self.recorded.log.push(Event { thread: self.thread, call: appends::Call::Read, answer, begin, end });
+        Ok(())
+    }
+
+    fn add(&mut self, kind: usize) {
+        let begin = self.now();
+        let held = self.counters[kind].take();
+        let name = sys::cstring(format!("c{kind}").as_bytes());
+        let add = || -> Sys<(Fd, u64)> {
+            let file = match held {
+                Some(file) => file,
+                None => open(self.root.0, &name, libc::O_RDWR, 0)?,
+            };
+            lock(&file, kind, true)?;
+            let found = content(&file)?;
+            sys::pwrite(file.0, &(found + 1).to_be_bytes(), 0)?;
+            lock(&file, kind, false)?;
+            Ok((file, found))
+        };
+        let added = add();
+        let end = self.now();
+        let answer = added.as_ref().ok().map(|(_, found)| *found);
+        self.counters[kind] = added.ok().map(|(file, _)| file);
+        self.unknown(answer.is_none());
+        self.recorded.counters[kind].push(Event {
+            thread: self.thread,
+            call: counter::Add,
+            answer,
+            begin,
+            end,
+        });
+    }
+
+    fn unknown(&self, is_unknown: bool) {
+        self.shared.unknown.fetch_add(usize::from(is_unknown), Ordering::Relaxed);
+    }
+
     fn now(&self) -> u64 {
         self.shared.origin.elapsed().as_nanos() as u64
     }
@@ -376,6 +482,21 @@ fn open(dir: c_int, name: &CStr, flags: c_int, mode: u32) -> Sys<Fd> {
     sys::openat(dir, name, flags | libc::O_CLOEXEC, mode).map(|fd| Fd(fd as c_int))
 }
 
+/// Takes or gives up an exclusive lock of a counter: a BSD lock or one of the open file description, as the counter has it.
+fn lock(file: &Fd, kind: usize, take: bool) -> Sys<i64> {
+    if kind == 0 {
+        return sys::flock(file.0, if take { libc::LOCK_EX } else { libc::LOCK_UN });
+    }
+    let mut range = libc::flock {
+        l_type: if take { libc::F_WRLCK } else { libc::F_UNLCK } as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 8,
+        l_pid: 0,
+    };
+    sys::fcntl_lock(file.0, libc::F_OFD_SETLKW, &mut range)
+}
+
 /// Closes, and says what close(2) says.
 fn close(file: Fd) -> Sys<i64> {
     sys::close(std::mem::ManuallyDrop::new(file).0)
@@ -388,6 +509,18 @@ fn content(file: &Fd) -> Sys<u64> {
         0 => Ok(0),
         8 => Ok(bytes.first_chunk().map_or(u64::MAX, |word| u64::from_be_bytes(*word))),
         _ => Ok(u64::MAX),
+    }
+}
+
+/// All bytes of a file.
+fn all_of(file: &Fd) -> Sys<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 64 * 1024];
+    loop {
+        match sys::pread(file.0, &mut buffer, bytes.len() as i64)? as usize {
+            0 => return Ok(bytes),
+            len => bytes.extend_from_slice(&buffer[..len]),
+        }
     }
 }
 
