@@ -78,6 +78,8 @@ suites+=(
     "serve-compare 600 $serve COMPARE_OPS=${SERVE_COMPARE_OPS:-1500} COMPARE_SEEDS=2 tests/posix/compare.sh"
     "serve-kill 900 env CYCLES=${SERVE_CYCLES:-4} tests/cluster/kill.sh"
     "serve-two 600 tests/cluster/two.sh"
+    "serve-shared 300 env KESTREL_NODES=1 tests/cluster/shared.sh"
+    "nodes-shared 300 env KESTREL_NODES=3 tests/cluster/shared.sh"
     "serve-partition 600 tests/cluster/partition.sh"
     "tls 600 tests/cluster/tls.sh"
     "serve-bad-input 600 tests/cluster/bad-input.sh"
