@@ -23,8 +23,8 @@ pub struct LostPath {
     pub place: String,
 }
 
-/// Names what was lost, over the rows that were recovered. One loss may concern several paths; what concerns none (sums,
-/// counters, sessions of clients) is left out, as a repair makes it anew.
+/// Names what was lost, over the rows that were recovered. One loss may concern several paths; what
+/// concerns none (sums, counters, sessions of clients) is left out, as a repair makes it anew.
 ///
 /// # Errors
 /// Those of the engine.
@@ -148,7 +148,8 @@ mod tests {
     use kestrel_meta::engine::BatchKind;
     use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 
-    /// Losses are told by the paths of the files, and a directory that is known from other rows by its own.
+    /// Losses are told by the paths of the files, and a directory that is known from other rows by
+    /// its own.
     #[test]
     fn lost_rows_by_path() {
         let engine = MemoryEngine::new(SyncWhen::Asked);

@@ -42,7 +42,8 @@ struct Cli {
     /// File with the token to show to servers; by default the one that KESTREL_TOKEN_FILE names
     #[arg(long, global = true, value_name = "FILE", help_heading = "Access")]
     token_file: Option<PathBuf>,
-    /// How long to wait for a server that is not there (refused, unknown); by default it is told within 2 s
+    /// How long to wait for a server that is not there (refused, unknown); by default it is told
+    /// within 2 s
     #[arg(long, global = true, value_name = "TIME", value_parser = units::duration_arg, help_heading = "Access")]
     wait: Option<Duration>,
     #[command(subcommand)]

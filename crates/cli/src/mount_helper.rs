@@ -1,8 +1,9 @@
 //! Being run by mount(8), for `/etc/fstab` and `mount -o remount`.
 //!
-//! mount(8) leaves the type `fuse.kestrel` to libfuse's helper `mount.fuse`, which runs `kestrel SOURCE DIR -o OPTIONS`. Where
-//! `/sbin/mount.fuse.kestrel` is a link to this program, it runs that: `mount.fuse.kestrel SOURCE DIR [-fnsvrw] [-N NAMESPACE]
-//! [-o OPTIONS] [-t TYPE]`. Both become `kestrel mount SOURCE DIR -o OPTIONS`.
+//! mount(8) leaves the type `fuse.kestrel` to libfuse's helper `mount.fuse`, which runs `kestrel
+//! SOURCE DIR -o OPTIONS`. Where `/sbin/mount.fuse.kestrel` is a link to this program, it runs
+//! that: `mount.fuse.kestrel SOURCE DIR [-fnsvrw] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`. Both
+//! become `kestrel mount SOURCE DIR -o OPTIONS`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;

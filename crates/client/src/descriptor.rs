@@ -293,8 +293,8 @@ impl Descriptor {
         }
     }
 
-    /// Makes both copies of the descriptor of the volume at `dir` say the same, if one is intact. A disk that does not take it
-    /// is no reason not to open the volume.
+    /// Makes both copies of the descriptor of the volume at `dir` say the same, if one is intact. A
+    /// disk that does not take it is no reason not to open the volume.
     pub(crate) fn mend(dir: &Path) {
         let mend = || -> Result<(), VolumeError> {
             let lock = DescriptorLock::take(dir)?;
@@ -458,7 +458,8 @@ impl Descriptor {
         self.put(dir, FILE_NAME, lock, Some(["descriptor.replace.written", "descriptor.replace.renamed"]))
     }
 
-    /// Writes it to a file of the directory, in one step and durably; `points` are where tests kill the process.
+    /// Writes it to a file of the directory, in one step and durably; `points` are where tests kill
+    /// the process.
     fn put(
         &self,
         dir: &Path,

@@ -1,15 +1,17 @@
 //! Listing a directory through an open handle, with cookies that stay valid while others create, rename and unlink.
 //!
-//! A node lists by name, in batches; the kernel continues from a cookie, usually the one after the last entry it took, but
-//! `seekdir` may bring any cookie of this handle. A cookie is the number of a batch and an index in it. The handle keeps
-//! the entries of the newest batch, and of every older one the names it lies between and a 32-bit hash of each name: 4
-//! bytes an entry, so that even a directory of ten million entries costs a reader 40 MB. Going back to an older batch
-//! lists it again and returns those entries that were in it the first time: what existed all the while is returned
-//! exactly once (`readdir(3p)`), what was created or removed meanwhile may or may not be.
+//! A node lists by name, in batches; the kernel continues from a cookie, usually the one after the
+//! last entry it took, but `seekdir` may bring any cookie of this handle. A cookie is the number of
+//! a batch and an index in it. The handle keeps the entries of the newest batch, and of every older
+//! one the names it lies between and a 32-bit hash of each name: 4 bytes an entry, so that even a
+//! directory of ten million entries costs a reader 40 MB. Going back to an older batch lists it
+//! again and returns those entries that were in it the first time: what existed all the while is
+//! returned exactly once (`readdir(3p)`), what was created or removed meanwhile may or may not be.
 //!
-//! Cookie 0 begins a new pass, which sees the directory as it is then. What was given out before stays valid: a pass
-//! lists every batch afresh, takes the number of the old batch where nothing has changed in it, and a new number where
-//! something has. Batches that no pass leads to any more are dropped by the next cookie 0 when there are many.
+//! Cookie 0 begins a new pass, which sees the directory as it is then. What was given out before
+//! stays valid: a pass lists every batch afresh, takes the number of the old batch where nothing
+//! has changed in it, and a new number where something has. Batches that no pass leads to any more
+//! are dropped by the next cookie 0 when there are many.
 
 use rustc_hash::FxHashMap;
 
@@ -201,8 +203,8 @@ impl DirStream {
         Step::Fetch(fetch)
     }
 
-    /// Takes in the page that [`Step::Fetch`] asked for. One that is not wanted any more, because its caller was killed and
-    /// another one asked, is dropped.
+    /// Takes in the page that [`Step::Fetch`] asked for. One that is not wanted any more, because
+    /// its caller was killed and another one asked, is dropped.
     pub fn supply(&mut self, fetch: Fetch, entries: Vec<DirEntry>, end: bool) {
         if self.wanted.take_if(|wanted| *wanted == fetch).is_none() {
             return;
@@ -213,7 +215,8 @@ impl DirStream {
         }
     }
 
-    /// Takes in the batch that follows `before`, under the number it had in an earlier pass if it is the same.
+    /// Takes in the batch that follows `before`, under the number it had in an earlier pass if it
+    /// is the same.
     fn add(&mut self, before: Option<u64>, after: Option<Name>, entries: Vec<DirEntry>, end: bool) {
         let hashes: Vec<_> = entries.iter().map(|entry| hash(entry.name.as_bytes())).collect();
         let end = end || entries.is_empty();
@@ -243,7 +246,8 @@ impl DirStream {
         self.held = Some((number, held.collect()));
     }
 
-    /// Takes in a page of a batch that is listed again: keeps what was in the batch the first time, in the places it had.
+    /// Takes in a page of a batch that is listed again: keeps what was in the batch the first time,
+    /// in the places it had.
     fn compare(&mut self, number: u64, entries: Vec<DirEntry>, end: bool) {
         let mut relisted = match self.relisted.take() {
             Some((again, relisted)) if again == number => relisted,

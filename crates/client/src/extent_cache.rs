@@ -1,7 +1,7 @@
 //! Extent lists of a chunked file, as far as the node has told them.
 //!
-//! Chunks without extents take no room: the node tells the lists of a *stretch* of chunks, and those of it that it did not name
-//! are holes.
+//! Chunks without extents take no room: the node tells the lists of a *stretch* of chunks, and
+//! those of it that it did not name are holes.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -44,7 +44,8 @@ impl ExtentCache {
         }
     }
 
-    /// Takes in what the node told of the chunks `first..=last`: `lists` are those of them that have extents.
+    /// Takes in what the node told of the chunks `first..=last`: `lists` are those of them that
+    /// have extents.
     pub fn learn(&mut self, first: u64, last: u64, lists: impl IntoIterator<Item = (u64, Arc<ExtentList>)>) {
         let old: Vec<u64> = self.lists.range(first..=last).map(|(chunk, _)| *chunk).collect();
         for chunk in old {
@@ -52,7 +53,8 @@ impl ExtentCache {
         }
         self.lists.extend(lists);
         let (mut from, mut to) = (first, last);
-        // Stretches are ordered by their ends as well: those that overlap or touch are the last ones that begin early enough.
+        // Stretches are ordered by their ends as well: those that overlap or touch are the last
+        // ones that begin early enough.
         while let Some((&begin, &end)) = self.stretches.range(..=last.saturating_add(1)).next_back() {
             if end.saturating_add(1) < first {
                 break;

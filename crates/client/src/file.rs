@@ -46,7 +46,8 @@ impl Piece {
         self.offset + self.bytes.len() as u64
     }
 
-    /// Two pieces, of the bytes before and from file offset `at` on, which lies within. Neither is stored.
+    /// Two pieces, of the bytes before and from file offset `at` on, which lies within. Neither is
+    /// stored.
     fn split(self, at: u64) -> [Self; 2] {
         let (before, after) = self.bytes.split_at((at - self.offset) as usize);
         let [before, after] = [before, after].map(|bytes| Arc::new(bytes.to_vec()));
@@ -91,12 +92,13 @@ pub(crate) struct FileState {
     pub flush: Option<Flush>,
     /// Its commit is at the node.
     pub committing: bool,
-    /// Where the bytes begin that were appended (`O_APPEND`) and are not committed: the end of the file then, as far as it was
-    /// known here. See [`FileState::place_appended`].
+    /// Where the bytes begin that were appended (`O_APPEND`) and are not committed: the end of the
+    /// file then, as far as it was known here. See [`FileState::place_appended`].
     pub append_from: Option<u64>,
     /// Others append, too: appended bytes have been moved since the file was opened here.
     pub shared_end: bool,
-    /// What was appended last may be part of a write: the number of the handle through which it came, and when.
+    /// What was appended last may be part of a write: the number of the handle through which it
+    /// came, and when.
     pub unfinished: Option<(u64, Nanos)>,
     /// Appended bytes have been moved, and the kernel has not heard of it.
     pub moved: bool,
@@ -168,8 +170,9 @@ impl FileState {
         }
     }
 
-    /// Takes in an inode from the node unless a newer one is known. What was written here and is not committed goes on counting for
-    /// the size; what was appended comes to the end of the file as it is now, unless a flush runs, which sees to that itself.
+    /// Takes in an inode from the node unless a newer one is known. What was written here and is
+    /// not committed goes on counting for the size; what was appended comes to the end of the file
+    /// as it is now, unless a flush runs, which sees to that itself.
     pub fn refresh(&mut self, inode: Inode) {
         if inode.change >= self.inode.change {
             if inode.data_change != self.inode.data_change {
@@ -183,8 +186,8 @@ impl FileState {
         self.know_size();
     }
 
-    /// The size with what was written here. While a flush keeps what was appended where it is, the file ends there too, so that
-    /// what is appended next follows and moves along.
+    /// The size with what was written here. While a flush keeps what was appended where it is, the
+    /// file ends there too, so that what is appended next follows and moves along.
     fn know_size(&mut self) {
         self.size = match (self.mtime, self.append_from) {
             (None, _) => self.inode.size,
@@ -198,11 +201,13 @@ impl FileState {
         self.inflight.iter().map(Piece::end).fold(self.buffer.end(), u64::max)
     }
 
-    /// Moves what was appended to the end of the file as the node knows it and as plain writes here will make it, if another client
-    /// has changed that end; and forgets pieces that repeat inline bytes of another content. Not while a commit is under way: it
-    /// may have been what changed the end. Answers whether a piece is not stored any more.
+    /// Moves what was appended to the end of the file as the node knows it and as plain writes here
+    /// will make it, if another client has changed that end; and forgets pieces that repeat inline
+    /// bytes of another content. Not while a commit is under way: it may have been what changed the
+    /// end. Answers whether a piece is not stored any more.
     ///
-    /// Plain writes behind the first appended byte move with it: who made them found there what was appended here.
+    /// Plain writes behind the first appended byte move with it: who made them found there what was
+    /// appended here.
     pub fn place_appended(&mut self) -> bool {
         let content = self.inode.data_change;
         let outdated = |piece: &Piece| piece.inline_of.is_some_and(|of| of != content);

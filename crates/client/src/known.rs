@@ -175,7 +175,8 @@ impl KnownInodes {
         }
     }
 
-    /// Records of which content the kernel is told the size, and answers whether it was told that before.
+    /// Records of which content the kernel is told the size, and answers whether it was told that
+    /// before.
     pub fn told_as(&self, ino: InodeId, data_change: u64) -> bool {
         match self.shard(ino).lock().get_mut(&ino) {
             Some(known) => std::mem::replace(&mut known.told_change, data_change) == data_change,
@@ -183,7 +184,8 @@ impl KnownInodes {
         }
     }
 
-    /// The kernel has dropped its pages of a file, and was told its size, when it had this content or a later one.
+    /// The kernel has dropped its pages of a file, and was told its size, when it had this content
+    /// or a later one.
     pub fn told_all(&self, ino: InodeId, data_change: u64) {
         if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
             (known.cached_change, known.told_change) = (data_change, data_change);
@@ -192,7 +194,8 @@ impl KnownInodes {
         }
     }
 
-    /// Whether the kernel's pages and size of a file are those of this content. (Not while an open has still to drop them.)
+    /// Whether the kernel's pages and size of a file are those of this content. (Not while an open
+    /// has still to drop them.)
     pub fn is_told_all(&self, ino: InodeId, data_change: u64) -> bool {
         self.shard(ino).lock().get(&ino).is_some_and(|known| {
             known.dropping <= known.dropped && [known.cached_change, known.told_change] == [data_change; 2]
@@ -224,8 +227,9 @@ impl KnownInodes {
         }
     }
 
-    /// Records that a change of ours led from the content `from` to `to`, and that the kernel made it in its pages and size too. If
-    /// these were another content's, which somebody else has changed since, they are still of no use to the next open.
+    /// Records that a change of ours led from the content `from` to `to`, and that the kernel made
+    /// it in its pages and size too. If these were another content's, which somebody else has
+    /// changed since, they are still of no use to the next open.
     pub fn cached_moved(&self, ino: InodeId, from: u64, to: u64) {
         if let Some(known) = self.shard(ino).lock().get_mut(&ino) {
             for change in [&mut known.cached_change, &mut known.told_change] {

@@ -1,17 +1,21 @@
 //! Attributes that came with listings, for the look-ups of whoever lists.
 //!
-//! `ls -l`, `find`, `du` and `rm -r` list a directory and look at each name by a call of its own. The client answers these
-//! look-ups from pages of attributes: one request for each page instead of one for each name.
+//! `ls -l`, `find`, `du` and `rm -r` list a directory and look at each name by a call of its own.
+//! The client answers these look-ups from pages of attributes: one request for each page instead of
+//! one for each name.
 //!
-//! **How long.** A page serves the thread and user that list, through a directory handle that is still open, for at most
-//! [`ListedAttributes::ttl`] after it was asked for. Whatever anybody changes through this client is not answered from a page:
-//! [`ListedAttributes::changing`]. So what a thread is told may be behind what another *client* changed since, by at most that
-//! time; a call that opens a file, or comes through another thread, or after the directory was closed, asks the node.
+//! **How long.** A page serves the thread and user that list, through a directory handle that is
+//! still open, for at most [`ListedAttributes::ttl`] after it was asked for. Whatever anybody
+//! changes through this client is not answered from a page: [`ListedAttributes::changing`]. So what
+//! a thread is told may be behind what another *client* changed since, by at most that time; a call
+//! that opens a file, or comes through another thread, or after the directory was closed, asks the
+//! node.
 //!
-//! **When.** Only a thread that has looked at one name of a directory it lists gets a page with the second.
+//! **When.** Only a thread that has looked at one name of a directory it lists gets a page with the
+//! second.
 //!
-//! **The directory itself.** A walk to such a name by a path goes through the name of the directory. That it leads there is
-//! believed for the same time ([`Listing::reached`]).
+//! **The directory itself.** A walk to such a name by a path goes through the name of the
+//! directory. That it leads there is believed for the same time ([`Listing::reached`]).
 //!
 //! **Memory.** All pages together hold at most [`ENTRIES_MAX`] entries of some 350 bytes.
 
@@ -170,7 +174,8 @@ impl Listing {
         state.pages.insert(start, now);
     }
 
-    /// Takes in a page that was asked for at `since`, of which at most `room` entries; how many more there are now.
+    /// Takes in a page that was asked for at `since`, of which at most `room` entries; how many
+    /// more there are now.
     fn supply(&self, page: Vec<(Name, Box<Inode>)>, since: Instant, room: usize, ttl: Duration) -> isize {
         let mut state = self.state.lock();
         state.fetching = false;
@@ -229,7 +234,8 @@ impl Change {
     }
 }
 
-/// A thread and the inode that it was last told of from a page, which has no extended attribute, and until when that is so.
+/// A thread and the inode that it was last told of from a page, which has no extended attribute,
+/// and until when that is so.
 type Plain = (u32, InodeId, Instant);
 
 /// Slots for [`Plain`], by thread.
@@ -337,7 +343,8 @@ impl ListedAttributes {
         };
     }
 
-    /// What a request changes; none if nothing here is concerned. To be told again when it is over, before anybody else hears.
+    /// What a request changes; none if nothing here is concerned. To be told again when it is over,
+    /// before anybody else hears.
     pub fn changing(&self, op: &Op) -> Option<Change> {
         if self.paged.load(Ordering::SeqCst) == 0 {
             return None;

@@ -84,9 +84,11 @@ pub struct RemoteVolume {
 }
 
 impl RemoteVolume {
-    /// Connects to a server that `url` names, learns from it what the volume is, connects to the other nodes if there are several,
-    /// opens the block store, and starts a file system. Waits for a server that nobody reaches as long as [`wait_for_contact`] says, and for
-    /// the other nodes of its volume up to the deadline. Starts threads: a process that goes to the background does so before.
+    /// Connects to a server that `url` names, learns from it what the volume is, connects to the
+    /// other nodes if there are several, opens the block store, and starts a file system. Waits for
+    /// a server that nobody reaches as long as [`wait_for_contact`] says, and for the other nodes
+    /// of its volume up to the deadline. Starts threads: a process that goes to the background does
+    /// so before.
     ///
     /// # Errors
     /// If no server answers, none serves this volume, one of several nodes cannot be had, or the volume's store cannot be used from

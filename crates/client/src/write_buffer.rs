@@ -41,8 +41,8 @@ impl WriteBuffer {
         self.pieces.last_key_value().map_or(0, |(start, piece)| start + piece.len() as u64)
     }
 
-    /// Moves all bytes from file offset `from` on, so that the first of them comes to `to`. What lies before `from` stays; where
-    /// moved bytes come to lie over it they replace it.
+    /// Moves all bytes from file offset `from` on, so that the first of them comes to `to`. What
+    /// lies before `from` stays; where moved bytes come to lie over it they replace it.
     pub fn shift(&mut self, from: u64, to: u64) {
         for (start, bytes) in self.take() {
             let stays = from.saturating_sub(start).min(bytes.len() as u64) as usize;

@@ -85,7 +85,8 @@ fn edges() -> impl Strategy<Value = u64> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// What is written anywhere in a file of any size is read, found, copied, punched and cut where it is.
+    /// What is written anywhere in a file of any size is read, found, copied, punched and cut where
+    /// it is.
     #[test]
     fn bytes_around_the_powers_of_two(
         mut places in prop::collection::vec((edges(), 1..9_000usize, 1..=255u8), 1..12),
@@ -151,7 +152,8 @@ fn check(
     assert_eq!(found, model.len());
 }
 
-/// A hole of 8 EiB costs a request or two, not one for each of its chunks, whatever is done with it.
+/// A hole of 8 EiB costs a request or two, not one for each of its chunks, whatever is done with
+/// it.
 #[test]
 fn requests_over_the_largest_hole() {
     let (fs, node) = volume();
@@ -175,7 +177,8 @@ fn requests_over_the_largest_hole() {
     fs.shutdown().unwrap();
 }
 
-/// Thousands of chunks with bytes are gone through on a stack of 128 KiB: found, punched, committed at once, folded.
+/// Thousands of chunks with bytes are gone through on a stack of 128 KiB: found, punched, committed
+/// at once, folded.
 #[test]
 fn small_stack_over_many_chunks() {
     let work = || {

@@ -166,8 +166,9 @@ features! {
     create_supp_group = true, CREATE_SUPP_GROUP;
     /// `ioctl` on directories reaches the file system. Default on.
     ioctl_dir = true, HAS_IOCTL_DIR;
-    /// File handles (`open_by_handle_at`) would not outlive the kernel's caches without `export`, so offer none: NFS cannot
-    /// export such a mount. Default on; off, the kernel serves handles of nodes that it still has in memory.
+    /// File handles (`open_by_handle_at`) would not outlive the kernel's caches without `export`,
+    /// so offer none: NFS cannot export such a mount. Default on; off, the kernel serves handles of
+    /// nodes that it still has in memory.
     no_export = true, NO_EXPORT_SUPPORT;
     /// LOOKUP of `.` and `..` by node id works, so handles can be resolved at any time. Default off.
     export = false, EXPORT_SUPPORT;

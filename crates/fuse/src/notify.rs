@@ -41,11 +41,12 @@ impl Notifier {
         self.send(abi::NOTIFY_INVAL_INODE, body.bytes(), None)
     }
 
-    /// Makes the kernel take a file for at least `size` bytes long, at most 2^63 - 1, without a request for its
-    /// attributes. The cached pages stay as they are. A file that the kernel takes for longer keeps that size.
+    /// Makes the kernel take a file for at least `size` bytes long, at most 2^63 - 1, without a
+    /// request for its attributes. The cached pages stay as they are. A file that the kernel takes
+    /// for longer keeps that size.
     ///
-    /// The kernel changes the size when it hears of stored bytes, before it looks at them. There are none here: to
-    /// store the last byte would undo a write to it that is faster.
+    /// The kernel changes the size when it hears of stored bytes, before it looks at them. There
+    /// are none here: to store the last byte would undo a write to it that is faster.
     pub fn extend_inode(&self, nodeid: u64, size: u64) -> io::Result<bool> {
         let Some(last) = size.checked_sub(1) else { return Ok(true) };
         let body = abi::NotifyStore { ino: nodeid, offset: last, size: 1, padding: 0 };

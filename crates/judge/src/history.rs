@@ -1,10 +1,12 @@
 //! Linearizability of what several real clients did at once.
 //!
-//! Threads over one or more mounts of one volume make calls on a small, hot set of names ([`plan`], [`run`]) and record when
-//! each call began, when it returned and what it said. The history is linearizable if every call can be given a moment
-//! between the two at which it happened wholly, so that all the answers are those of a sequential file system ([`tree`]);
-//! [`linear`] decides that exactly. Content of files is overwritten too, under the weaker promise of close-to-open
-//! ([`registers`]), appended to without locks ([`appends`]), and counted up under locks ([`counter`]).
+//! Threads over one or more mounts of one volume make calls on a small, hot set of names ([`plan`],
+//! [`run`]) and record when each call began, when it returned and what it said. The history is
+//! linearizable if every call can be given a moment between the two at which it happened wholly, so
+//! that all the answers are those of a sequential file system ([`tree`]); [`linear`] decides that
+//! exactly. Content of files is overwritten too, under the weaker promise of close-to-open
+//! ([`registers`]), appended to without locks ([`appends`]), and counted up under locks
+//! ([`counter`]).
 //!
 //! What Linux does around a file system is allowed for, and only that:
 //! - A path is walked one name at a time, so "create a/x" is no atomic call anywhere. Here directories are opened first, as a

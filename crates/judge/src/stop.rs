@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Sets a flag that threads poll when it is dropped. A test makes one before it starts threads that run until they
-/// are told to stop: an assertion that fails drops it, so that a scope does not wait for those threads for ever.
+/// Sets a flag that threads poll when it is dropped. A test makes one before it starts threads that
+/// run until they are told to stop: an assertion that fails drops it, so that a scope does not wait
+/// for those threads for ever.
 pub struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl<'a> StopOnDrop<'a> {
@@ -23,7 +24,8 @@ impl Drop for StopOnDrop<'_> {
 mod tests {
     use super::*;
 
-    /// A failed assertion inside a scope ends the scope's threads: without the guard this test would not end.
+    /// A failed assertion inside a scope ends the scope's threads: without the guard this test
+    /// would not end.
     #[test]
     fn scope_ends_after_panic() {
         let stop = AtomicBool::new(false);

@@ -83,8 +83,8 @@ pub fn in_group(creds: &Creds, gid: u32) -> Run<bool> {
     }
 }
 
-/// Fails with `EACCES` unless the caller has all permissions in `want`; with `EPERM`, first of all, if what is immutable is to
-/// be written.
+/// Fails with `EACCES` unless the caller has all permissions in `want`; with `EPERM`, first of all,
+/// if what is immutable is to be written.
 #[inline]
 pub fn check(creds: &Creds, guard: Guard, want: u32) -> Run<()> {
     if want & WRITE != 0 {

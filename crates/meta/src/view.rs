@@ -202,7 +202,8 @@ pub enum Stop {
     Unleased,
     /// It shows this directory: run it when the node knows what other nodes' shares come to.
     Sum(InodeId),
-    /// It changes a share of this directory that other nodes were told of: run it when they do not rely on that any more.
+    /// It changes a share of this directory that other nodes were told of: run it when they do not
+    /// rely on that any more.
     Leased(InodeId),
     /// It failed.
     Fail(FsError),

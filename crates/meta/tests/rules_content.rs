@@ -177,7 +177,8 @@ fn extended_attributes_by_namespace() {
     assert_eq!(f.call(Op::ListXattr(file.clone())), Ok(Answer::Bytes(b"security.a\0user.a\0"[..].into())));
     assert_eq!(f.errno(Op::RemoveXattr(file.clone(), b"user.a"[..].into())), 0);
     assert_eq!(f.errno(Op::RemoveXattr(file.clone(), b"user.a"[..].into())), libc::ENODATA);
-    // Names together are bounded (`XATTR_NAMES_MAX`): four times what a listing can return on Linux.
+    // Names together are bounded (`XATTR_NAMES_MAX`): four times what a listing can return on
+    // Linux.
     let long = |i: u32| format!("user.{i:0250}").into_bytes();
     let full = (0..1100).find(|i| f.errno(set(&file, &long(*i), b"")) == libc::ENOSPC);
     assert!(full.is_some_and(|count| count > 1000), "{full:?}");

@@ -1,4 +1,5 @@
-//! Rules of flags (chattr): what stays as it is, for whom, and what may still be done with it. As ext4 has them.
+//! Rules of flags (chattr): what stays as it is, for whom, and what may still be done with it. As
+//! ext4 has them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -82,7 +83,8 @@ fn append_only_files_grow() {
     f.check();
 }
 
-/// Names in an immutable directory stay; one that is append only gets new ones. Files in both are changed as ever.
+/// Names in an immutable directory stay; one that is append only gets new ones. Files in both are
+/// changed as ever.
 #[test]
 fn directories_keep_their_names() {
     let f = fixture();

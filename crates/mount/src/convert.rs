@@ -59,8 +59,8 @@ pub fn statx(inode: &Inode, attr_ttl: Duration) -> fuse::Statx {
     fuse::Statx { attr: attr(inode), btime, attr_ttl, ..fuse::Statx::default() }
 }
 
-/// An entry as the kernel shall know it. Inode numbers are never reused, so the generation is constant; of the root the kernel
-/// expects none.
+/// An entry as the kernel shall know it. Inode numbers are never reused, so the generation is
+/// constant; of the root the kernel expects none.
 pub fn entry(inode: &Inode, attr_ttl: Duration, entry_ttl: Duration) -> fuse::Entry {
     let generation = u64::from(inode.ino != ROOT);
     fuse::Entry { nodeid: inode.ino, generation, attr: attr(inode), attr_ttl, entry_ttl }

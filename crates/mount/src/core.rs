@@ -65,8 +65,9 @@ pub struct How {
 
 impl How {
     fn settle(self, opened: &Opened) {
-        // The kernel would put the bytes where it believes the end to be, and show them there. So it keeps none of them. Where nobody
-        // else appends that is the right place, and what a reader on this machine sees is then never behind the size.
+        // The kernel would put the bytes where it believes the end to be, and show them there. So
+        // it keeps none of them. Where nobody else appends that is the right place, and what a
+        // reader on this machine sees is then never behind the size.
         if self.appends && opened.handle.has_shared_end() {
             opened.handle.go_uncached();
         }
@@ -248,7 +249,8 @@ impl Core {
         Box::new(move |found: FsResult<Inode>| done(found.map(|inode| (inode, false))))
     }
 
-    /// The same for what a look-up found, and whether it came with a listing; with `keeps` a directory is held from now on.
+    /// The same for what a look-up found, and whether it came with a listing; with `keeps` a
+    /// directory is held from now on.
     pub fn listed_entry(
         self: &Arc<Self>,
         caller: Caller,

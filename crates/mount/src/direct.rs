@@ -1,14 +1,16 @@
 //! Direct writes (`O_DIRECT`) beside reads through the kernel's page cache.
 //!
-//! The kernel drops the cached pages of a range before it sends a direct write of it, and again when the write is answered,
-//! but only where the caller waits in write(2). The end of an asynchronous write (io_submit, io_uring) is told to the
-//! program at once: `generic_file_direct_write` skips the second drop, and `fuse_aio_complete` does not make up for it. A
-//! page that a reader had filled in between then keeps the old bytes for good. (A patch of January 2026 mends it in the kernel: "fuse: invalidate the
-//! page cache after direct write".)
+//! The kernel drops the cached pages of a range before it sends a direct write of it, and again
+//! when the write is answered, but only where the caller waits in write(2). The end of an
+//! asynchronous write (io_submit, io_uring) is told to the program at once:
+//! `generic_file_direct_write` skips the second drop, and `fuse_aio_complete` does not make up for
+//! it. A page that a reader had filled in between then keeps the old bytes for good. (A patch of
+//! January 2026 mends it in the kernel: "fuse: invalidate the page cache after direct write".)
 //!
-//! So the mount has the kernel drop the range before it answers such a write. That waits for READs of the same pages,
-//! which the kernel holds locked, so threads of their own do it, and never one that serves requests. A file that nobody
-//! has read through pages since it was opened here has none that could be old: its writes are answered at once.
+//! So the mount has the kernel drop the range before it answers such a write. That waits for READs
+//! of the same pages, which the kernel holds locked, so threads of their own do it, and never one
+//! that serves requests. A file that nobody has read through pages since it was opened here has
+//! none that could be old: its writes are answered at once.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, OnceLock};
@@ -69,9 +71,10 @@ impl DirectWrites {
     }
 }
 
-/// Whether a READ or WRITE goes past the page cache. The open's flags do not say so: a file that was opened with `O_DIRECT`
-/// can be mapped, and the kernel writes through pages what it cannot write directly. Then it keeps the pages locked until
-/// the answer, so dropping them first would wait for ever. Only what is direct names a lock owner.
+/// Whether a READ or WRITE goes past the page cache. The open's flags do not say so: a file that
+/// was opened with `O_DIRECT` can be mapped, and the kernel writes through pages what it cannot
+/// write directly. Then it keeps the pages locked until the answer, so dropping them first would
+/// wait for ever. Only what is direct names a lock owner.
 pub fn is_direct(lock_owner: Option<u64>) -> bool {
     lock_owner.is_some()
 }

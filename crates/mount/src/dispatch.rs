@@ -145,7 +145,8 @@ impl FileSystem for Mounted {
             }
             Operation::Read { fh, offset, size, lock_owner, .. } => core.file(fh, reply, |file, reply| {
                 if !direct::is_direct(lock_owner) {
-                    // Before the read is planned: a direct write that is done after that finds this noted.
+                    // Before the read is planned: a direct write that is done after that finds this
+                    // noted.
                     file.note_read_through_pages();
                 }
                 if let Some(live) = core.live(file.ino()) {
@@ -160,7 +161,8 @@ impl FileSystem for Mounted {
                 let writer = write.kill_suidgid.then_some(caller);
                 let (offset, data) = (write.offset, write.data);
                 let direct = direct::is_direct(write.lock_owner);
-                // The kernel decides by the size that it knows where the end is, which others may have changed.
+                // The kernel decides by the size that it knows where the end is, which others may
+                // have changed.
                 let appends = write.flags as i32 & libc::O_APPEND != 0 && !write.cached;
                 let at = match &core.locking {
                     Some(_) if appends => {
@@ -354,13 +356,15 @@ impl Core {
     ) {
         let written = (offset.min(found), found + len as u64);
         match &self.locking {
-            // The kernel may read what is around it at this moment, and extends the file over that when it hears the answer.
+            // The kernel may read what is around it at this moment, and extends the file over that
+            // when it hears the answer.
             Some(locking) if file.is_uncached() && (file.may_be_cached() || found != offset) => {
                 locking.appended(file.ino(), written, Box::new(move || reply.written(len as u32)));
             }
             Some(locking) if found != offset => {
                 reply.written(len as u32);
-                // After the answer: until then the kernel may hold the pages where it put the bytes.
+                // After the answer: until then the kernel may hold the pages where it put the
+                // bytes.
                 locking.appended(file.ino(), written, Box::new(|| {}));
             }
             _ if direct && file.is_read_through_pages() => {
@@ -371,8 +375,8 @@ impl Core {
     }
 }
 
-/// Whether an appended piece may be the first part of a write. The kernel sends what comes to lie in a page that it has not cached by
-/// itself if that is not the whole page.
+/// Whether an appended piece may be the first part of a write. The kernel sends what comes to lie
+/// in a page that it has not cached by itself if that is not the whole page.
 fn is_part_of_write(offset: u64, len: usize) -> bool {
     let page = PAGE_BYTES - offset % PAGE_BYTES;
     page != PAGE_BYTES && len as u64 == page

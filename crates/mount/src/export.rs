@@ -1,5 +1,6 @@
-//! File handles (`name_to_handle_at(2)`, `open_by_handle_at(2)`, NFS): the kernel keeps a node's number and generation in them,
-//! and asks for a node that it has forgotten by LOOKUP of `.` in it, and of `..` for the directory above one.
+//! File handles (`name_to_handle_at(2)`, `open_by_handle_at(2)`, NFS): the kernel keeps a node's
+//! number and generation in them, and asks for a node that it has forgotten by LOOKUP of `.` in it,
+//! and of `..` for the directory above one.
 
 use std::sync::Arc;
 
@@ -28,7 +29,8 @@ impl Core {
     /// LOOKUP of `..`: the directory above one.
     pub(crate) fn lookup_above(self: &Arc<Self>, caller: Caller, node: u64, reply: Reply) {
         self.numbered(caller, node, reply, move |core, ino, reply| {
-            // The kernel connects a directory to the tree; the caller's rights are looked at when it is used.
+            // The kernel connects a directory to the tree; the caller's rights are looked at when
+            // it is used.
             core.fs.parent(Caller::ROOT, ino, core.numbered_entry(caller.pid, None, reply));
         });
     }

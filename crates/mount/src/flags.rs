@@ -1,6 +1,7 @@
-//! Flags of files and directories (`chattr(1)`, `lsattr(1)`): the kernel turns `FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS`,
-//! `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`, and its calls `file_getattr(2)` and `file_setattr(2)`, into IOCTL. It asks for
-//! `CAP_LINUX_IMMUTABLE` itself where that is needed. Any other ioctl is `ENOTTY`.
+//! Flags of files and directories (`chattr(1)`, `lsattr(1)`): the kernel turns `FS_IOC_GETFLAGS`,
+//! `FS_IOC_SETFLAGS`, `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`, and its calls `file_getattr(2)`
+//! and `file_setattr(2)`, into IOCTL. It asks for `CAP_LINUX_IMMUTABLE` itself where that is
+//! needed. Any other ioctl is `ENOTTY`.
 
 #![allow(clippy::disallowed_methods, reason = "arguments of ioctls are in the byte order of the machine")]
 
@@ -97,7 +98,8 @@ impl Core {
             let again = core.clone();
             let done: Done<Inode> = Box::new(move |changed: FsResult<Inode>| {
                 if let (Ok(_), Some(notifier)) = (&changed, again.notifier.get()) {
-                    // Its time of change is another one, and the kernel does not know. An error: it has forgotten the node.
+                    // Its time of change is another one, and the kernel does not know. An error: it
+                    // has forgotten the node.
                     let _ = notifier.invalidate_inode(node, -1, 0);
                 }
                 done(changed);
@@ -111,7 +113,8 @@ impl Core {
 mod tests {
     use super::*;
 
-    /// Flags survive the way to the kernel and back in both of its encodings, and unknown ones are refused.
+    /// Flags survive the way to the kernel and back in both of its encodings, and unknown ones are
+    /// refused.
     #[test]
     fn flags_as_the_kernel_writes_them() {
         for number in 0..16 {

@@ -57,7 +57,8 @@ pub struct MountConfig {
     pub attr_ttl: Option<Duration>,
     /// How long the kernel may trust names; with the shortcut, names of files. Zero by default.
     pub entry_ttl: Duration,
-    /// How long attributes that came with a listing may be used ([`kestrel_client::listed`]); `None`: [`LISTING_TTL`].
+    /// How long attributes that came with a listing may be used ([`kestrel_client::listed`]);
+    /// `None`: [`LISTING_TTL`].
     pub listing_ttl: Option<Duration>,
     /// Whether walks take the shortcut.
     pub shortcut: ShortcutConfig,

@@ -5,11 +5,13 @@
 //! there first. A wait that is cancelled is answered by the server, with the lock if that was faster, else `EINTR`, which the
 //! kernel turns into a restart or an error as the signal's handler wants it.
 //!
-//! **Pages and size.** The holder of a lock relies on what others wrote before they gave it up. If the content has changed, the
-//! kernel's pages of the file are dropped first, and the kernel is told the present size, which it neither asks for before it
-//! decides where a write with `O_APPEND` goes nor before it serves a map. Both may have to wait for requests that only other
-//! threads answer, so a thread of its own does it; a lock that is granted meanwhile waits for that. The same goes for files whose locks are lost with a session: their handles fail from then
-//! on, which programs would not notice for as long as the kernel answers from its pages.
+//! **Pages and size.** The holder of a lock relies on what others wrote before they gave it up. If
+//! the content has changed, the kernel's pages of the file are dropped first, and the kernel is
+//! told the present size, which it neither asks for before it decides where a write with `O_APPEND`
+//! goes nor before it serves a map. Both may have to wait for requests that only other threads
+//! answer, so a thread of its own does it; a lock that is granted meanwhile waits for that. The
+//! same goes for files whose locks are lost with a session: their handles fail from then on, which
+//! programs would not notice for as long as the kernel answers from its pages.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{self, Sender};
@@ -28,8 +30,8 @@ use crate::core::Core;
 /// Signals kept that belong to no known wait. Nearly all are for requests that were answered at that moment.
 const EARLY_MAX: usize = 1024;
 
-/// A file of which the kernel's pages and size are outdated, and what goes on when that is mended. Without an `outdated` it is
-/// being mended already.
+/// A file of which the kernel's pages and size are outdated, and what goes on when that is mended.
+/// Without an `outdated` it is being mended already.
 struct Mending {
     ino: InodeId,
     outdated: Option<Outdated>,
@@ -86,8 +88,9 @@ impl Locking {
         }));
     }
 
-    /// Drops the kernel's pages of a file and tells it the size, then goes on, on another thread. If nothing is outdated it
-    /// goes on when earlier calls for the file have, at once if they all have.
+    /// Drops the kernel's pages of a file and tells it the size, then goes on, on another thread.
+    /// If nothing is outdated it goes on when earlier calls for the file have, at once if they all
+    /// have.
     fn mend(&self, ino: InodeId, outdated: Option<Outdated>, go_on: Box<dyn FnOnce() + Send>) {
         let mut mending = self.mending.lock();
         let Some(send) = self.outdated.get() else {
@@ -113,8 +116,8 @@ impl Locking {
         self.mend(ino, None, go_on);
     }
 
-    /// What lies in a file from `from` on is not what the kernel has there: the file ends at `size` now. Goes on, maybe on another
-    /// thread, when it has heard of that.
+    /// What lies in a file from `from` on is not what the kernel has there: the file ends at `size`
+    /// now. Goes on, maybe on another thread, when it has heard of that.
     pub fn appended(&self, ino: InodeId, (from, size): (u64, u64), go_on: Box<dyn FnOnce() + Send>) {
         self.mend(ino, Some(Outdated { from, content: 0, size: Some(size) }), go_on);
     }
@@ -208,8 +211,8 @@ impl Core {
     }
 }
 
-/// Drops what the kernel has of another content, and makes it take the file for as long as it is. (What it takes for longer
-/// than it is it asks for: without pages every read comes here.)
+/// Drops what the kernel has of another content, and makes it take the file for as long as it is.
+/// (What it takes for longer than it is it asks for: without pages every read comes here.)
 fn mend(notifier: &Notifier, ino: InodeId, outdated: Outdated) {
     let dropped = notifier.invalidate_inode(ino, outdated.from as i64, 0);
     let told = match outdated.size {

@@ -11,8 +11,8 @@ use kestrel_types::name::{Name, Place};
 use crate::convert;
 use crate::paths::{Paths, Target};
 
-/// What the kernel may keep for the moment between a lookup and the stat that made it: it rounds up to the next tick of its
-/// clock.
+/// What the kernel may keep for the moment between a lookup and the stat that made it: it rounds up
+/// to the next tick of its clock.
 pub const MOMENT: Duration = Duration::from_nanos(1);
 
 /// How long the kernel may trust what it is told.

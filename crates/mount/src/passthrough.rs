@@ -320,8 +320,8 @@ impl Passthrough {
         }
     }
 
-    /// Writes to a live inode: to the copy and, with `store`, to the volume. Waits. Answers where the volume has the bytes, as `store`
-    /// does; if that is elsewhere, the copy is made anew.
+    /// Writes to a live inode: to the copy and, with `store`, to the volume. Waits. Answers where
+    /// the volume has the bytes, as `store` does; if that is elsewhere, the copy is made anew.
     ///
     /// # Errors
     /// Those of the cache's disk, and of `store`; the copy is as before then.

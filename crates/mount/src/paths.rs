@@ -226,8 +226,9 @@ impl Paths {
         self.table.read().directory_of(node)
     }
 
-    /// The entry that tells the kernel of an inode that it has asked for by number (`wanted`), or of the directory above one;
-    /// `fs` was told that the kernel will know it by number. None if the kernel has to look it up by its name.
+    /// The entry that tells the kernel of an inode that it has asked for by number (`wanted`), or
+    /// of the directory above one; `fs` was told that the kernel will know it by number. None if
+    /// the kernel has to look it up by its name.
     pub fn numbered_entry(&self, wanted: Option<u64>, inode: &Inode) -> Option<Entry> {
         let is_dir = inode.kind == Kind::Dir;
         if !wanted.map_or(is_dir && inode.ino != ROOT, is_path) {
@@ -291,7 +292,8 @@ impl Paths {
         Entry { nodeid, generation: 1, attr: attr.unwrap_or(plain), attr_ttl: Duration::ZERO, entry_ttl }
     }
 
-    /// The entry of a directory that `caller` lists and found by this name a moment ago, to walk to what is in it.
+    /// The entry of a directory that `caller` lists and found by this name a moment ago, to walk to
+    /// what is in it.
     fn listed_directory(&self, caller: Caller, dir: u64, name: &Name) -> Option<Entry> {
         let table = self.table.read();
         let (nodeid, ino) = table.find(dir, name)?;

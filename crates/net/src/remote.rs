@@ -174,8 +174,8 @@ fn for_so_long(waited: Duration) -> String {
     format!("for {:.0} s", waited.as_secs_f64().max(1.0))
 }
 
-/// Longest time, beyond that for the first contact, in which a first attempt is let come to its end: whoever does not refuse a
-/// connection may be slow to take it.
+/// Longest time, beyond that for the first contact, in which a first attempt is let come to its
+/// end: whoever does not refuse a connection may be slow to take it.
 const FIRST_ATTEMPT_MAX: Duration = dial::CONNECT_MAX;
 
 /// From the first connection to the last.
@@ -227,9 +227,10 @@ impl Remote {
         Self::connect_asking(config, holder, contact, &mut |_| ())
     }
 
-    /// The same; as long as nobody takes a connection at any address it waits for `contact` only (and for a first attempt that
-    /// neither succeeds nor fails a little longer). While it waits it calls `meanwhile` every [`ASK`], which may tell it where the
-    /// node is by now ([`Remote::redirect`]).
+    /// The same; as long as nobody takes a connection at any address it waits for `contact` only
+    /// (and for a first attempt that neither succeeds nor fails a little longer). While it waits it
+    /// calls `meanwhile` every [`ASK`], which may tell it where the node is by now
+    /// ([`Remote::redirect`]).
     ///
     /// # Errors
     /// As [`Remote::connect`].
@@ -277,7 +278,8 @@ impl Remote {
                     _ => Err(None),
                 };
                 drop(start);
-                // There is no session that could be told of it, and a thread that connects takes its time.
+                // There is no session that could be told of it, and a thread that connects takes
+                // its time.
                 shared.close(Duration::ZERO);
                 let waited = for_so_long(waited);
                 return match said {
@@ -295,7 +297,8 @@ impl Remote {
         }
     }
 
-    /// Why nobody has served us so far, while the first connection is waited for; none before an attempt has failed.
+    /// Why nobody has served us so far, while the first connection is waited for; none before an
+    /// attempt has failed.
     pub fn in_vain(&self) -> Option<String> {
         match &*self.shared.start.lock() {
             Start::Waiting { tried, .. } => said_by(tried).or_else(|| tried.get(&None).cloned()),
@@ -359,9 +362,9 @@ impl Remote {
         })
     }
 
-    /// Sends a request; `done` gets the reply, `EIO` at the deadline. Never waits for the node. Releases have no deadline: nobody
-    /// waits for them, but the node's count has to be right in the end. They go with the next message, or after
-    /// [`DEFERRED_MAX`](deferred::DEFERRED_MAX).
+    /// Sends a request; `done` gets the reply, `EIO` at the deadline. Never waits for the node.
+    /// Releases have no deadline: nobody waits for them, but the node's count has to be right in
+    /// the end. They go with the next message, or after [`DEFERRED_MAX`](deferred::DEFERRED_MAX).
     pub fn submit(&self, request: Request, done: Done) {
         let patience = self.shared.patience(&request.op);
         self.shared.submit(request, patience, Sink::Op(done));

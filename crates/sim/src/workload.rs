@@ -144,7 +144,8 @@ fn content(client: &mut Client) -> Option<Op> {
     })
 }
 
-/// Flags of something: mostly none, or soon nothing could change. The root stays as it is: checks at the end make names in it.
+/// Flags of something: mostly none, or soon nothing could change. The root stays as it is: checks
+/// at the end make names in it.
 fn set_flags(client: &mut Client) -> Op {
     let inode = any(client);
     let flags = match client.dice.below(10) {

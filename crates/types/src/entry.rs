@@ -134,7 +134,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Records of before there were flags are read as ever, and are still what is written where there are none.
+    /// Records of before there were flags are read as ever, and are still what is written where
+    /// there are none.
     #[test]
     fn flags_take_a_new_row_version() {
         let mut inode = Inode::new(7, Kind::File, 1, 2);

@@ -162,8 +162,8 @@ pub struct ChunkPart {
     pub done: u64,
 }
 
-/// Splits `len` bytes of a file from `offset` on at chunk boundaries, in order and without gaps. Bytes from 2^64 on do not
-/// exist and are left out; a file has none from [`FILE_SIZE_MAX`] on.
+/// Splits `len` bytes of a file from `offset` on at chunk boundaries, in order and without gaps.
+/// Bytes from 2^64 on do not exist and are left out; a file has none from [`FILE_SIZE_MAX`] on.
 ///
 /// [`FILE_SIZE_MAX`]: crate::inode::FILE_SIZE_MAX
 pub fn chunk_parts(offset: u64, len: u64) -> impl Iterator<Item = ChunkPart> {
@@ -377,14 +377,15 @@ impl ExtentList {
         pieces
     }
 
-    /// First byte at or after `pos` of a block that has stored bytes (SEEK_DATA). Blocks are aligned and have `block` bytes, a power of
-    /// two of at most [`CHUNK_BYTES`].
+    /// First byte at or after `pos` of a block that has stored bytes (SEEK_DATA). Blocks are
+    /// aligned and have `block` bytes, a power of two of at most [`CHUNK_BYTES`].
     pub fn next_data(&self, pos: u32, block: u32) -> Option<u32> {
         let index = self.first_ending_behind(pos, block);
         self.0.get(index).map(|extent| (extent.pos - extent.pos % block).max(pos))
     }
 
-    /// First byte at or after `pos` of a block that has none (SEEK_HOLE); [`CHUNK_BYTES`] if all have some.
+    /// First byte at or after `pos` of a block that has none (SEEK_HOLE); [`CHUNK_BYTES`] if all
+    /// have some.
     pub fn next_hole(&self, pos: u32, block: u32) -> u32 {
         let mut at = pos;
         for extent in &self.0[self.first_ending_behind(pos, block)..] {

@@ -100,7 +100,8 @@ impl InodeFlags {
     pub const IMMUTABLE: InodeFlags = InodeFlags(1);
     /// A file is only appended to, a directory only gets new names (`chattr +a`).
     pub const APPEND: InodeFlags = InodeFlags(2);
-    /// `dump(8)` leaves it out (`chattr +d`). Means nothing here; new files and directories have it from their directory.
+    /// `dump(8)` leaves it out (`chattr +d`). Means nothing here; new files and directories have it
+    /// from their directory.
     pub const NO_DUMP: InodeFlags = InodeFlags(4);
     /// Its access time is not kept (`chattr +A`); passed on as [`InodeFlags::NO_DUMP`] is.
     pub const NO_ATIME: InodeFlags = InodeFlags(8);

@@ -159,8 +159,9 @@ pub enum Op {
     GetAttr(InodeRef),
     /// Changes attributes. Answer: [`Answer::Inode`], with the content after a truncation.
     SetAttr(InodeRef, SetAttr),
-    /// Sets the flags of a file or directory; the owner, and the superuser alone where "immutable" or "append only" change (`EPERM`).
-    /// Anything else has none (`EOPNOTSUPP`). Answer: [`Answer::Inode`].
+    /// Sets the flags of a file or directory; the owner, and the superuser alone where "immutable"
+    /// or "append only" change (`EPERM`). Anything else has none (`EOPNOTSUPP`). Answer:
+    /// [`Answer::Inode`].
     SetFlags(InodeRef, InodeFlags),
     /// Checks `R_OK | W_OK | X_OK` permissions. Answer: [`Answer::Done`].
     Access(InodeRef, u32),
@@ -231,9 +232,9 @@ pub enum Op {
         /// Check read permission of the directory.
         check: bool,
     },
-    /// Attributes of the files in a part of a directory, by name from the first one after `after`. Needs read and search
-    /// permission. Directories and files with several names are left out: their attributes are in other rows.
-    /// Answer: [`Answer::EntriesPlus`].
+    /// Attributes of the files in a part of a directory, by name from the first one after `after`.
+    /// Needs read and search permission. Directories and files with several names are left out:
+    /// their attributes are in other rows. Answer: [`Answer::EntriesPlus`].
     ReadDirPlus {
         /// The directory.
         dir: InodeId,
@@ -273,8 +274,9 @@ pub enum Op {
         /// Bytes; the source must have them.
         len: u64,
     },
-    /// Extents of chunks `first..=last` that have any, from the first of these on as many as a message holds. The time it takes
-    /// is that of the chunks that are answered, however far they are apart. Answer: [`Answer::Chunks`].
+    /// Extents of chunks `first..=last` that have any, from the first of these on as many as a
+    /// message holds. The time it takes is that of the chunks that are answered, however far they
+    /// are apart. Answer: [`Answer::Chunks`].
     Chunks {
         /// The file.
         ino: InodeId,
@@ -293,8 +295,8 @@ pub enum Op {
     ListXattr(InodeRef),
     /// Removes an extended attribute. Answer: Done.
     RemoveXattr(InodeRef, Box<[u8]>),
-    /// Finds files by number alone, by reading names from a place on: for file handles, which hold nothing else. The
-    /// superuser only (`EPERM`). Answer: [`Answer::Located`].
+    /// Finds files by number alone, by reading names from a place on: for file handles, which hold
+    /// nothing else. The superuser only (`EPERM`). Answer: [`Answer::Located`].
     Locate {
         /// The files, 1 to [`LOCATE_MAX`].
         files: Vec<InodeId>,
@@ -551,7 +553,8 @@ pub enum Answer {
     },
     /// Attributes of files in a part of a directory.
     EntriesPlus {
-        /// Names and inodes in order of the names. The inodes are without content: [`Inode::data`] only says whether there is any.
+        /// Names and inodes in order of the names. The inodes are without content: [`Inode::data`]
+        /// only says whether there is any.
         entries: Vec<(Name, Box<Inode>)>,
         /// Nothing follows in the directory.
         end: bool,

@@ -1,9 +1,10 @@
-//! Collects by itself what nobody will delete but a collection: objects that a killed mount had stored and not committed
-//! (`kestrel_admin::gc`, under the same rules as `kestrel gc --delete`).
+//! Collects by itself what nobody will delete but a collection: objects that a killed mount had
+//! stored and not committed (`kestrel_admin::gc`, under the same rules as `kestrel gc --delete`).
 //!
-//! At a bounded rate, so that nobody feels it: rows and names are read, and objects deleted, a few thousand and a hundred a second.
-//! Whoever asks this process for a check or a collection has it give up, and it begins anew later. Of several nodes the one that
-//! leads changes collects, over the rows of all, as `kestrel gc` does; the nodes then delete what they agree on.
+//! At a bounded rate, so that nobody feels it: rows and names are read, and objects deleted, a few
+//! thousand and a hundred a second. Whoever asks this process for a check or a collection has it
+//! give up, and it begins anew later. Of several nodes the one that leads changes collects, over
+//! the rows of all, as `kestrel gc` does; the nodes then delete what they agree on.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -33,7 +34,8 @@ const EVERY_DEFAULT: Every = Every(Some(Duration::from_secs(24 * 3600)));
 /// After so long it is tried again where it could not be done.
 const RETRY: Duration = Duration::from_secs(60);
 
-/// Pause before each page of the metadata (some thousand rows), and before each few deletions (64 in a remote store, else one).
+/// Pause before each page of the metadata (some thousand rows), and before each few deletions (64
+/// in a remote store, else one).
 const PAGE_PAUSE: Duration = Duration::from_millis(20);
 const DELETE_PAUSE: Duration = Duration::from_millis(10);
 
@@ -44,7 +46,8 @@ pub const GIVE_UP_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Collecting leftovers")]
 pub struct CollectorArgs {
-    /// Delete objects that nothing refers to this often while the volume is in use here; off: never [default: 1d]
+    /// Delete objects that nothing refers to this often while the volume is in use here; off: never
+    /// [default: 1d]
     #[arg(long, value_name = "TIME|off", value_parser = every_arg)]
     pub collect_every: Option<Every>,
     /// Leave objects alone that were written to less than this ago [default: 1h]
@@ -199,7 +202,8 @@ impl Collector {
         Ok((totals.deleted, if all { sizes } else { 0 }))
     }
 
-    /// The same of a volume that several nodes share. What the nodes still have to agree on is not counted.
+    /// The same of a volume that several nodes share. What the nodes still have to agree on is not
+    /// counted.
     fn of_several(&self, serving: &Serving) -> Result<(u64, u64), String> {
         let section = serving.descriptor.cluster.as_ref().ok_or("one node serves the volume")?;
         let url = section.url(&serving.descriptor.settings.name);
@@ -231,8 +235,8 @@ pub struct Collecting {
 }
 
 impl Collecting {
-    /// Begins, if it is wanted and the volume can be changed. What the process before left behind has to be older than the grace
-    /// period, so that is when it is looked for first.
+    /// Begins, if it is wanted and the volume can be changed. What the process before left behind
+    /// has to be older than the grace period, so that is when it is looked for first.
     ///
     /// # Errors
     /// If there is no thread for it.

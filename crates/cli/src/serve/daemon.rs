@@ -78,7 +78,8 @@ pub fn report_ready() {
     }
 }
 
-/// Tells a person what is waited for: by way of the parent, if this process is one in the background.
+/// Tells a person what is waited for: by way of the parent, if this process is one in the
+/// background.
 pub fn tell_waiting(what: &str) {
     if std::env::args_os().any(|arg| arg == REPORT_OPTION) {
         log::info!("{what}");

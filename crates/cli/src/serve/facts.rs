@@ -20,7 +20,8 @@ struct Facts {
 #[derive(Clone, Default)]
 pub struct MountFacts(Arc<OnceLock<Facts>>);
 
-/// Whether a mount is read-only now: it may have been remounted. `begun`: how it was begun, in case that cannot be found out.
+/// Whether a mount is read-only now: it may have been remounted. `begun`: how it was begun, in case
+/// that cannot be found out.
 pub fn is_read_only(mount_point: Option<&Path>, begun: bool) -> bool {
     let entry = mount_point.and_then(|dir| find(dir).ok().flatten());
     entry.filter(MountEntry::is_kestrel).map_or(begun, |entry| entry.is_read_only())

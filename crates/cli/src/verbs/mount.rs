@@ -93,7 +93,8 @@ pub struct MountArgs {
     /// How long the kernel may trust names; with the shortcut, names of files
     #[arg(long, value_parser = duration_arg, value_name = "TIME", default_value = "0")]
     pub entry_timeout: Duration,
-    /// How long attributes that came with a listing may answer the thread that lists, while it has the directory open; 0: not at all
+    /// How long attributes that came with a listing may answer the thread that lists, while it has
+    /// the directory open; 0: not at all
     #[arg(long, value_parser = duration_arg, value_name = "TIME", default_value = "1s")]
     pub listing_timeout: Duration,
     /// Look up every component of a path, instead of one request an operation (docs/shortcut.md)

@@ -93,7 +93,8 @@ pub fn run(args: &UmountArgs) -> Result<Verdict, Failure> {
             )));
         }
         if args.force && begun.elapsed() > FORCED_TIME_MAX {
-            // It waits for its store, say, and may do so for long: nothing can be done about that here.
+            // It waits for its store, say, and may do so for long: nothing can be done about that
+            // here.
             eprintln!(
                 "kestrel umount: {}: unmounted; its process still stores what was written, or waits for its store or server, and ends by \
                  itself",

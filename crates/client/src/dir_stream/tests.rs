@@ -114,7 +114,8 @@ fn read_one(stream: &mut DirStream, names: &BTreeSet<Vec<u8>>, cookie: u64) -> O
     }
 }
 
-/// The whole listing from a cookie: each entry with the cookie before it, and the cookie at the end.
+/// The whole listing from a cookie: each entry with the cookie before it, and the cookie at the
+/// end.
 fn read_all(
     stream: &mut DirStream,
     names: &BTreeSet<Vec<u8>>,
@@ -148,7 +149,8 @@ impl Random {
     }
 }
 
-/// Any cookie leads to the entry that it was given out before, whatever was listed in between, also from the start.
+/// Any cookie leads to the entry that it was given out before, whatever was listed in between, also
+/// from the start.
 #[test]
 fn random_cookies_of_one_handle() {
     let names = names(4000);
@@ -166,7 +168,8 @@ fn random_cookies_of_one_handle() {
     assert_eq!(stream.retained, 4000, "an unchanged directory costs nothing more");
 }
 
-/// The same while names come and go, with cookies of several passes: names that stay are found exactly once.
+/// The same while names come and go, with cookies of several passes: names that stay are found
+/// exactly once.
 #[test]
 fn random_cookies_of_a_changing_directory() {
     let stays = |name: &Vec<u8>| name.starts_with(b"file") && !name.contains(&b'x');

@@ -60,7 +60,8 @@ impl Fs {
         }
     }
 
-    /// Sets flags (chattr). What was written before is stored first: an immutable file takes nothing more.
+    /// Sets flags (chattr). What was written before is stored first: an immutable file takes
+    /// nothing more.
     pub fn set_flags(self: &Arc<Self>, caller: Caller, ino: InodeId, flags: InodeFlags, done: Done<Inode>) {
         let fs = self.clone();
         self.flush_ino(

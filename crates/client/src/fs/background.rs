@@ -79,7 +79,8 @@ impl Fs {
         }
     }
 
-    /// Something is written, or may be. A mount that was begun read-only can be remounted: the background work begins then.
+    /// Something is written, or may be. A mount that was begun read-only can be remounted: the
+    /// background work begins then.
     pub(super) fn writes(self: &Arc<Self>) {
         self.background.begun.get_or_init(|| self.start_threads());
     }

@@ -1,8 +1,9 @@
-//! Inodes by number alone, which is all that a file handle of the kernel's holds (`open_by_handle_at(2)`, NFS).
+//! Inodes by number alone, which is all that a file handle of the kernel's holds
+//! (`open_by_handle_at(2)`, NFS).
 //!
-//! A directory, a file with several names and one that is open are found by number at their node. Any other file lies under
-//! its name, which this client may have forgotten since: one thread reads names until it has found all files that are
-//! looked for by then ([`Op::Locate`]).
+//! A directory, a file with several names and one that is open are found by number at their node.
+//! Any other file lies under its name, which this client may have forgotten since: one thread reads
+//! names until it has found all files that are looked for by then ([`Op::Locate`]).
 
 use std::sync::{Arc, Weak};
 
@@ -31,8 +32,8 @@ struct Wanted {
 }
 
 impl Fs {
-    /// An inode by its number; the kernel will know it. `ESTALE` if it does not exist any more. A file that this client
-    /// does not know by name costs a pass over the names of the volume.
+    /// An inode by its number; the kernel will know it. `ESTALE` if it does not exist any more. A
+    /// file that this client does not know by name costs a pass over the names of the volume.
     pub fn lookup_number(self: &Arc<Self>, ino: InodeId, done: Done<Inode>) {
         let fs = self.clone();
         self.ask(Caller::ROOT, Op::GetAttr(self.known.reference(ino)), move |answer| {
@@ -75,7 +76,8 @@ impl Fs {
         Ok(self.introduce(inode, seen.as_ref().map(|(dir, name)| (*dir, name))))
     }
 
-    /// Reads some names. Answers the files that are among them, and keeps the others; where to go on.
+    /// Reads some names. Answers the files that are among them, and keeps the others; where to go
+    /// on.
     fn search_some(
         self: &Arc<Self>,
         wanted: &mut Vec<Wanted>,

@@ -1,8 +1,9 @@
 //! Extent lists of chunks from the metadata, a page at a time.
 //!
-//! A node answers with as many lists as a message holds, and passes over chunks without extents at once: a file is gone through in
-//! the time of what it has, however large its holes are. Two pages may be of different moments, as two reads are: whoever keeps
-//! lists checks that the content is still what it was.
+//! A node answers with as many lists as a message holds, and passes over chunks without extents at
+//! once: a file is gone through in the time of what it has, however large its holes are. Two pages
+//! may be of different moments, as two reads are: whoever keeps lists checks that the content is
+//! still what it was.
 
 use std::sync::Arc;
 

@@ -33,14 +33,16 @@ const REWRITE_BYTES_MAX: u64 = 256 * 1024;
 /// A commit is tried this often when the file keeps changing under it.
 const CONFLICTS_MAX: u32 = 8;
 
-/// The same for a file that is appended to: each of these conflicts is a commit of another client, so all together get on.
+/// The same for a file that is appended to: each of these conflicts is a commit of another client,
+/// so all together get on.
 const APPEND_CONFLICTS_MAX: u32 = 1000;
 
-/// After so many conflicts bytes are stored by themselves, not with what they change, so that the next try takes one request.
+/// After so many conflicts bytes are stored by themselves, not with what they change, so that the
+/// next try takes one request.
 const CONFLICTS_TO_PATCH: u32 = 2;
 
-/// How long a flush waits for the rest of a write of which the kernel has sent a part. It sends the rest at once, but a busy machine
-/// may keep the writer from running.
+/// How long a flush waits for the rest of a write of which the kernel has sent a part. It sends the
+/// rest at once, but a busy machine may keep the writer from running.
 const UNFINISHED_MAX: Nanos = 100 * MILLISECOND;
 
 /// How often it looks.
@@ -109,8 +111,9 @@ impl Fs {
         }
     }
 
-    /// Goes on when what was appended here does not lie over what others have appended: until a flush that is under way has its answer,
-    /// it does, if the node has given a newer content meanwhile.
+    /// Goes on when what was appended here does not lie over what others have appended: until a
+    /// flush that is under way has its answer, it does, if the node has given a newer content
+    /// meanwhile.
     pub(super) fn when_placed(&self, ino: InodeId, go_on: Box<dyn FnOnce() + Send>) {
         let Some(file) = self.files.get(ino) else { return go_on() };
         let mut state = file.lock();
@@ -132,7 +135,8 @@ impl Fs {
         }
     }
 
-    /// Starts a flush for all who wait now, when no write is half there. What is written from here on belongs to the next.
+    /// Starts a flush for all who wait now, when no write is half there. What is written from here
+    /// on belongs to the next.
     pub(super) fn start_flush(self: &Arc<Self>, file: &Arc<OpenFile>, mut state: MutexGuard<'_, FileState>) {
         if self.is_half_there(&mut state) {
             drop(state);
@@ -536,7 +540,8 @@ impl Fs {
             }
             Err(Outcome::Failed(error)) => {
                 if error.errno == libc::EPERM {
-                    // Another client made it immutable: no more writes until something shows that it is not any more.
+                    // Another client made it immutable: no more writes until something shows that
+                    // it is not any more.
                     let mut state = file.lock();
                     state.inode.flags = state.inode.flags.with(InodeFlags::IMMUTABLE);
                 }
@@ -634,8 +639,8 @@ pub(crate) struct Flush {
     waiters: Vec<Done<()>>,
 }
 
-/// Makes a flush, of which no commit is under way, one of the content that is known now. Answers whether a piece is not stored any
-/// more.
+/// Makes a flush, of which no commit is under way, one of the content that is known now. Answers
+/// whether a piece is not stored any more.
 fn aim(state: &mut FileState) -> bool {
     let unstored = state.place_appended();
     let Some(flush) = &mut state.flush else { return unstored };

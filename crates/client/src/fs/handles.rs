@@ -61,8 +61,8 @@ impl FileHandle {
         }
     }
 
-    /// Whether pages may have been filled since the file was opened here, by any handle of it. A read that was noted before
-    /// a write was done counts.
+    /// Whether pages may have been filled since the file was opened here, by any handle of it. A
+    /// read that was noted before a write was done counts.
     pub fn is_read_through_pages(&self) -> bool {
         self.file.paged.load(Ordering::SeqCst)
     }
@@ -77,12 +77,14 @@ impl FileHandle {
         self.uncached.load(Ordering::Relaxed)
     }
 
-    /// Whether other clients append to the file, too, as far as that has been noticed since it was opened here.
+    /// Whether other clients append to the file, too, as far as that has been noticed since it was
+    /// opened here.
     pub fn has_shared_end(&self) -> bool {
         self.file.lock().shared_end
     }
 
-    /// Whether the kernel may have cached pages of the file since the last call: it was open for reading, through whatever handle.
+    /// Whether the kernel may have cached pages of the file since the last call: it was open for
+    /// reading, through whatever handle.
     pub fn may_be_cached(&self) -> bool {
         let mut state = self.file.lock();
         let is_read = state.readers > 0;

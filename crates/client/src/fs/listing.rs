@@ -59,8 +59,8 @@ impl Fs {
         self.listed.closed(dir.ino, &dir.listing);
     }
 
-    /// How long attributes that came with a listing may be used; zero: not at all. On a volume whose metadata is in this process
-    /// nothing is gained by that.
+    /// How long attributes that came with a listing may be used; zero: not at all. On a volume
+    /// whose metadata is in this process nothing is gained by that.
     pub fn set_listing_ttl(&self, ttl: Duration) {
         self.listed.set_ttl(if self.is_remote() { ttl } else { Duration::ZERO });
     }
@@ -77,14 +77,15 @@ impl Fs {
         }
     }
 
-    /// Whether `caller`, who lists a directory and looks at what is in it, found it by this name a short time ago.
+    /// Whether `caller`, who lists a directory and looks at what is in it, found it by this name a
+    /// short time ago.
     pub fn is_reached(&self, caller: Caller, dir: InodeId, by: (u64, &Name)) -> bool {
         let listing = self.listed.of(caller, dir);
         listing.is_some_and(|listing| listing.is_reached(caller, by, Instant::now(), self.listed.ttl()))
     }
 
-    /// As [`Fs::lookup`] in a directory, which may be answered by what came with a listing of the same thread, and tells
-    /// whether it was: [`crate::listed`].
+    /// As [`Fs::lookup`] in a directory, which may be answered by what came with a listing of the
+    /// same thread, and tells whether it was: [`crate::listed`].
     pub fn lookup_listed(self: &Arc<Self>, caller: Caller, place: Place, done: Done<(Inode, bool)>) {
         let now = Instant::now();
         let listing = if place.dirs.is_empty() { self.listed.of(caller, place.base) } else { None };

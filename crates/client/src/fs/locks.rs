@@ -34,12 +34,14 @@ enum Asked {
     Cancelled,
 }
 
-/// The kernel's pages of a file are another content's, or it takes the file for shorter or longer than it is.
+/// The kernel's pages of a file are another content's, or it takes the file for shorter or longer
+/// than it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outdated {
     /// First byte that may be another one.
     pub from: u64,
-    /// The content that the kernel has when it has heard of this, for [`Fs::kernel_has`]; 0: none that is known.
+    /// The content that the kernel has when it has heard of this, for [`Fs::kernel_has`]; 0: none
+    /// that is known.
     pub content: u64,
     /// Bytes in the file now; `None`: not known.
     pub size: Option<u64>,
@@ -89,8 +91,8 @@ impl Fs {
         );
     }
 
-    /// Takes a lock. `done` gets what the kernel has to hear before the lock's holder goes on: none if its pages and size of the
-    /// file are those of the present content.
+    /// Takes a lock. `done` gets what the kernel has to hear before the lock's holder goes on: none
+    /// if its pages and size of the file are those of the present content.
     ///
     /// With `wait` the answer comes when nobody else holds the lock any more, or [`Fs::cancel_lock`] has ended that.
     pub fn set_lock(
@@ -241,7 +243,8 @@ impl Fs {
         );
     }
 
-    /// Brings what is known of an open file's content up to date. Answers what of it the kernel has to hear.
+    /// Brings what is known of an open file's content up to date. Answers what of it the kernel has
+    /// to hear.
     fn look_again(self: &Arc<Self>, ino: InodeId, done: Done<Option<Outdated>>) {
         let fs = self.clone();
         self.ask(Caller::ROOT, Op::GetAttr(self.known.reference(ino)), move |answer| {
@@ -291,8 +294,9 @@ impl Fs {
         lost.len()
     }
 
-    /// Has `tell` called with each file of which what is cached elsewhere must not be used any more: it has lost locks, or what was
-    /// appended to it has come to lie elsewhere. Called once. `tell` must not wait.
+    /// Has `tell` called with each file of which what is cached elsewhere must not be used any
+    /// more: it has lost locks, or what was appended to it has come to lie elsewhere. Called once.
+    /// `tell` must not wait.
     pub fn when_outdated(&self, tell: Box<TellOutdated>) {
         let _ = self.outdated.set(tell);
     }
@@ -305,8 +309,8 @@ impl Fs {
         }
     }
 
-    /// The kernel has dropped pages of a file and heard its size, which was this content's or a later one's: opens may keep what it has
-    /// read since.
+    /// The kernel has dropped pages of a file and heard its size, which was this content's or a
+    /// later one's: opens may keep what it has read since.
     pub fn kernel_has(&self, ino: InodeId, content: u64) {
         self.known.told_all(ino, content);
     }

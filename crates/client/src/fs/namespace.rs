@@ -144,8 +144,9 @@ impl Fs {
 
     /// Opens a file, creating it if need be; the kernel will know its inode.
     ///
-    /// To truncate one that turns out to exist takes a second request: what was written to it here is committed first, and one
-    /// that is being executed here is left alone (`ETXTBSY`). So is one that is protected from the caller ([`super::Protected`]).
+    /// To truncate one that turns out to exist takes a second request: what was written to it here
+    /// is committed first, and one that is being executed here is left alone (`ETXTBSY`). So is one
+    /// that is protected from the caller ([`super::Protected`]).
     pub fn create(self: &Arc<Self>, caller: Caller, place: Place, how: Creation, done: Done<Opened>) {
         let Creation { mode, flags, exclusive } = how;
         let name = place.name.clone();

@@ -1,9 +1,10 @@
-//! `fs.protected_symlinks`, `fs.protected_regular` and `fs.protected_fifos` (proc_sys_fs(5)): what belongs to others in a sticky
-//! directory is not followed, nor opened by a call that would create it.
+//! `fs.protected_symlinks`, `fs.protected_regular` and `fs.protected_fifos` (proc_sys_fs(5)): what
+//! belongs to others in a sticky directory is not followed, nor opened by a call that would create
+//! it.
 //!
-//! The kernel leaves this to a FUSE daemon that checks permissions: without `default_permissions` it keeps no sticky bits.
-//! The settings are those of the machine where the client runs. They are read each time they matter, which is rare, so that a
-//! change holds at once.
+//! The kernel leaves this to a FUSE daemon that checks permissions: without `default_permissions`
+//! it keeps no sticky bits. The settings are those of the machine where the client runs. They are
+//! read each time they matter, which is rare, so that a change holds at once.
 
 use std::sync::Arc;
 
@@ -25,7 +26,8 @@ pub struct Protected {
 }
 
 impl Protected {
-    /// What is to be protected from a caller if its directory is sticky; `None`: the caller's own, or not protected on this machine.
+    /// What is to be protected from a caller if its directory is sticky; `None`: the caller's own,
+    /// or not protected on this machine.
     pub fn from(caller: Caller, inode: &Inode) -> Option<Self> {
         let protected = Self { kind: inode.kind, uid: inode.uid };
         (inode.uid != caller.uid && protected.level() > 0).then_some(protected)

@@ -300,8 +300,8 @@ impl Fs {
         });
     }
 
-    /// Asks the node for the lists of the chunks from `first` to at most `last`, and keeps what it tells as long as the content
-    /// stays what it is.
+    /// Asks the node for the lists of the chunks from `first` to at most `last`, and keeps what it
+    /// tells as long as the content stays what it is.
     pub(super) fn load_chunks(
         self: &Arc<Self>,
         file: &Arc<OpenFile>,

@@ -1,8 +1,9 @@
 //! Loops over requests.
 //!
-//! An embedded volume answers on the thread that asks, before the call returns; a served one answers later, on another thread. A
-//! completion that asks for the next piece itself would go one level deeper on the stack with each piece of an embedded volume,
-//! and how many there are is up to whoever wrote the file. [`repeat`] does the same at one depth.
+//! An embedded volume answers on the thread that asks, before the call returns; a served one
+//! answers later, on another thread. A completion that asks for the next piece itself would go one
+//! level deeper on the stack with each piece of an embedded volume, and how many there are is up to
+//! whoever wrote the file. [`repeat`] does the same at one depth.
 
 use std::sync::Arc;
 
@@ -34,8 +35,8 @@ enum Pass<S, T> {
     Over,
 }
 
-/// Calls `body` with `state`, and again with what it says, until it says that this is the end; `done` hears of that. Needs no
-/// more of the stack than one pass does.
+/// Calls `body` with `state`, and again with what it says, until it says that this is the end;
+/// `done` hears of that. Needs no more of the stack than one pass does.
 pub(super) fn repeat<S, T, B>(mut state: S, body: B, done: Done<T>)
 where
     S: Send + 'static,
@@ -83,7 +84,8 @@ mod tests {
 
     use super::*;
 
-    /// A million passes that answer at once, later, or by turns give the same result on a small stack.
+    /// A million passes that answer at once, later, or by turns give the same result on a small
+    /// stack.
     #[test]
     fn loop_of_a_million_passes() {
         for later_every in [0, 1, 3] {

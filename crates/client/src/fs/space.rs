@@ -18,8 +18,8 @@ use crate::file::{OpenFile, Piece, bad_handle};
 /// What `fallocate` shall do with a window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hole {
-    /// Extend the file over the window unless told to keep its size. There must be room for it; it is not reserved
-    /// (`docs/semantics.md`).
+    /// Extend the file over the window unless told to keep its size. There must be room for it; it
+    /// is not reserved (`docs/semantics.md`).
     Allocate,
     /// Make it a hole; the size stays.
     Punch,
@@ -42,19 +42,20 @@ pub struct Fallocate {
     pub unprivileged: Option<Caller>,
 }
 
-/// Windows without a whole block in files up to this size are zeroed by writing zeros, which keeps small files in one piece.
+/// Windows without a whole block in files up to this size are zeroed by writing zeros, which keeps
+/// small files in one piece.
 const ZERO_BYTES_MAX: u64 = 256 * 1024;
 
-/// Holes are told in aligned blocks of this many bytes, as local file systems tell theirs: a block is data if any byte of it is
-/// stored.
+/// Holes are told in aligned blocks of this many bytes, as local file systems tell theirs: a block
+/// is data if any byte of it is stored.
 pub(super) const HOLE_BYTES: u64 = 4096;
 
 impl Fs {
     /// fallocate(2).
     ///
     /// # Errors
-    /// `EBADF`, `EINVAL`, `EFBIG`, `ENOSPC` if there is no room for what is to be allocated, and those of a write; `EPERM` for
-    /// anything but space in a file that is append only.
+    /// `EBADF`, `EINVAL`, `EFBIG`, `ENOSPC` if there is no room for what is to be allocated, and
+    /// those of a write; `EPERM` for anything but space in a file that is append only.
     pub fn fallocate(self: &Arc<Self>, handle: &Arc<FileHandle>, what: Fallocate, done: Done<()>) {
         if !handle.write {
             return done(Err(bad_handle()));
@@ -72,7 +73,8 @@ impl Fs {
         if flags.has(InodeFlags::APPEND) && what.hole != Hole::Allocate {
             return done(Err(FsError::new(libc::EPERM, "the file is append only (chattr -a)")));
         }
-        // As a write does, also if nothing else changes: the flush that comes first commits it, and so drops capabilities.
+        // As a write does, also if nothing else changes: the flush that comes first commits it, and
+        // so drops capabilities.
         let now = self.clock.now();
         let mut state = handle.file.lock();
         if let Some(caller) = what.unprivileged {
@@ -144,8 +146,8 @@ impl Fs {
         });
     }
 
-    /// Gives a file a size, not below the present one, in a form that counts as stored: `st_blocks` tells of it, and does not grow
-    /// when it is written to.
+    /// Gives a file a size, not below the present one, in a form that counts as stored: `st_blocks`
+    /// tells of it, and does not grow when it is written to.
     fn extend(self: &Arc<Self>, file: &Arc<OpenFile>, size: u64, done: Done<()>) {
         let (fs, file) = (self.clone(), file.clone());
         let body = move |(), next: Next<(), ()>| {
@@ -176,7 +178,8 @@ impl Fs {
         repeat((), body, done);
     }
 
-    /// What a commit that was made on `base` has come to: another try from `state` on if somebody else changed the content.
+    /// What a commit that was made on `base` has come to: another try from `state` on if somebody
+    /// else changed the content.
     fn accept_or_again<S>(&self, file: &OpenFile, base: u64, reply: Reply, state: S) -> Step<S, ()> {
         match reply {
             Ok(Answer::Inode(inode)) => {
@@ -191,7 +194,8 @@ impl Fs {
         }
     }
 
-    /// Fails with `ENOSPC` if the store has no room for those bytes of a window that are not stored yet.
+    /// Fails with `ENOSPC` if the store has no room for those bytes of a window that are not stored
+    /// yet.
     fn check_room(self: &Arc<Self>, file: &OpenFile, what: Fallocate, done: Done<()>) {
         let free = self.store.usage().ok().and_then(|usage| usage.free);
         let Some(free) = free.map(|free| free.saturating_sub(self.dirty_bytes())) else {
@@ -251,7 +255,8 @@ impl Fs {
         self.setattr(Caller::ROOT, file.ino, set, Box::new(move |result| done(result.map(|_| ()))));
     }
 
-    /// Makes a window within the file a hole, in the time that what is stored there takes. The caller's window goes on to `end`.
+    /// Makes a window within the file a hole, in the time that what is stored there takes. The
+    /// caller's window goes on to `end`.
     fn punch(self: &Arc<Self>, file: &Arc<OpenFile>, window: Range<u64>, end: u64, done: Done<()>) {
         let (fs, file) = (self.clone(), file.clone());
         let body = move |from, next| {
@@ -295,8 +300,8 @@ impl Fs {
         self.commit_holes(file, (base, data), window, upto, next);
     }
 
-    /// Commits holes that cover what is stored from the window's begin to `until`. The first commit sets the times, also if there are
-    /// none.
+    /// Commits holes that cover what is stored from the window's begin to `until`. The first commit
+    /// sets the times, also if there are none.
     fn commit_holes(
         self: &Arc<Self>,
         file: &Arc<OpenFile>,
@@ -352,7 +357,8 @@ fn patches(holes: impl Iterator<Item = (u64, Extent)>) -> NewData {
     if holes.is_empty() { NewData::Unchanged } else { NewData::Patches(holes) }
 }
 
-/// Content in the inode with zeros in a window; without the blocks at its end that are all in the window.
+/// Content in the inode with zeros in a window; without the blocks at its end that are all in the
+/// window.
 fn punched(bytes: &[u8], window: Window) -> NewData {
     let len = bytes.len() as u64;
     if window.from >= len {
@@ -382,7 +388,8 @@ fn stored_in(page: &Page, window: Range<u64>) -> u64 {
     page.lists.iter().map(of_chunk).sum()
 }
 
-/// Whether a block of a file has no bytes when `pieces` lie over what it has. Such a block stays a hole: nothing is stored for it.
+/// Whether a block of a file has no bytes when `pieces` lie over what it has. Such a block stays a
+/// hole: nothing is stored for it.
 pub(super) fn has_hole(data: &Data, pieces: &[Piece], size: u64) -> bool {
     let stored = match data {
         Data::None | Data::Chunked => 0,

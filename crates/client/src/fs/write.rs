@@ -16,10 +16,11 @@ use crate::file::{FileState, OpenFile, Piece, bad_handle, data_error};
 pub enum WriteAt {
     /// To this offset, bytes.
     Offset(u64),
-    /// To the end of the file (`O_APPEND`). Where that is, is decided when the bytes are committed: until then others may append.
+    /// To the end of the file (`O_APPEND`). Where that is, is decided when the bytes are committed:
+    /// until then others may append.
     End {
-        /// It may be the first part of a write whose rest comes in a moment, through the same handle. Nobody else's bytes should
-        /// come between.
+        /// It may be the first part of a write whose rest comes in a moment, through the same
+        /// handle. Nobody else's bytes should come between.
         unfinished: bool,
     },
 }
@@ -47,13 +48,15 @@ impl Fs {
         self.write_unless(handle, WriteAt::Offset(offset), data, writer, &|| false).map(drop)
     }
 
-    /// Writes `data`. Answers at which offset it is for the time being. The bytes are visible to every reader of this client at once, and are stored and
-    /// committed by the next flush, fsync or close, or after the flush interval. Waits for the block store to take earlier
-    /// bytes if there is no room (see [`Fs::has_room`]), as long as the caller is not `gone`. An `unprivileged` writer takes set-id
-    /// bits away.
+    /// Writes `data`. Answers at which offset it is for the time being. The bytes are visible to
+    /// every reader of this client at once, and are stored and committed by the next flush, fsync
+    /// or close, or after the flush interval. Waits for the block store to take earlier bytes if
+    /// there is no room (see [`Fs::has_room`]), as long as the caller is not `gone`. An
+    /// `unprivileged` writer takes set-id bits away.
     ///
     /// # Errors
-    /// `EBADF`, `EFBIG`; `EPERM` if the file is known to be immutable; `ETIMEDOUT` if the block store has not taken earlier bytes for a minute.
+    /// `EBADF`, `EFBIG`; `EPERM` if the file is known to be immutable; `ETIMEDOUT` if the block
+    /// store has not taken earlier bytes for a minute.
     pub fn write_unless(
         self: &Arc<Self>,
         handle: &FileHandle,
@@ -145,7 +148,8 @@ impl Fs {
         });
     }
 
-    /// Stores the piece of a file that is in flight with these bytes (where it goes may change meanwhile), unless somebody does already.
+    /// Stores the piece of a file that is in flight with these bytes (where it goes may change
+    /// meanwhile), unless somebody does already.
     fn store_piece(self: &Arc<Self>, file: &Arc<OpenFile>, bytes: &Arc<Vec<u8>>) {
         let mut state = file.lock();
         match state.inflight.iter_mut().find(|piece| Arc::ptr_eq(&piece.bytes, bytes)) {

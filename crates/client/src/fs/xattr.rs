@@ -28,7 +28,8 @@ impl Fs {
         self.after_writes(ino, ask);
     }
 
-    /// Runs `then` when what was written to a file that may have attributes is committed: that takes its capabilities away.
+    /// Runs `then` when what was written to a file that may have attributes is committed: that
+    /// takes its capabilities away.
     fn after_writes(self: &Arc<Self>, ino: InodeId, then: impl FnOnce(FsResult<()>) + Send + 'static) {
         match self.files.get(ino) {
             Some(file) if file.lock().has_unsettled_attributes() => self.flush_file(&file, Box::new(then)),
@@ -81,7 +82,8 @@ impl Fs {
     }
 }
 
-/// What the node would answer for an attribute of an inode that has none, if that needs no look at who asks.
+/// What the node would answer for an attribute of an inode that has none, if that needs no look at
+/// who asks.
 fn absent(name: &[u8]) -> Option<FsError> {
     match name {
         name if name.starts_with(b"security.") || name.starts_with(b"trusted.") => {

@@ -1,12 +1,14 @@
-//! How long the first contact to a server is waited for: a wrong address or a server that is not there is told at once, unless this
-//! process was told to wait. Once a volume is in use, calls wait for as long as [`super::Introduction::deadline`] says.
+//! How long the first contact to a server is waited for: a wrong address or a server that is not
+//! there is told at once, unless this process was told to wait. Once a volume is in use, calls wait
+//! for as long as [`super::Introduction::deadline`] says.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use kestrel_net::remote::Remote;
 
-/// How long nobody may be at any address of a server, unless another time is given: that all is over within two seconds.
+/// How long nobody may be at any address of a server, unless another time is given: that all is
+/// over within two seconds.
 pub const CONTACT_DEFAULT: Duration = Duration::from_millis(1500);
 
 /// From when on a person is told what is waited for.

@@ -90,7 +90,8 @@ pub(super) struct First {
     pub offer: Offer,
     /// Who owns what, if there are several nodes.
     pub placement: Option<Placement>,
-    /// The other nodes are only to be asked something: one that is not there is told of, and not waited for.
+    /// The other nodes are only to be asked something: one that is not there is told of, and not
+    /// waited for.
     are_asked: bool,
 }
 

@@ -30,14 +30,15 @@ pub struct Salvaged {
     pub lost: Vec<LostPath>,
 }
 
-/// Makes a volume in the directory `to`, which must be missing or empty, from every intact row of the volume in `from`, of which
-/// nothing is changed. Objects in the directory of the old volume become the new one's by hard links, or as copies; objects
-/// elsewhere are the same for both, so only one of the two may be used from then on. The new volume is to be repaired before it
-/// is used: sums and links may lack what was lost. `progress` gets the number of rows so far.
+/// Makes a volume in the directory `to`, which must be missing or empty, from every intact row of
+/// the volume in `from`, of which nothing is changed. Objects in the directory of the old volume
+/// become the new one's by hard links, or as copies; objects elsewhere are the same for both, so
+/// only one of the two may be used from then on. The new volume is to be repaired before it is
+/// used: sums and links may lack what was lost. `progress` gets the number of rows so far.
 ///
 /// # Errors
-/// If the descriptor is damaged, the metadata is in a database, the volume is in use, or the disk takes no more. What was made in
-/// `to` is removed then.
+/// If the descriptor is damaged, the metadata is in a database, the volume is in use, or the disk
+/// takes no more. What was made in `to` is removed then.
 pub fn salvage(
     from: &Path,
     to: &Path,
@@ -104,8 +105,8 @@ fn make(
     Ok((rows, lost))
 }
 
-/// Gives every file below `from` a second name below `to`, or copies it if that is another file system. An object never
-/// changes once it is written, so both volumes may have it.
+/// Gives every file below `from` a second name below `to`, or copies it if that is another file
+/// system. An object never changes once it is written, so both volumes may have it.
 fn link_tree(from: &Path, to: &Path) -> Result<(), VolumeError> {
     fs::create_dir_all(to).map_err(|error| VolumeError::io("create", to, &error))?;
     let listing = fs::read_dir(from).map_err(|error| VolumeError::io("list", from, &error))?;

@@ -64,8 +64,9 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Applies one option in the form of `mount -o`; `false` when it is unknown or its value is wrong. What only concerns
-    /// `/etc/fstab`, or asks for what is so in any case, is accepted and ignored.
+    /// Applies one option in the form of `mount -o`; `false` when it is unknown or its value is
+    /// wrong. What only concerns `/etc/fstab`, or asks for what is so in any case, is accepted and
+    /// ignored.
     pub fn set(&mut self, option: &str) -> bool {
         let (key, value) = option.split_once('=').map_or((option, None), |(key, value)| (key, Some(value)));
         match (key, value) {
@@ -203,7 +204,8 @@ mod tests {
         }
     }
 
-    /// Options that mount(8) documents for all file systems are taken, or ignored where they ask for nothing.
+    /// Options that mount(8) documents for all file systems are taken, or ignored where they ask
+    /// for nothing.
     #[test]
     fn options_that_mount_knows() {
         let before = MountOptions::default();

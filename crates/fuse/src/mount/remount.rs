@@ -23,11 +23,12 @@ fn fixed(options: &MountOptions) -> (bool, bool, Option<u32>) {
     (options.allow_other, options.default_permissions, options.max_read)
 }
 
-/// Changes options of the mount on top of `dir`, each in the form of `mount -o`; those that are not named stay. Needs root.
+/// Changes options of the mount on top of `dir`, each in the form of `mount -o`; those that are not
+/// named stay. Needs root.
 ///
 /// # Errors
-/// When nothing of ours is mounted there, or an option is unknown or cannot be changed; EBUSY (see [`Error::raw_os_error`]) for
-/// `ro` while files are open for writing; EPERM.
+/// When nothing of ours is mounted there, or an option is unknown or cannot be changed; EBUSY (see
+/// [`Error::raw_os_error`]) for `ro` while files are open for writing; EPERM.
 pub fn remount<'a>(dir: &Path, options: impl IntoIterator<Item = &'a str>) -> Result<()> {
     let what = || format!("cannot remount {}", dir.display());
     let refused = |why: String| Error::plain(what(), why);

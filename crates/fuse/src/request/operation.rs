@@ -8,9 +8,9 @@ use crate::attr::Timestamp;
 
 /// What a request asks for. In brackets: the [`Reply`](crate::Reply) method that answers success.
 ///
-/// `fh` is the value that the file system gave when the file was opened. `flags` of open files are the `open(2)`
-/// flags as the kernel keeps them (`libc::O_*`). Names of entries are one component, never empty, without `/` or NUL; names of
-/// extended attributes are never empty and without NUL.
+/// `fh` is the value that the file system gave when the file was opened. `flags` of open files are
+/// the `open(2)` flags as the kernel keeps them (`libc::O_*`). Names of entries are one component,
+/// never empty, without `/` or NUL; names of extended attributes are never empty and without NUL.
 #[derive(Debug)]
 #[non_exhaustive]
 #[allow(

@@ -120,7 +120,8 @@ fn arguments_arrive() {
     }
 }
 
-/// The name of an extended attribute may contain `/`, unlike that of an entry, and neither is empty.
+/// The name of an extended attribute may contain `/`, unlike that of an entry, and neither is
+/// empty.
 #[test]
 fn attribute_names_with_slashes() {
     let get = |name: &[u8]| message(Opcode::Getxattr, &[&[0; 8], name]);

@@ -174,8 +174,8 @@ impl Channel {
         })
     }
 
-    /// Sends one message that is said to be `missing` bytes longer than `head`. The kernel gets `EFAULT` where it
-    /// comes to them, which is the error returned.
+    /// Sends one message that is said to be `missing` bytes longer than `head`. The kernel gets
+    /// `EFAULT` where it comes to them, which is the error returned.
     pub(crate) fn transmit_head(&self, head: &[u8], missing: usize) -> io::Result<()> {
         let fd = self.fd.as_raw_fd();
         let parts = [
@@ -183,7 +183,8 @@ impl Channel {
             // Nothing is ever mapped there.
             libc::iovec { iov_base: std::ptr::null_mut(), iov_len: missing },
         ];
-        // SAFETY: the kernel only reads: the first part is live, and of the second it finds that there is none.
+        // SAFETY: the kernel only reads: the first part is live, and of the second it finds that
+        // there is none.
         until_sent(|| unsafe { libc::writev(fd, parts.as_ptr(), parts.len() as libc::c_int) })
     }
 }

@@ -1,12 +1,15 @@
-//! Appending: what is in a log to which several clients append with `O_APPEND` and no lock, and what a reader of it sees.
+//! Appending: what is in a log to which several clients append with `O_APPEND` and no lock, and
+//! what a reader of it sees.
 //!
-//! An append is write and close, or write and fsync; a read is open, read, close. When the append has returned, its record is in
-//! the log once, behind all whose appends had returned before it began, and stays there. So every read that begins later sees it,
-//! and sees such records in the order that the last read finds. Records whose append is under way may be seen anywhere, or not:
+//! An append is write and close, or write and fsync; a read is open, read, close. When the append
+//! has returned, its record is in the log once, behind all whose appends had returned before it
+//! began, and stays there. So every read that begins later sees it, and sees such records in the
+//! order that the last read finds. Records whose append is under way may be seen anywhere, or not:
 //! they move while a read goes on. Those that failed are in the log once or not at all.
 //!
-//! Of several mounts one shows the bytes of an append where they would be if it were alone until its client has heard where they are,
-//! so reads beside an append on the same mount are not judged, and others only on request; the last read always is.
+//! Of several mounts one shows the bytes of an append where they would be if it were alone until
+//! its client has heard where they are, so reads beside an append on the same mount are not judged,
+//! and others only on request; the last read always is.
 
 use std::collections::HashMap;
 
@@ -24,9 +27,11 @@ pub enum Call {
 /// The records that a read saw; nothing for an append.
 pub type Answer = Vec<u64>;
 
-/// What the records of a read may not be, with the event that shows it. The last read has to come after all appends.
+/// What the records of a read may not be, with the event that shows it. The last read has to come
+/// after all appends.
 ///
-/// Thread N is on mount N modulo `mounts`. If there are several, reads other than the last are judged only if `strict`.
+/// Thread N is on mount N modulo `mounts`. If there are several, reads other than the last are
+/// judged only if `strict`.
 pub fn violations(events: &[Event<Call, Answer>], mounts: usize, strict: bool) -> Vec<(usize, String)> {
     let reads = || events.iter().enumerate().filter(|(_, event)| event.call == Call::Read);
     let last = reads().filter_map(|(_, read)| Some((read.begin, read.answer.as_ref()?))).max();

@@ -1,4 +1,5 @@
-//! Locked read-modify-write: a number in a file that stays open, to which each call adds one under an exclusive lock.
+//! Locked read-modify-write: a number in a file that stays open, to which each call adds one under
+//! an exclusive lock.
 
 use super::linear::Model;
 

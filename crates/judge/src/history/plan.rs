@@ -36,18 +36,20 @@ pub enum Plan {
     Overwrite(usize),
     /// Reads a file that is overwritten.
     ReadRegister(usize),
-    /// Appends a record to the log; `held`: through a descriptor that stays open, and with fsync in place of close.
+    /// Appends a record to the log; `held`: through a descriptor that stays open, and with fsync in
+    /// place of close.
     Append {
         held: bool,
     },
     /// Reads the log.
     ReadLog,
-    /// Adds one to a counter under a lock: of the first a BSD lock, of the second one of the open file description.
+    /// Adds one to a counter under a lock: of the first a BSD lock, of the second one of the open
+    /// file description.
     Add(usize),
 }
 
-/// The next call. In `overwriting` of 100 cases it is on a file that is overwritten, in `sharing` of the others on the log or a
-/// counter.
+/// The next call. In `overwriting` of 100 cases it is on a file that is overwritten, in `sharing`
+/// of the others on the log or a counter.
 pub fn next(rng: &mut Rng, overwriting: u64, sharing: u64) -> Plan {
     if rng.percent(overwriting) {
         let at = rng.below(REGISTERS as u64) as usize;

@@ -482,7 +482,8 @@ fn open(dir: c_int, name: &CStr, flags: c_int, mode: u32) -> Sys<Fd> {
     sys::openat(dir, name, flags | libc::O_CLOEXEC, mode).map(|fd| Fd(fd as c_int))
 }
 
-/// Takes or gives up an exclusive lock of a counter: a BSD lock or one of the open file description, as the counter has it.
+/// Takes or gives up an exclusive lock of a counter: a BSD lock or one of the open file
+/// description, as the counter has it.
 fn lock(file: &Fd, kind: usize, take: bool) -> Sys<i64> {
     if kind == 0 {
         return sys::flock(file.0, if take { libc::LOCK_EX } else { libc::LOCK_UN });

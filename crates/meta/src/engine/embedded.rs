@@ -61,7 +61,8 @@ pub fn is_own_file(path: &Path, is_dir: bool) -> bool {
         // Names of the sorted runs are their library's.
         Some(("runs", _)) => true,
         Some(("log", name)) => {
-            // Segments, those to be recycled, and small records with their copies and unfinished ones.
+            // Segments, those to be recycled, and small records with their copies and unfinished
+            // ones.
             let begins = ["free-", "checkpoint", "epoch"].iter().any(|own| name.starts_with(own));
             !is_dir && (begins || name.ends_with(".log") || name.ends_with(".tmp"))
         }

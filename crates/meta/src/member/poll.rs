@@ -39,7 +39,8 @@ pub enum Question {
     Forget(u64, Vec<ObjectId>),
     /// What entries the node has. Who has not counted them does not answer yet.
     Entries,
-    /// Which of these files are among the next names that the node owns, after this directory and name.
+    /// Which of these files are among the next names that the node owns, after this directory and
+    /// name.
     Locate(Vec<InodeId>, Option<(InodeId, Name)>),
 }
 
@@ -60,7 +61,8 @@ pub enum Answer {
     Done,
     /// Entries, and names.
     Entries(Report),
-    /// Files, each with its directory, and the directory and name that were read last; `None` if all names were.
+    /// Files, each with its directory, and the directory and name that were read last; `None` if
+    /// all names were.
     Located(Vec<(InodeId, DirEntry)>, Option<(InodeId, Name)>),
 }
 

@@ -11,9 +11,9 @@
 //!
 //! **Revoking.** A batch that changes a share of a leased directory stops before it has changed
 //! anything ([`crate::view::Stop::Leased`]), and a transaction that wants such a share exclusively
-//! is kept waiting. The granter tells all holders to forget the sum; when they have said that they did,
-//! the change goes on. The change itself waits, not only its acknowledgement: a client that sees
-//! the change at the granter and then asks the holder must see it there too. A directory that
+//! is kept waiting. The granter tells all holders to forget the sum; when they have said that they
+//! did, the change goes on. The change itself waits, not only its acknowledgement: a client that
+//! sees the change at the granter and then asks the holder must see it there too. A directory that
 //! nobody stats has no lease, and a change of it costs one load of a counter.
 //!
 //! **Failures.** All leases that a holder has of one granter end at the same time, and they ride on

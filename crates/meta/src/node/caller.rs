@@ -165,8 +165,8 @@ impl Node {
         Ok((object_in(first, cluster.me), wait))
     }
 
-    /// The directory above one that shall be listed, if the caller has the permissions `check` in it. `wait` becomes the position
-    /// that an answer waits for, whatever it is.
+    /// The directory above one that shall be listed, if the caller has the permissions `check` in
+    /// it. `wait` becomes the position that an answer waits for, whatever it is.
     fn opened_dir(
         &self,
         creds: &Creds,

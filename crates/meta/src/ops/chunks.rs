@@ -1,7 +1,8 @@
 //! Chunks: the extents of a stretch of a file, for reading it and for finding its holes.
 //!
-//! Only chunks that have extents are rows, so a scan passes over a hole of any size at once. The answer ends after
-//! [`EXTENTS_TOLD_MAX`] extents, which bounds its size and its time; whoever asked goes on behind its last chunk.
+//! Only chunks that have extents are rows, so a scan passes over a hole of any size at once. The
+//! answer ends after [`EXTENTS_TOLD_MAX`] extents, which bounds its size and its time; whoever
+//! asked goes on behind its last chunk.
 //!
 //! Reads the engine without a worker's role. Extents that a concurrent change replaced stay readable for the grace period.
 
@@ -18,7 +19,8 @@ use crate::engine::Engine;
 use crate::pipeline::engine_error;
 use crate::rows::number_of;
 
-/// An answer ends with the chunk that brings it to so many extents. With those of one more chunk it fits a message.
+/// An answer ends with the chunk that brings it to so many extents. With those of one more chunk it
+/// fits a message.
 pub const EXTENTS_TOLD_MAX: usize = 4096;
 
 /// Reads them; and the position to wait for before they may be shown in mode `commit`.

@@ -1,9 +1,10 @@
 //! Locate: files by number alone, for file handles.
 //!
-//! A file's record lies under its directory and name, and no row leads from its number there. A handle that outlived the
-//! client's memory of the name is found by reading names, a page at a time, so that no request takes long. Where files were
-//! is a hint: the client asks for each one there, and a file that was renamed meanwhile is found by its number once it is
-//! open or moved, or by another handle's search.
+//! A file's record lies under its directory and name, and no row leads from its number there. A
+//! handle that outlived the client's memory of the name is found by reading names, a page at a
+//! time, so that no request takes long. Where files were is a hint: the client asks for each one
+//! there, and a file that was renamed meanwhile is found by its number once it is open or moved, or
+//! by another handle's search.
 
 use std::ops::ControlFlow;
 

@@ -1,8 +1,9 @@
 //! Open and OpenAt: open what a number or a place leads to, check permissions, truncate if asked to; Release gives it back.
 //!
-//! Errors: a symbolic link `ELOOP`; a directory for writing `EISDIR`; missing permission `EACCES`; immutable for writing, or append only to
-//! be written otherwise than with `O_APPEND`, `EPERM`. `O_TRUNC` needs write
-//! permission and works on regular files only (elsewhere it is ignored, as Linux does); it sets times even on an empty file.
+//! Errors: a symbolic link `ELOOP`; a directory for writing `EISDIR`; missing permission `EACCES`;
+//! immutable for writing, or append only to be written otherwise than with `O_APPEND`, `EPERM`.
+//! `O_TRUNC` needs write permission and works on regular files only (elsewhere it is ignored, as
+//! Linux does); it sets times even on an empty file.
 //!
 //! Opens are counted in the node's memory, so that the data of a file that loses its last name stays until the last
 //! release. After a crash of an embedded volume nothing is open: files without names are deleted when it is opened. Clients across a

@@ -1,4 +1,5 @@
-//! ReadDir: a page of a directory's entries, in the order of their names. ReadDirPlus: attributes of the files among them.
+//! ReadDir: a page of a directory's entries, in the order of their names. ReadDirPlus: attributes
+//! of the files among them.
 //!
 //! The cookie is the last name given, so a listing is stable under concurrent creates, renames and unlinks: an entry that is there
 //! all the time appears exactly once, others at most once (`telldir`/`seekdir` build on this in the client). Reads the engine
@@ -21,7 +22,8 @@ use crate::pipeline::engine_error;
 use crate::rows::{Span, SpanRows};
 use crate::view::{Run, Stop};
 
-/// A page of rows, the position to wait for before it may be shown in mode `commit`, and whether nothing follows.
+/// A page of rows, the position to wait for before it may be shown in mode `commit`, and whether
+/// nothing follows.
 type Page<T> = (Vec<T>, Position, bool);
 
 /// Reads a page; and the position to wait for before it may be shown in mode `commit`.
@@ -126,8 +128,8 @@ fn entry(name: &[u8], row: &[u8]) -> Result<DirEntry, DecodeError> {
     Ok(DirEntry { name, ino, kind })
 }
 
-/// What [`Op::ReadDirPlus`](kestrel_types::request::Op::ReadDirPlus) tells of an entry, if anything: its row holds the
-/// inode of a file.
+/// What [`Op::ReadDirPlus`](kestrel_types::request::Op::ReadDirPlus) tells of an entry, if
+/// anything: its row holds the inode of a file.
 fn entry_plus(name: &[u8], row: &[u8]) -> Result<Option<(Name, Box<Inode>)>, DecodeError> {
     let Entry::Inode(mut inode) = Entry::decode(row)? else { return Ok(None) };
     if inode.kind == Kind::Dir {

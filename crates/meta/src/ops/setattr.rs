@@ -7,7 +7,8 @@
 //! - **size**: regular files (`EISDIR`, `EINVAL`), write permission unless it comes through a descriptor (`EACCES`); above
 //!   the limit `EFBIG`. Times of modification and change are set even if the size stays; `data_change` only if it does not.
 //! - **times**: both to the present: owner or write permission (`EACCES`); anything else: owner (`EPERM`).
-//! - What is immutable keeps all of it, and what is append only all but times that are set to the present (`EPERM`).
+//! - What is immutable keeps all of it, and what is append only all but times that are set to the
+//!   present (`EPERM`).
 //! - Every SetAttr, even an empty one, sets ctime.
 //!
 //! A directory's dentry is in the replica of every worker, and its times are spread over its shares: exclusive. All

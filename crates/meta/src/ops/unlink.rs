@@ -1,8 +1,8 @@
 //! Unlink: removes an entry that is not a directory.
 //!
-//! Order of errors as Linux: `ENOENT`, `EACCES` (write and search permission of the directory), `EPERM` (sticky, or the directory or the entry
-//! is immutable or append only), `EISDIR`.
-//! Changes the directory's times and, if names are left, the file's ctime.
+//! Order of errors as Linux: `ENOENT`, `EACCES` (write and search permission of the directory),
+//! `EPERM` (sticky, or the directory or the entry is immutable or append only), `EISDIR`. Changes
+//! the directory's times and, if names are left, the file's ctime.
 //!
 //! The common case, a file with one name that is not open: entry, share, and what its content refers to, in one worker's
 //! batch. A file that is open moves to table `link` with no names until its last release; one with several names counts down

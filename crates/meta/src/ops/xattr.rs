@@ -7,10 +7,11 @@
 //! - `security.*`: everybody reads, the superuser sets.
 //! - `system.*` (ACLs) and anything else: `EOPNOTSUPP`.
 //!
-//! Limits: names 255 bytes (`ERANGE`), values 64 KiB (`E2BIG`), all names of an inode together 256 KiB (`ENOSPC`). A list
-//! of more than 64 KiB is answered in full, and Linux turns it into `E2BIG` (`XATTR_LIST_MAX`), as on XFS and Btrfs: each
-//! attribute can be read and removed by its name. Setting and removing change ctime. An inode that never had one is known by its record, so asking for
-//! one (the kernel asks for `security.capability` all the time) costs no row.
+//! Limits: names 255 bytes (`ERANGE`), values 64 KiB (`E2BIG`), all names of an inode together 256
+//! KiB (`ENOSPC`). A list of more than 64 KiB is answered in full, and Linux turns it into `E2BIG`
+//! (`XATTR_LIST_MAX`), as on XFS and Btrfs: each attribute can be read and removed by its name.
+//! Setting and removing change ctime. An inode that never had one is known by its record, so asking
+//! for one (the kernel asks for `security.capability` all the time) costs no row.
 
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::Table;
@@ -21,7 +22,8 @@ use crate::perm::{self, READ, STICKY, WRITE};
 use crate::rows::{CellId, Value};
 use crate::view::{Found, Run, Use, View, fail};
 
-/// Most bytes of all names of one inode, NULs included: a bound on what one operation reads. Linux lists 64 KiB of them.
+/// Most bytes of all names of one inode, NULs included: a bound on what one operation reads. Linux
+/// lists 64 KiB of them.
 pub const XATTR_NAMES_MAX: usize = 256 * 1024;
 
 /// Version of a row of table `xattr`.
@@ -115,8 +117,8 @@ pub fn get(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) ->
 /// The attribute with which a program has capabilities.
 pub const CAPABILITY: &[u8] = b"security.capability";
 
-/// The cell of a file's capabilities, if it has some. They go with every change of its content or its owner, also by the superuser,
-/// as in Linux.
+/// The cell of a file's capabilities, if it has some. They go with every change of its content or
+/// its owner, also by the superuser, as in Linux.
 pub fn capabilities(view: &mut View<'_>, inode: &Inode) -> Run<Option<CellId>> {
     if inode.kind != Kind::File || !inode.xattrs {
         return Ok(None);

@@ -230,7 +230,8 @@ impl View<'_> {
         }
     }
 
-    /// Whether what other nodes' shares come to is not read as rows: they have some, and this is no transaction, which borrows them.
+    /// Whether what other nodes' shares come to is not read as rows: they have some, and this is no
+    /// transaction, which borrows them.
     fn needs_sum(&self) -> bool {
         let others = self.core.cluster.as_ref().is_some_and(|cluster| cluster.sums.has_others());
         others && self.no_dirs.is_none()
@@ -266,14 +267,15 @@ impl View<'_> {
         Ok(sum)
     }
 
-    /// Figures of a directory for an operation that only shows them: other nodes' shares need not be
-    /// borrowed.
+    /// Figures of a directory for an operation that only shows them: other nodes' shares need not
+    /// be borrowed.
     fn figures_shown(&mut self, dir: InodeId) -> Run<DirStat> {
         if !self.needs_sum() {
             return self.figures(dir);
         }
         let mut sum = self.sum_of(dir, true)?;
-        // After the node's own rows were read: then all of it was true at the moment at which this looks at the time.
+        // After the node's own rows were read: then all of it was true at the moment at which this
+        // looks at the time.
         let others = self.core.cluster.as_ref().and_then(|cluster| cluster.sum_of_others(dir));
         sum.merge(&others.ok_or(Stop::Sum(dir))?);
         Ok(sum)

@@ -106,7 +106,8 @@ impl Model {
         found.iter().all(right) && found.len() == self.nodes.keys().map(names).sum::<usize>()
     }
 
-    /// Compares attributes that came with a listing: of files with one name all, of those that had more than one perhaps.
+    /// Compares attributes that came with a listing: of files with one name all, of those that had
+    /// more than one perhaps.
     fn listed_plus(
         &mut self,
         names: &[(Vec<u8>, u64, Kind)],

@@ -45,7 +45,8 @@ pub enum Plan {
     Gone,
 }
 
-/// What a walk will do with what is at its end, as far as that may be refused in a sticky directory.
+/// What a walk will do with what is at its end, as far as that may be refused in a sticky
+/// directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Use {
     /// A symbolic link is followed.

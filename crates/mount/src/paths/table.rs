@@ -18,10 +18,11 @@
 //! **Life.** A node lives until the kernel has forgotten it as often as it learned of it and no node lies below it; messages
 //! of the kernel may overtake each other, so children may be forgotten after their parents.
 //!
-//! **Numbers and file handles.** A file handle of the kernel's is a node's number, which may come back after this mount has
-//! ended ([`Table::by_handle`]). So the number of a node contains its directory's, if that is known when the node is made and
-//! no other node has the number. Other nodes are numbered from the time of the mount's start in nanoseconds on: such a number
-//! is not used again, and means nothing to a later mount.
+//! **Numbers and file handles.** A file handle of the kernel's is a node's number, which may come
+//! back after this mount has ended ([`Table::by_handle`]). So the number of a node contains its
+//! directory's, if that is known when the node is made and no other node has the number. Other
+//! nodes are numbered from the time of the mount's start in nanoseconds on: such a number is not
+//! used again, and means nothing to a later mount.
 //!
 //! Pure: no I/O, no clock (times are given, in milliseconds since any start), no lock but for what was seen.
 
@@ -293,8 +294,9 @@ impl Table {
         node.and_then(|node| node.identity.or(node.told())).or_else(|| directory_of(id))
     }
 
-    /// The node of a directory that the kernel has asked for by number, and one more lookup of it: the node `wanted`, or one
-    /// that is there, or a new one, which has no name until that is looked up. `None` if it cannot be that node.
+    /// The node of a directory that the kernel has asked for by number, and one more lookup of it:
+    /// the node `wanted`, or one that is there, or a new one, which has no name until that is
+    /// looked up. `None` if it cannot be that node.
     pub fn by_handle(
         &mut self,
         ino: InodeId,

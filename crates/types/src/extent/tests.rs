@@ -203,7 +203,8 @@ proptest! {
     }
 }
 
-/// The last bytes that 64 bits can count are split like all others, and what would lie beyond them is left out.
+/// The last bytes that 64 bits can count are split like all others, and what would lie beyond them
+/// is left out.
 #[test]
 fn chunk_parts_at_the_end_of_64_bits() {
     let parts: Vec<_> = chunk_parts(u64::MAX - 5, 100).collect();

@@ -12,7 +12,8 @@ use crate::failure::Failure;
 use crate::feed::Feed;
 use crate::verbs::{locate, open};
 
-/// Makes a new volume of what is intact and repairs it; what the salvage and the repair could not bring back comes as events.
+/// Makes a new volume of what is intact and repairs it; what the salvage and the repair could not
+/// bring back comes as events.
 pub(super) fn run(args: &FsckArgs, new: &str, feed: &Feed<'_>) -> Result<Value, Failure> {
     let (from, to) = (locate("fsck", &args.volume)?, locate("fsck", new)?);
     let fail = |why: &dyn std::fmt::Display| Failure::new("fsck", why);

@@ -1,4 +1,5 @@
-//! Which processes keep a mount busy: those with a working directory, a root, an open file, a program or mapped memory in it.
+//! Which processes keep a mount busy: those with a working directory, a root, an open file, a
+//! program or mapped memory in it.
 //!
 //! Only /proc is read, never the mount: its server may not answer.
 

@@ -1,7 +1,8 @@
 //! Recovers what is intact of an engine's files of which some are damaged.
 //!
-//! Nothing in the engine's directory is changed. The rows are given out in the order in which they are to be applied: those of
-//! the sorted runs, then the batches of the log. A batch is applied as a whole or not at all.
+//! Nothing in the engine's directory is changed. The rows are given out in the order in which they
+//! are to be applied: those of the sorted runs, then the batches of the log. A batch is applied as
+//! a whole or not at all.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -50,12 +51,12 @@ pub type Recovered<'a> = dyn FnMut(Vec<Mutation>) -> Result<(), EngineError> + '
 /// Rows given out at a time.
 const ROWS_BATCH: usize = 1024;
 
-/// Reads every intact row of the engine in `dir`. `scratch` is an existing directory for temporary files. Returns the number of
-/// rows and changes given to `recovered`.
+/// Reads every intact row of the engine in `dir`. `scratch` is an existing directory for temporary
+/// files. Returns the number of rows and changes given to `recovered`.
 ///
 /// # Errors
-/// `Refused` for a newer format, another volume's files or a directory in use; `Io` and `NoSpace` from the disks; those of
-/// `recovered`.
+/// `Refused` for a newer format, another volume's files or a directory in use; `Io` and `NoSpace`
+/// from the disks; those of `recovered`.
 pub fn salvage(
     dir: &Path,
     uuid: Uuid,
@@ -69,7 +70,8 @@ pub fn salvage(
     let mut blocks = Vec::new();
     let mut notes = Vec::new();
     let mut row = |key: &[u8], value: &[u8]| {
-        // A key of a table that this program does not know belongs to a newer one, which it cannot stand in for.
+        // A key of a table that this program does not know belongs to a newer one, which it cannot
+        // stand in for.
         let Some(key) = KeyRef::decode(key) else { return Ok(()) };
         batch.push(Mutation { key: key.to_owned(), value: Some(value.into()) });
         count += 1;
@@ -163,7 +165,8 @@ impl Log<'_, '_> {
             file.read_at(&mut block, 0).map_err(fail)?;
             let (epoch, base) = match decode_segment_header(&block, &self.uuid, &path) {
                 Ok((header, _)) => (header.epoch, header.base),
-                // Its name has the generation, which the records are checked with; nothing is lost with the rest.
+                // Its name has the generation, which the records are checked with; nothing is lost
+                // with the rest.
                 Err(EngineError::Corrupt(_)) => (Epoch(u64::MAX), Position::MAX),
                 Err(why) => return Err(why),
             };
@@ -236,7 +239,8 @@ impl Log<'_, '_> {
         })
     }
 
-    /// Remembers what damaged bytes say that they change. They may be no record at all, but what a recycled segment had there.
+    /// Remembers what damaged bytes say that they change. They may be no record at all, but what a
+    /// recycled segment had there.
     fn keep(&mut self, bytes: &[u8], at: usize, segment: &Segment) {
         let record = decode_header(bytes, segment.generation);
         let end = record.map_or(bytes.len(), |record| record.bytes().min(bytes.len()));

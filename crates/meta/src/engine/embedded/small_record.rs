@@ -1,9 +1,10 @@
-//! Small records of 64 bytes (`docs/format/log.md`): one layout for the checkpoint, the epoch and the headers of segments, and
-//! two copies of each, so that one flipped bit costs nothing.
+//! Small records of 64 bytes (`docs/format/log.md`): one layout for the checkpoint, the epoch and
+//! the headers of segments, and two copies of each, so that one flipped bit costs nothing.
 //!
-//! A record that has a file of its own has a second one, `NAME.copy`, which is replaced *before* the first. So the first counts
-//! wherever it is intact, and the second is never older than it. Programs that know nothing of copies replace the first alone:
-//! a copy may be older then, which is as harmless as a crash before the record was replaced.
+//! A record that has a file of its own has a second one, `NAME.copy`, which is replaced *before*
+//! the first. So the first counts wherever it is intact, and the second is never older than it.
+//! Programs that know nothing of copies replace the first alone: a copy may be older then, which is
+//! as harmless as a crash before the record was replaced.
 
 use std::io;
 
@@ -84,7 +85,8 @@ impl RecordKind {
         Ok([32, 40, 48, 56].map(|at| u64_at(bytes, at)))
     }
 
-    /// The record of which `copies` are two copies: the first if it is intact, else the second. Says whether the first was.
+    /// The record of which `copies` are two copies: the first if it is intact, else the second.
+    /// Says whether the first was.
     ///
     /// # Errors
     /// Those of the first copy.
@@ -125,8 +127,8 @@ impl RecordKind {
         Ok(())
     }
 
-    /// Reads a record from its files; none if there is neither. A damaged first copy is mended by the next [`RecordKind::write`]:
-    /// every opening writes.
+    /// Reads a record from its files; none if there is neither. A damaged first copy is mended by
+    /// the next [`RecordKind::write`]: every opening writes.
     ///
     /// # Errors
     /// As [`RecordKind::decode`], and `Io`.

@@ -1,8 +1,9 @@
 //! Finds the one flipped bit of a record whose checksum is wrong.
 //!
-//! A checksum is linear: the difference between the one that a record has and the one that it should have depends only on which
-//! bits are wrong, and for a single bit each place has a difference of its own. That damage of many bits looks like one bit has
-//! a chance of the record's bits in 2^32; so this is for a salvage, which a person asks for, and not for a recovery.
+//! A checksum is linear: the difference between the one that a record has and the one that it
+//! should have depends only on which bits are wrong, and for a single bit each place has a
+//! difference of its own. That damage of many bits looks like one bit has a chance of the record's
+//! bits in 2^32; so this is for a salvage, which a person asks for, and not for a recovery.
 
 use std::borrow::Cow;
 
@@ -11,7 +12,8 @@ use super::format::{RECORD_HEADER, decode_header, decode_record};
 /// CRC-32C, bits in reverse.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-/// The record at the start of `bytes` as it was before one bit of it was flipped; none if that is not what is wrong.
+/// The record at the start of `bytes` as it was before one bit of it was flipped; none if that is
+/// not what is wrong.
 pub(in crate::engine) fn unflip(bytes: &[u8], generation: u64) -> Option<Cow<'_, [u8]>> {
     if let Some(record) = decode_header(bytes, generation) {
         let len = record.bytes().min(bytes.len());
@@ -38,7 +40,8 @@ pub(in crate::engine) fn unflip(bytes: &[u8], generation: u64) -> Option<Cow<'_,
 /// The bit of a message of `len` bytes whose flip makes this difference of checksums.
 fn flipped_bit(len: usize, difference: u32) -> Option<usize> {
     let shift = |state: u32| if state & 1 == 1 { state >> 1 ^ POLYNOMIAL } else { state >> 1 };
-    // That of the last bit of the last byte; each bit before it is one step of the checksum further away.
+    // That of the last bit of the last byte; each bit before it is one step of the checksum further
+    // away.
     let mut state = shift(1);
     for bit in (0..len.checked_mul(8)?).rev() {
         if state == difference {

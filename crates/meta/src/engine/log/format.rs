@@ -82,8 +82,8 @@ pub(in crate::engine) fn encode_segment_header(uuid: &Uuid, header: Header) -> [
     block
 }
 
-/// Checks a segment's header, of which the block holds two copies unless an older program wrote it. `file` is its name for
-/// messages. Says whether the first copy is intact.
+/// Checks a segment's header, of which the block holds two copies unless an older program wrote it.
+/// `file` is its name for messages. Says whether the first copy is intact.
 pub(in crate::engine) fn decode_segment_header(
     block: &[u8],
     uuid: &Uuid,

@@ -106,8 +106,8 @@ pub(in crate::engine) fn recover(
     let mut end = find_end(&mut live, checkpoint, &*disk)?;
     replay(&live, &mut end, checkpoint.position, verify, apply, &*disk)?;
 
-    // From here on the disk is changed: mend what one copy of a header is enough for, and then make sure that what was cut off
-    // never comes back.
+    // From here on the disk is changed: mend what one copy of a header is enough for, and then make
+    // sure that what was cut off never comes back.
     for (path, file, header) in damaged {
         let block = encode_segment_header(&uuid, header);
         file.write_at(&block, 0).and_then(|()| file.sync()).map_err(|why| io("mending", &path, &why))?;

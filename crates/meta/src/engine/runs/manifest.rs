@@ -1,9 +1,11 @@
-//! A second copy of the manifest of the sorted runs: the two small files that say which tables belong to the runs.
+//! A second copy of the manifest of the sorted runs: the two small files that say which tables
+//! belong to the runs.
 //!
-//! The tree below does not verify them, and removes tables that they do not name: one flipped bit could remove every row. So
-//! they are verified before the tree reads them (`current` has a checksum of the other one, `vN`), and file `manifest.copy`
-//! holds both. A copy is written before a flush moves the checkpoint, so a copy that is older than the manifest lacks only
-//! rows that are still in the log.
+//! The tree below does not verify them, and removes tables that they do not name: one flipped bit
+//! could remove every row. So they are verified before the tree reads them (`current` has a
+//! checksum of the other one, `vN`), and file `manifest.copy` holds both. A copy is written before
+//! a flush moves the checkpoint, so a copy that is older than the manifest lacks only rows that are
+//! still in the log.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -125,7 +127,8 @@ fn failed(what: &str, dir: &Path, why: &io::Error) -> EngineError {
     io_error(&format!("{what} the manifest of the sorted runs in {}", dir.display()), why)
 }
 
-/// Makes sure, before the tree is opened, that its manifest is intact: mends it from the copy if it is not.
+/// Makes sure, before the tree is opened, that its manifest is intact: mends it from the copy if it
+/// is not.
 pub(super) fn mend(dir: &Path) -> Result<(), EngineError> {
     let fail = |why: io::Error| failed("reading", dir, &why);
     if !dir.join(CURRENT).try_exists().map_err(fail)? && !dir.join(COPY).try_exists().map_err(fail)? {
@@ -192,7 +195,8 @@ mod tests {
         (dir, Manifest { current, version })
     }
 
-    /// Any flipped bit in either file is noticed and mended from the copy; without an intact copy it is refused.
+    /// Any flipped bit in either file is noticed and mended from the copy; without an intact copy
+    /// it is refused.
     #[test]
     fn flipped_bits_of_a_manifest() {
         let (dir, manifest) = runs_with_manifest();

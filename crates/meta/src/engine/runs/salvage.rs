@@ -1,9 +1,10 @@
-//! Reading the rows of sorted runs of which some bytes are damaged: every block that is intact counts, whatever is wrong with the
-//! blocks, indexes and manifests around it.
+//! Reading the rows of sorted runs of which some bytes are damaged: every block that is intact
+//! counts, whatever is wrong with the blocks, indexes and manifests around it.
 //!
-//! A table of the tree below begins with its data blocks, one after another, each with a header and checksums of header and
-//! content (`lsm-tree` 3.1, `table/block/header.rs`). So blocks are found without the table's index: from the end of the last
-//! intact one, or, behind damage, at the next place where an intact block begins.
+//! A table of the tree below begins with its data blocks, one after another, each with a header and
+//! checksums of header and content (`lsm-tree` 3.1, `table/block/header.rs`). So blocks are found
+//! without the table's index: from the end of the last intact one, or, behind damage, at the next
+//! place where an intact block begins.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
@@ -21,7 +22,8 @@ use crate::engine::embedded::io_error;
 
 /// First bytes of a block.
 const BLOCK_MAGIC: [u8; 4] = *b"LSM\x03";
-/// Bytes of a block's header: magic, type, checksum (16), bytes stored, bytes unpacked, checksum of the header (4).
+/// Bytes of a block's header: magic, type, checksum (16), bytes stored, bytes unpacked, checksum of
+/// the header (4).
 const BLOCK_HEADER: usize = 33;
 /// Types of blocks that matter here.
 const DATA_BLOCK: u8 = 0;
@@ -51,8 +53,8 @@ struct Stretch {
     damage: Option<u64>,
 }
 
-/// Reads every intact row of the runs in `dir`, in the order of keys; `lost` gets what is damaged. Files of its own go to
-/// `scratch`. Changes nothing in `dir`.
+/// Reads every intact row of the runs in `dir`, in the order of keys; `lost` gets what is damaged.
+/// Files of its own go to `scratch`. Changes nothing in `dir`.
 pub(in crate::engine) fn read_intact(
     dir: &Path,
     scratch: &Path,
@@ -102,7 +104,8 @@ fn tables_in(dir: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(tables)
 }
 
-/// What a version says about its tables: by number, what is added to the sequence numbers of the rows.
+/// What a version says about its tables: by number, what is added to the sequence numbers of the
+/// rows.
 fn numbers_of(version: &[u8]) -> Option<HashMap<u64, u64>> {
     let parsed = sfa::Reader::from_reader(&mut io::Cursor::new(version)).ok()?;
     let section = parsed.toc().section(b"tables")?;
@@ -127,8 +130,8 @@ fn numbers_of(version: &[u8]) -> Option<HashMap<u64, u64>> {
     Some(tables)
 }
 
-/// The block at the beginning of `bytes`, if it is intact: its type, its length, and whether it is packed. With damage in its
-/// content alone: the same, not intact.
+/// The block at the beginning of `bytes`, if it is intact: its type, its length, and whether it is
+/// packed. With damage in its content alone: the same, not intact.
 struct Block {
     kind: u8,
     len: usize,

@@ -198,8 +198,8 @@ impl Member {
         }
     }
 
-    /// Of the rows that a transaction wants to change some are shares that other members were told of.
-    /// They are not any more in a moment.
+    /// Of the rows that a transaction wants to change some are shares that other members were told
+    /// of. They are not any more in a moment.
     pub(in crate::member) fn revoke_for(&mut self, keys: &[Key]) -> bool {
         let barred = |key: &&Key| key.table == Table::DirStat && self.cluster().leased.bars(key.id);
         let mut dirs: Vec<InodeId> = keys.iter().filter(barred).map(|key| key.id).collect();

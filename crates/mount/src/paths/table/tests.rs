@@ -301,7 +301,8 @@ fn names_are_lent_where_everybody_may_search() {
     assert_eq!(lent(&table, b, "a"), None);
 }
 
-/// The number of a node says which directory it was made for, to a later mount too, unless that was not known then.
+/// The number of a node says which directory it was made for, to a later mount too, unless that was
+/// not known then.
 #[test]
 fn numbers_of_nodes_outlast_the_table() {
     let mut table = Table::starting(1_000);
@@ -315,7 +316,8 @@ fn numbers_of_nodes_outlast_the_table() {
     assert_eq!([known, faked, twice].map(|id| later.directory_of(id)), [Some(300), None, None]);
 }
 
-/// What the kernel found by a handle becomes the node of the name that is looked up for it, and keeps its directory.
+/// What the kernel found by a handle becomes the node of the name that is looked up for it, and
+/// keeps its directory.
 #[test]
 fn nodes_found_by_handle_get_their_names() {
     let (mut table, bound) = (Table::starting(1_000), Bound::default());

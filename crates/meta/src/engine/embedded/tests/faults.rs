@@ -320,8 +320,8 @@ fn damaged_runs_give_errors_and_never_wrong_rows() {
     assert_eq!(content(&open(dir.path()).unwrap()), expected);
 }
 
-/// Any flipped bit of the checkpoint, the epoch or a segment's header, and either file of a pair missing: the volume opens with
-/// all it had, and the damage is mended.
+/// Any flipped bit of the checkpoint, the epoch or a segment's header, and either file of a pair
+/// missing: the volume opens with all it had, and the damage is mended.
 #[test]
 fn flipped_bits_of_small_records() {
     let (disk, runs, expected) = synced_volume();

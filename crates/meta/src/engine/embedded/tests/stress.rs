@@ -163,7 +163,8 @@ fn a_scan_and_a_tap_make_a_consistent_copy() {
             let sink = tapped.clone();
             let guard = engine.tap(Box::new(move |batch| sink.lock().extend_from_slice(batch)));
             let mut copy = content(&engine);
-            // A batch reaches the tap before memory: all that the tap has is to be in memory before it is compared.
+            // A batch reaches the tap before memory: all that the tap has is to be in memory before
+            // it is compared.
             let now = std::mem::take(&mut *tapped.lock());
             engine.shared.log.wait_landed();
             apply(&mut copy, &now);
