@@ -141,7 +141,7 @@ impl Several {
     pub(super) fn lose(&mut self, node: NodeId) {
         let now = self.agenda.now;
         if let Some(host) = self.hosts.get_mut(&node) {
-            if !host.joins() || host.member().is_none() {
+            if !host.joins() || host.member().is_none() || host.has_failed() {
                 return;
             }
             host.kill(None, now);
