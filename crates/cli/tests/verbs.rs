@@ -103,9 +103,15 @@ fn damaged_and_newer_descriptors_are_refused() {
     let place = Place::formatted();
     let path = place.path("vol/kestrel.json");
     let good = fs::read_to_string(&path).unwrap();
-    fs::write(&path, good.replace("\"format_version\": 1", "\"format_version\": 7")).unwrap();
+    // Both copies: one that is damaged alone is mended.
+    let write = |text: String| {
+        for name in ["vol/kestrel.json", "vol/kestrel.json.copy"] {
+            fs::write(place.path(name), &text).unwrap();
+        }
+    };
+    write(good.replace("\"format_version\": 1", "\"format_version\": 7"));
     run(&["status", &place.volume()]).expect(1, "newer").expect(1, "kestrel.json");
-    fs::write(&path, good.replace("fsync", "commit")).unwrap();
+    write(good.replace("fsync", "commit"));
     run(&["fsck", &place.volume()]).expect(1, "checksum").expect(1, "kestrel.json");
 }
 

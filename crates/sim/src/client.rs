@@ -88,6 +88,8 @@ pub struct Client {
     pub known: Vec<Known>,
     /// What it has open.
     pub handles: BTreeMap<InodeId, Handle>,
+    /// Releases under way of opens that the node has lost since, by file: it may refuse them.
+    pub lost_releases: BTreeMap<InodeId, u32>,
     /// Locks that it believes to hold.
     pub locks: Vec<LockSpan>,
     /// Calls about locks of an owner of a file that wait for answers.
@@ -136,6 +138,7 @@ impl Client {
             frames: Frames::default(),
             known: vec![Known { inode: root, seen: None }],
             handles: BTreeMap::new(),
+            lost_releases: BTreeMap::new(),
             locks: Vec::new(),
             asking: BTreeMap::new(),
             broken: false,
@@ -232,7 +235,10 @@ impl Client {
     pub fn reclaimed(&mut self, lost: &[Reclaimed]) {
         self.broken = false;
         for ino in lost.iter().flat_map(|part| &part.lost_opens) {
-            self.handles.remove(ino);
+            let Some(handle) = self.handles.remove(ino) else { continue };
+            if handle.count > handle.free {
+                *self.lost_releases.entry(*ino).or_default() += handle.count - handle.free;
+            }
         }
         // All locks are in the last part.
         if let Some(last) = lost.last() {

@@ -47,7 +47,7 @@ const TOO_LATE: FsError = FsError::new(
     "the metadata nodes could not agree on who keeps this in the time that a call may take; see `kestrel cluster status`",
 );
 
-const CLOSED: FsError = FsError::new(libc::ESHUTDOWN, "the volume is being closed");
+pub(super) const CLOSED: FsError = FsError::new(libc::ESHUTDOWN, "the volume is being closed");
 
 /// Something that the wrong node was asked.
 pub(super) enum Stray {
@@ -66,7 +66,8 @@ impl Stray {
         }
     }
 
-    fn end(self, shared: &Shared, why: FsError) {
+    /// Answers it with an error.
+    pub fn end(self, shared: &Shared, why: FsError) {
         match self {
             Self::Op(_, asked) => shared.answer(asked, Err(why.into())),
             Self::Lock(asked) => asked.end(Err(why)),
@@ -191,10 +192,17 @@ impl Strays {
     }
 
     /// Keeps what was asked by a table of this version until it can be asked again. Does not wait.
-    pub fn park(&self, stray: Stray, version: u64) {
+    /// Gives it back if the volume is being closed: the thread that would ask again has ended then.
+    pub fn park(&self, stray: Stray, version: u64) -> Option<Stray> {
         let again = Instant::now() + pause(stray.strayed());
-        self.state.lock().waiting.push(Waiting { stray, version, again });
+        let mut state = self.state.lock();
+        if state.closed {
+            return Some(stray);
+        }
+        state.waiting.push(Waiting { stray, version, again });
+        drop(state);
         self.changed.notify_all();
+        None
     }
 }
 

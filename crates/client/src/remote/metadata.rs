@@ -20,7 +20,7 @@ use kestrel_types::wire::{LOCK_MISDIRECTED, LockReply, LockRequest};
 use serde_json::Value;
 
 use super::ask::NodeAnswer;
-use super::astray::{Guide, INTERRUPTED, LockAsked, Stray, Strays};
+use super::astray::{CLOSED, Guide, INTERRUPTED, LockAsked, Stray, Strays};
 use super::durable::{SyncFirst, names_bytes_in, names_new_bytes};
 use super::holdings::Holdings;
 use super::leaving::Moves;
@@ -311,8 +311,8 @@ impl Shared {
         if self.nodes.known().version() > version {
             // There is a newer one meanwhile.
             answering(|| stray.go_on(self));
-        } else {
-            self.astray.park(stray, version);
+        } else if let Some(stray) = self.astray.park(stray, version) {
+            answering(|| stray.end(self, CLOSED));
         }
     }
 

@@ -197,6 +197,10 @@ impl World {
 
     pub(super) fn released(&mut self, place: usize, ino: u64, reply: &Reply) {
         let client = &mut self.clients[place];
+        if let Some(left) = client.lost_releases.get_mut(&ino).filter(|left| **left > 0) {
+            *left -= 1;
+            return;
+        }
         let Some(handle) = client.handles.get_mut(&ino) else { return };
         handle.count = handle.count.saturating_sub(1);
         let lost = handle.lost;

@@ -61,7 +61,7 @@ fn flags_are_forecast() {
         rig.dirs("a/b");
         rig.file("a/b/f");
         let path = rig.path("a/b/f");
-        let only_open = Intent { open: true, ..Intent::default() };
+        let only_open = Intent { open: true, follow: true, ..Intent::default() };
 
         File::open(&path).unwrap();
         assert_eq!(comes_true(&rig, "O_RDONLY").intent, only_open);

@@ -32,7 +32,7 @@ fn each_component_knows_the_rest() {
         let expected = [("a", true, "b/c"), ("b", true, "c"), ("c", false, "")];
         assert_eq!(hints.iter().map(brief).collect::<Vec<_>>(), expected);
         for (_, hint) in &hints {
-            assert_eq!(hint.intent, Intent::default());
+            assert_eq!(hint.intent, Intent { follow: true, ..Intent::default() });
             assert!(hint.complete && !hint.dotdot && !hint.trailing_slash && !hint.revalidate);
             assert_eq!(hint.open_flags, None);
         }
