@@ -10,6 +10,8 @@ KESTREL_SERVE=1
 needs_kestrel
 
 volume=$WORK/volume mnt=$WORK/mnt
+# Lines about refused connections above their limit are told at this level.
+SERVE_OPTIONS+=(--log-level debug)
 make_volume "$volume"
 mount_volume "$volume" "$mnt"
 echo probe >"$mnt/probe"

@@ -26,7 +26,8 @@ while alive "$load" && [ "$(date +%s)" -lt "$end" ]; do
     alive "$load" || break
     node=$(random 1 "$NODES")
     kill_node "$volume" "$node" || fail "node $node was not there"
-    start_node "$volume" "$node"
+    # A server that is alone has its port from the script, a node of a cluster from its directory.
+    if [ "$NODES" = 1 ]; then start_server "$volume"; else start_node "$volume" "$node"; fi
     kills=$((kills + 1))
 done
 wait "$load" || true

@@ -202,6 +202,9 @@ pub struct Fs {
     outdated: OnceLock<Box<TellOutdated>>,
     /// Number of the next handle.
     next_handle: AtomicU64,
+    /// How often a connection to a node was made anew: what was under way then may have been
+    /// executed, though its answer was lost.
+    reconnections: AtomicU64,
     counters: FsCounters,
     background: Background,
     /// Looks for files by number.
@@ -224,6 +227,7 @@ impl Fs {
             locks: HeldLocks::default(),
             outdated: OnceLock::new(),
             next_handle: AtomicU64::new(1),
+            reconnections: AtomicU64::new(0),
             counters: FsCounters::default(),
             background: Background::default(),
             locator: by_number::Locator::default(),

@@ -246,9 +246,9 @@ impl Server {
     /// Writes to the log that a connection was refused, or counts it where there were many.
     pub(crate) fn log_refused(&self, peer: &str, why: &FsError) {
         let admitted = self.shared.refused_lines.lock().admits(self.clock.now(), peer);
-        if admitted {
-            log::warn!("{peer}: connection refused: {why}");
-        }
+        // All of them for somebody who looks for them.
+        let level = if admitted { log::Level::Warn } else { log::Level::Debug };
+        log::log!(level, "{peer}: connection refused: {why}");
     }
 
     /// Writes to the log how many refused connections got no line, once their minute is over.

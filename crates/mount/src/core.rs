@@ -268,8 +268,8 @@ impl Core {
             }
             let mut entry = core.naming.entry(Some((at.0, &at.1)), &inode, &core.trust);
             if listed {
-                // Whoever lists asks several things of each name, one after the other.
-                entry.entry_ttl = entry.entry_ttl.max(MOMENT);
+                // A program that lists asks several things of each name, one after the other. The
+                // kernel does not believe the name: what it opens is looked up again, at the node.
                 entry.attr_ttl = entry.attr_ttl.max(MOMENT);
             }
             if let Some(paths) = core.naming.paths()

@@ -45,9 +45,9 @@ impl Core {
             _ => {}
         }
         let Some(paths) = self.naming.paths() else {
+            // Without walk hints an open may follow, which a listing must not answer.
             return self.placed(caller, (dir, name), reply, |place, name, reply| {
-                let done = self.listed_entry(caller, (dir, name), false, reply);
-                self.fs.lookup_listed(caller, place, done);
+                self.fs.lookup(caller, place, self.entry(caller.pid, (dir, name), reply));
             });
         };
         self.named(caller, (dir, name), reply, |name, reply| {

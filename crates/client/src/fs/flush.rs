@@ -5,6 +5,7 @@
 //! stays in the layer in flight, so that a later flush can succeed; the error goes to everybody who waited.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
@@ -441,6 +442,11 @@ impl Fs {
         self.store_claimed(file, &bytes);
     }
 
+    /// A connection to a node was made anew.
+    pub fn reconnected(&self) {
+        self.reconnections.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Commits. `pin` keeps a new object from being reaped until the node knows of it.
     fn commit(self: &Arc<Self>, file: &Arc<OpenFile>, data: NewData, pin: Option<Placed>) {
         let (fs, file) = (self.clone(), file.clone());
@@ -477,13 +483,14 @@ impl Fs {
             Some(_) if state.append_from.is_none() => reach.unwrap_or(0).max(state.inode.size),
             _ => flush.size,
         };
-        let (base, upto) = (flush.base, flush.size);
+        let (base, upto, mtime) = (flush.base, flush.size, flush.mtime);
+        let reconnections = self.reconnections.load(Ordering::SeqCst);
         let commit = Commit {
             inode: self.known.reference(file.ino),
             base,
             data: first,
             size: (size != state.inode.size).then_some(size),
-            mtime: flush.mtime,
+            mtime,
             kill_suid: flush.kill_suid.is_some(),
         };
         // It needs no rights; who wrote decides about set-id bits.
@@ -493,6 +500,18 @@ impl Fs {
         kestrel_types::crash::point("client.flush.stored");
         let committed = move |reply: Reply| {
             kestrel_types::crash::point("client.flush.committed");
+            // The node may have executed it before the connection, and with a lost session what the
+            // node answered, was lost. Then the file is as this commit made it, to the nanosecond,
+            // and what was appended must not be appended once more.
+            let reconnected = fs.reconnections.load(Ordering::SeqCst) != reconnections;
+            let reply = match reply {
+                Err(Outcome::Conflict(inode))
+                    if reconnected && (inode.size, inode.mtime) == (size, mtime) =>
+                {
+                    Ok(Answer::Inode(inode))
+                }
+                reply => reply,
+            };
             if let Ok(Answer::Inode(inode)) = &reply {
                 fs.known.cached_moved(file.ino, base, inode.data_change);
                 fs.whole.moved(file.ino, Some(base), inode.data_change);

@@ -218,6 +218,9 @@ impl Holder for Seat {
         let node = *self.node.get_or_init(|| answers);
         if node == answers {
             self.overdue.store(false, Ordering::Release);
+            if let Some(fs) = self.holdings.fs() {
+                fs.reconnected();
+            }
             return Ok(());
         }
         let at = self.address().map_or(String::new(), |address| format!("at {address} "));

@@ -225,7 +225,7 @@ impl First {
         let wait = if self.are_asked { contact() } else { self.how.deadline };
         let connected = Remote::connect_asking(config, seat.clone(), wait, &mut ask);
         connected.map(|(remote, _)| (remote, seat.clone())).map_err(|why| match self.are_asked {
-            true => VolumeError::Io(why.why),
+            true => VolumeError::Io(format!("node {id}: {}", why.why)),
             false => failed(format!("{why}; all nodes of the volume are needed; {FORM_ANEW}")),
         })
     }

@@ -80,7 +80,7 @@ fn flags_are_forecast() {
         assert_eq!(hint.intent, Intent { create: true, ..only_open });
         OpenOptions::new().write(true).create_new(true).open(rig.path("a/b/newer")).unwrap();
         let hint = comes_true(&rig, "O_EXCL");
-        assert_eq!(hint.intent, Intent { create: true, exclusive: true, ..only_open });
+        assert_eq!(hint.intent, Intent { create: true, exclusive: true, follow: false, ..only_open });
 
         let directory =
             OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(rig.path("a/b")).unwrap();
@@ -93,7 +93,8 @@ fn flags_are_forecast() {
         OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(&path).unwrap();
         let (hint, sent) = last(&rig);
         let hint = hint.unwrap();
-        assert_eq!((hint.intent, hint.open_flags, sent), (Intent::default(), None, None));
+        let followed = Intent { follow: true, ..Intent::default() };
+        assert_eq!((hint.intent, hint.open_flags, sent), (followed, None, None));
     }
 }
 
