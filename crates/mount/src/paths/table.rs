@@ -20,9 +20,9 @@
 //!
 //! **Numbers and file handles.** A file handle of the kernel's is a node's number, which may come
 //! back after this mount has ended ([`Table::by_handle`]). So the number of a node contains its
-//! directory's, if that is known when the node is made and no other node has the number. Other
-//! nodes are numbered from the time of the mount's start in nanoseconds on: such a number is not
-//! used again, and means nothing to a later mount.
+//! directory's, if that is known when the node is made, or before an operation has gone through the
+//! node, and no other node has the number. Other nodes are numbered from the time of the mount's
+//! start in nanoseconds on: such a number is not used again, and means nothing to a later mount.
 //!
 //! Pure: no I/O, no clock (times are given, in milliseconds since any start), no lock but for what was seen.
 
@@ -258,11 +258,12 @@ impl Table {
         directories: &dyn Directories,
     ) -> u64 {
         if let Some((id, _)) = self.find(parent, name) {
-            if ino.is_none_or(|ino| self.told(id, ino)) {
+            let was = ino.filter(|ino| self.is_replaceable(id, *ino));
+            if was.is_none() && ino.is_none_or(|ino| self.told(id, ino)) {
                 self.learned(id);
                 return id;
             }
-            self.detach(parent, name, None, directories);
+            self.detach(parent, name, was, directories);
         }
         let contains = ino.and_then(node_of);
         if let Some(id) = contains
@@ -286,6 +287,16 @@ impl Table {
         self.by_name.insert((parent, name.clone()), id);
         self.adopt(parent);
         id
+    }
+
+    /// Whether a node whose number says nothing of its directory makes way for one whose number
+    /// does, so that file handles of the directory outlast the mount. Only where no operation has
+    /// gone through the node: with the kernel's entry of a node go mounts on what lies below it.
+    fn is_replaceable(&self, id: u64, ino: InodeId) -> bool {
+        let unused = |node: &Node| node.told().is_none() && node.verified_ms.load(Ordering::Relaxed) == 0;
+        id & MADE != 0
+            && self.unbound(id).is_some_and(unused)
+            && node_of(ino).is_some_and(|contains| !self.nodes.contains_key(&contains))
     }
 
     /// The directory that a node was made for, by its number alone; `None` if that does not say.

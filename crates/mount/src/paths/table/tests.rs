@@ -316,6 +316,28 @@ fn numbers_of_nodes_outlast_the_table() {
     assert_eq!([known, faked, twice].map(|id| later.directory_of(id)), [Some(300), None, None]);
 }
 
+/// A directory that is made where the kernel tried to walk before gets a number that contains its
+/// own, though the kernel has not told yet that it forgot the node of the walk. What still walks
+/// through that node reaches the directory. A node that an operation went through keeps its number.
+#[test]
+fn nodes_of_walks_in_vain_make_way() {
+    let (mut table, bound) = (Table::starting(1_000), Bound::default());
+    let tried = table.enter(ROOT, &name("a"), None, &bound);
+    let below = table.enter(tried, &name("b"), None, &bound);
+    let made = table.enter(ROOT, &name("a"), Some(300), &bound);
+    assert_eq!((directory_of(tried), directory_of(made)), (None, Some(300)));
+    assert_eq!((table.target(tried), path(&table, below)), (Target::Inode(300), Some((300, "b".into()))));
+    for node in [tried, below] {
+        table.forget(node, 1, &bound);
+    }
+    bound.are(&[]);
+
+    let used = table.enter(ROOT, &name("used"), None, &bound);
+    table.verified(used, 5);
+    assert_eq!(table.enter(ROOT, &name("used"), Some(400), &bound), used);
+    assert_eq!(table.enter(ROOT, &name("used"), Some(400), &bound), used, "also once it was told");
+}
+
 /// What the kernel found by a handle becomes the node of the name that is looked up for it, and
 /// keeps its directory.
 #[test]
