@@ -13,9 +13,12 @@ import json
 import os
 import stat
 import sys
+import threading
 
 libc = ctypes.CDLL(None, use_errno=True)
 HANDLE_BYTES_MAX = 128
+# Directories that are made while another thread walks through them.
+WALKED = [f"walked-{number}" for number in range(10)]
 passed, failed = 0, 0
 
 
@@ -68,14 +71,37 @@ def gone(directory, handle):
     raise AssertionError("opened")
 
 
+def make_while_walked(directory, names):
+    """Makes directories while another thread walks through them to what is not there."""
+    path, stop = [f"{directory}/{names[0]}"], threading.Event()
+
+    def walk():
+        while not stop.is_set():
+            os.path.exists(f"{path[0]}/below")
+
+    walker = threading.Thread(target=walk)
+    walker.start()
+    try:
+        for name in names:
+            path[0] = f"{directory}/{name}"
+            for _ in range(20):
+                os.path.exists(f"{path[0]}/below")
+            os.mkdir(path[0])
+    finally:
+        stop.set()
+        walker.join()
+
+
 def make(directory, state):
     os.makedirs(f"{directory}/a/b/c")
+    make_while_walked(directory, WALKED)
     kept = {}
     for name in ("plain", "a/inner", "a/b/deep", "renamed", "moved", "linked", "removed", "replaced", "open"):
         with open(f"{directory}/{name}", "w", encoding="ascii") as file:
             file.write(name)
     os.mkdir(f"{directory}/rmdir")
-    names = ("plain", "a/inner", "a/b/deep", "renamed", "moved", "linked", "removed", "replaced", "rmdir", "a", "a/b", "a/b/c")
+    names = ("plain", "a/inner", "a/b/deep", "renamed", "moved", "linked", "removed", "replaced", "rmdir")
+    names += ("a", "a/b", "a/b/c", *WALKED)
     for name in names:
         kept[name] = {"handle": handle_of(f"{directory}/{name}"), "ino": os.stat(f"{directory}/{name}").st_ino}
     for name, entry in kept.items():
@@ -106,7 +132,7 @@ def reopen(directory, state):
         finally:
             os.close(fd)
 
-    for name in ("a/b/c", "plain", "a/inner", "a/b/deep", "renamed", "moved", "linked", "a", "a/b"):
+    for name in ("a/b/c", "plain", "a/inner", "a/b/deep", "renamed", "moved", "linked", "a", "a/b", *WALKED):
         check(f"{name} opens by its handle", lambda name=name: opens(name, kept[name]))
     for name in ("removed", "replaced", "rmdir"):
         check(f"{name} is gone", lambda name=name: gone(directory, kept[name]["handle"]))
