@@ -1,6 +1,8 @@
 """What a thread that lists a directory and looks at its names is told of changes meanwhile. Tests of two.py."""
 
+import ctypes
 import fcntl
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -63,6 +65,70 @@ def listed_and_changed_here(a, b):
         assert os.listxattr(f"{a}/f17") == ["user.a"]
         os.link(f"{a}/f18", f"{a}/other")
         assert listing.stat("f18").st_nlink == 2
+
+
+def touch(directory, numbers, stop, acknowledged):
+    """Sets the time of files to higher and higher numbers, and tells them."""
+    turn = 0
+    while not stop.value:
+        turn += 1
+        for number in numbers:
+            os.utime(f"{directory}/{NAMES[number]}", ns=(turn, turn))
+            acknowledged[number] = turn
+
+
+@test
+def changed_while_the_listing_begins(a, b):
+    """what was under way when a thread began to look at names is seen too, once it is acknowledged"""
+    fill(a)
+    stop, acknowledged = multiprocessing.RawValue(ctypes.c_int), multiprocessing.RawArray(ctypes.c_longlong, len(NAMES))
+    arguments = [(a, range(first, len(NAMES), 2), stop, acknowledged) for first in range(2)]
+    writers = [multiprocessing.Process(target=touch, args=each, daemon=True) for each in arguments]
+    for writer in writers:
+        writer.start()
+    try:
+        eventually(lambda: all(acknowledged))
+        for _ in range(400):
+            fd = os.open(a, os.O_RDONLY)
+            os.listdir(fd)
+            for number, name in enumerate(NAMES):
+                least = acknowledged[number]
+                seen = os.stat(name, dir_fd=fd).st_mtime_ns
+                assert seen >= least, f"{name} is of {seen}, and {least} was acknowledged"
+            os.close(fd)
+    finally:
+        stop.value = 1
+        for writer in writers:
+            writer.join()
+
+
+LOOKS = """
+import os, sys
+os.setgroups([]), os.setgid(1234), os.setuid(1234)
+with os.scandir(sys.argv[1]) as entries:
+    names = [next(entries).name for _ in range(18)]
+    for name in names[:8]:
+        os.stat(f"{sys.argv[1]}/{name}")
+    print("looked", flush=True)
+    sys.stdin.readline()
+    for name in names[8:]:
+        print(os.path.exists(f"{sys.argv[1]}/{name}"), flush=True)
+"""
+
+
+@test
+def listed_and_refused(a, b):
+    """whoever may not search a directory any more looks at nothing in it, though he has listed it"""
+    os.chmod(a, 0o755)
+    os.makedirs(f"{a}/above/dir")
+    fill(f"{a}/above/dir")
+    for place in ["above/dir", "above"]:
+        command = [sys.executable, "-c", LOOKS, f"{a}/above/dir"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
+            assert user.stdout.readline() == "looked\n"
+            os.chmod(f"{a}/{place}", 0o700)
+            assert user.communicate("\n")[0].split() == ["False"] * 10, place
+        os.chmod(f"{a}/{place}", 0o755)
 
 
 @test

@@ -348,15 +348,14 @@ impl Fs {
         );
     }
 
-    /// Sends a request. What it changes is not answered by what came with listings, from now on and
-    /// once it is done.
+    /// Sends a request. What it changes is not answered by what came with listings once it is done.
     fn submit(&self, request: Request, done: Box<dyn FnOnce(Reply) + Send>) {
         let done = match self.listed.changing(&request.op) {
             None => done,
             Some(change) => {
                 let listed = self.listed.clone();
                 Box::new(move |reply| {
-                    listed.changed(&change);
+                    listed.changed(&change, &reply);
                     done(reply);
                 })
             }

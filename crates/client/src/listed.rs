@@ -21,13 +21,13 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kestrel_types::ids::InodeId;
-use kestrel_types::inode::Inode;
+use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::Name;
-use kestrel_types::request::{Op, Subject};
+use kestrel_types::request::{Answer, Op, Reply, SetAttr, Subject};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -209,6 +209,8 @@ impl Listing {
 pub struct Change {
     names: Vec<Name>,
     inode: Option<InodeId>,
+    /// It may be of who may search a directory.
+    permits: bool,
 }
 
 impl Change {
@@ -230,6 +232,8 @@ impl Change {
                 Subject::Volume => return None,
             },
         }
+        change.permits = matches!(op, Op::SetAttr(_, SetAttr { mode, uid, gid, .. })
+            if mode.is_some() || uid.or(*gid).is_some());
         Some(change)
     }
 }
@@ -251,7 +255,8 @@ pub struct ListedAttributes {
     /// Entries in all pages.
     entries: AtomicUsize,
     plain: Box<[Mutex<Option<Plain>>]>,
-    ttl: Mutex<Duration>,
+    /// Nanoseconds.
+    ttl: AtomicU64,
 }
 
 impl Default for ListedAttributes {
@@ -261,7 +266,7 @@ impl Default for ListedAttributes {
             paged: AtomicUsize::new(0),
             entries: AtomicUsize::new(0),
             plain: std::iter::repeat_with(Mutex::default).take(PLAIN_SLOTS).collect(),
-            ttl: Mutex::new(Duration::ZERO),
+            ttl: AtomicU64::new(0),
         }
     }
 }
@@ -269,12 +274,13 @@ impl Default for ListedAttributes {
 impl ListedAttributes {
     /// From now on pages serve for so long; zero: there are none.
     pub fn set_ttl(&self, ttl: Duration) {
-        *self.ttl.lock() = ttl;
+        let nanos = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
+        self.ttl.store(nanos, Ordering::Relaxed);
     }
 
     /// How long a page serves after it was asked for.
     pub fn ttl(&self) -> Duration {
-        *self.ttl.lock()
+        Duration::from_nanos(self.ttl.load(Ordering::Relaxed))
     }
 
     /// `caller` lists a directory through a handle.
@@ -289,6 +295,7 @@ impl ListedAttributes {
                 state.caller = Some(caller);
                 self.entries.fetch_sub(state.entries.len(), Ordering::Relaxed);
                 state.clear();
+                state.outdated = true;
             }
         }
         if self.listings.read().get(&key).is_some_and(|known| Arc::ptr_eq(known, listing)) {
@@ -306,10 +313,14 @@ impl ListedAttributes {
         let threads = std::mem::take(&mut listing.state.lock().threads);
         if !threads.is_empty() {
             let mut listings = self.listings.write();
-            for key in threads.into_iter().map(|thread| (thread, dir)) {
+            for thread in threads {
+                let key = (thread, dir);
                 if listings.get(&key).is_some_and(|known| Arc::ptr_eq(known, listing)) {
                     listings.remove(&key);
                 }
+                // Of changes that come while there are no pages nothing is told.
+                let slot = &self.plain[thread as usize % PLAIN_SLOTS];
+                slot.lock().take_if(|(plain, ..)| *plain == thread);
             }
         }
         let mut state = listing.state.lock();
@@ -343,19 +354,26 @@ impl ListedAttributes {
         };
     }
 
-    /// What a request changes; none if nothing here is concerned. To be told again when it is over,
-    /// before anybody else hears.
+    /// What a request changes, to be told when it is over and before anybody else hears; none if
+    /// there never are pages. There may be one by then that was read before, also if there is none
+    /// now.
     pub fn changing(&self, op: &Op) -> Option<Change> {
-        if self.paged.load(Ordering::SeqCst) == 0 {
+        if self.ttl().is_zero() {
             return None;
         }
-        let change = Change::of(op)?;
-        self.changed(&change);
-        Some(change)
+        Change::of(op)
     }
 
-    /// What was changed is not answered from pages that are here or under way.
-    pub fn changed(&self, change: &Change) {
+    /// What was changed is not answered from pages that are here or under way. Where the change is
+    /// of who may search a directory, nothing is.
+    pub fn changed(&self, change: &Change, reply: &Reply) {
+        if self.paged.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let is_of_file = |reply: &Reply| matches!(reply, Ok(Answer::Inode(inode)) if inode.kind != Kind::Dir);
+        if change.permits && !is_of_file(reply) {
+            return self.forget_all();
+        }
         for listing in self.listings.read().values() {
             let mut state = listing.state.lock();
             let before = state.entries.len();

@@ -1,6 +1,6 @@
-use kestrel_types::inode::Kind;
+use kestrel_types::error::FsError;
 use kestrel_types::name::{InodeRef, Place};
-use kestrel_types::request::{RenameFlags, SetAttr, XattrFlags};
+use kestrel_types::request::{Outcome, RenameFlags, XattrFlags};
 
 use super::*;
 
@@ -53,7 +53,7 @@ impl Fixture {
 
     fn change(&self, op: &Op) {
         let change = self.all.changing(op).expect("pages are there");
-        self.all.changed(&change);
+        self.all.changed(&change, &Ok(Answer::Inode(inode(3))));
     }
 }
 
@@ -90,7 +90,56 @@ fn a_closed_directory_has_no_pages() {
     assert!(fixture.all.of(READER, DIR).is_none());
     assert_eq!(fixture.all.entries.load(Ordering::Relaxed), 0);
     assert_eq!(fixture.all.paged.load(Ordering::Relaxed), 0);
-    assert!(fixture.all.changing(&Op::Unlink(Place::new(DIR, name(1)))).is_none());
+}
+
+/// What is on its way to the node when the first page is asked for may be executed after the page
+/// was read.
+#[test]
+fn changes_that_began_before_there_were_pages() {
+    let fixture = Fixture::new();
+    let change = fixture.all.changing(&Op::Unlink(Place::new(DIR, name(3)))).expect("a change");
+    assert_eq!([0, 1].map(|number| fixture.look(number)), [Known::Nothing, Known::Page(None)]);
+    fixture.all.begin(&fixture.listing, None, fixture.now);
+    fixture.all.supply(&fixture.listing, page(0..10), fixture.now);
+    assert_eq!(fixture.look(3), Known::Inode(inode(3)));
+    fixture.all.changed(&change, &Ok(Answer::Done));
+    assert_eq!(fixture.look(3), Known::Nothing);
+}
+
+/// A page is given to who may search the directory and all above it: when that changes, no page is
+/// used, nor one that is under way. So it is where nobody knows what was changed.
+#[test]
+fn changes_of_who_may_search() {
+    let dir = Inode::new(DIR, Kind::Dir, 0, 0);
+    let failed = Outcome::Failed(FsError::new(libc::EIO, "no answer"));
+    for reply in [Ok(Answer::Inode(Box::new(dir))), Err(failed)] {
+        for set in [
+            SetAttr { mode: Some(0o700), ..SetAttr::default() },
+            SetAttr { uid: Some(3), ..SetAttr::default() },
+            SetAttr { gid: Some(3), ..SetAttr::default() },
+        ] {
+            let fixture = Fixture::with_page();
+            fixture.listing.reached(READER, (1, &name(30)), fixture.now);
+            fixture.all.begin(&fixture.listing, Some(name(9)), fixture.now);
+            let change = fixture.all.changing(&Op::SetAttr(InodeRef::by_id(DIR), set)).expect("a change");
+            fixture.all.changed(&change, &reply);
+            fixture.all.supply(&fixture.listing, page(10..20), fixture.now);
+            assert!([3, 13].iter().all(|number| !matches!(fixture.look(*number), Known::Inode(_))));
+            assert!(!fixture.listing.is_reached(READER, (1, &name(30)), fixture.now, TTL));
+        }
+    }
+}
+
+/// The handle of a directory is handed on while a page is under way, which was asked for in the
+/// name of its former reader.
+#[test]
+fn a_page_of_a_former_reader() {
+    let fixture = Fixture::with_page();
+    fixture.all.begin(&fixture.listing, Some(name(9)), fixture.now);
+    let other = Caller { pid: 78, ..READER };
+    fixture.all.lists(other, DIR, &fixture.listing);
+    fixture.all.supply(&fixture.listing, page(10..20), fixture.now);
+    assert!(!matches!(fixture.listing.look(other, &name(13), fixture.now, TTL), Known::Inode(_)));
 }
 
 #[test]
@@ -157,4 +206,11 @@ fn attributes_are_absent_where_a_page_said_so() {
     let with = Inode { xattrs: true, ..*inode(4) };
     fixture.all.told(READER, &with, fixture.now);
     assert!(!fixture.all.is_plain(READER, 104, fixture.now));
+    // What is changed while there are no pages is not told.
+    fixture.all.told(READER, &inode(3), fixture.now);
+    fixture.all.closed(DIR, &fixture.listing);
+    let other = Arc::<Listing>::default();
+    fixture.all.lists(READER, 10, &other);
+    fixture.all.begin(&other, None, fixture.now);
+    assert!(!fixture.all.is_plain(READER, 103, fixture.now));
 }
