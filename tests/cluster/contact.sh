@@ -82,5 +82,14 @@ check "in a table" grep -Eq '^ +1 .* up ' "$WORK/cluster.out"
 check "in which the lost node has few words" sh -c 'grep -E "^ +3 .* down " "$1" | grep -i refused | awk "length > 160 { exit 1 }"' sh "$WORK/cluster.out"
 check "stats leave it out, at once" soon "$KESTREL" stats --once "$(serve_url "$volume")"
 check "and so does status" soon "$KESTREL" status "$(serve_url "$volume")"
-for node in 1 2; do kill_node "$volume" "$node"; done
+# A mount needs all nodes. It says for which it waits, and with --wait that is as long as told, whatever a call's deadline is.
+timeout 120 "$KESTREL" mount "$(serve_url "$volume")" "$mnt" --deadline 1s --wait 90s >"$WORK/mount.out" 2>&1 &
+mounted=$!
+check "a mount says for which node it waits" until_it grep -q 'waiting up to 90 s for node 3 of .*refused' "$WORK/mount.out"
+sleep 2
+start_node "$volume" 3
+check "and goes on when that is there" wait "$mounted"
+check "and is mounted" mountpoint -q "$mnt"
+"$KESTREL" umount "$mnt"
+for node in 1 2 3; do kill_node "$volume" "$node"; done
 summary

@@ -87,7 +87,7 @@ impl RemoteVolume {
     /// Connects to a server that `url` names, learns from it what the volume is, connects to the
     /// other nodes if there are several, opens the block store, and starts a file system. Waits for
     /// a server that nobody reaches as long as [`wait_for_contact`] says, and for the other nodes
-    /// of its volume up to the deadline. Starts threads: a process that goes to the background does
+    /// of its volume up to the deadline, if that is later. Starts threads: a process that goes to the background does
     /// so before.
     ///
     /// # Errors

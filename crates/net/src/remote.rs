@@ -263,12 +263,14 @@ impl Remote {
                     return failed(why.clone(), why);
                 }
                 Start::Waiting { tried, reached } => {
-                    let contact = match (reached, tried.is_empty()) {
-                        (true, _) => Duration::MAX,
-                        (false, true) => contact.saturating_add(FIRST_ATTEMPT_MAX),
+                    // Whoever says how long to wait may mean longer than a call does.
+                    let most = shared.config.deadline.max(contact);
+                    let wait = match (reached, tried.is_empty()) {
+                        (true, _) => most,
+                        (false, true) => contact.saturating_add(FIRST_ATTEMPT_MAX).min(most),
                         (false, false) => contact,
                     };
-                    contact.min(shared.config.deadline).saturating_sub(waited)
+                    wait.saturating_sub(waited)
                 }
                 Start::NotAwaited => shared.config.deadline.saturating_sub(waited),
             };

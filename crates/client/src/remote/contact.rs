@@ -35,12 +35,14 @@ pub(super) fn contact() -> Duration {
 /// Tells once what is waited for.
 pub(super) struct Waiting {
     begun: Instant,
+    longest: Duration,
     told: bool,
 }
 
 impl Waiting {
-    pub fn begin() -> Self {
-        Self { begun: Instant::now(), told: false }
+    /// Begins to wait for as long as this at most.
+    pub fn begin(longest: Duration) -> Self {
+        Self { begun: Instant::now(), longest, told: false }
     }
 
     /// Called again and again while `server` is waited for.
@@ -50,7 +52,7 @@ impl Waiting {
         };
         self.told = true;
         let why = remote.in_vain().unwrap_or_else(|| "no answer yet".into());
-        let longest = contact().as_secs_f64();
+        let longest = self.longest.as_secs_f64();
         tell(&format!("waiting up to {longest:.0} s for {server}: {why}"));
     }
 }

@@ -135,7 +135,7 @@ impl First {
         let token = access::token()?;
         let shows = Shows { tls: url.client_tls(token.as_deref())?, token };
         let config = config(url, how, &shows, url.addresses.clone());
-        let mut waiting = Waiting::begin();
+        let mut waiting = Waiting::begin(contact());
         let mut meanwhile = |remote: &Remote| waiting.goes_on(&server, remote);
         let (remote, welcome) = Remote::connect_asking(config, seat.clone(), contact(), &mut meanwhile)
             .map_err(|why| VolumeError::Io(format!("{server}: {why}")))?;
@@ -211,9 +211,14 @@ impl First {
         }
         let seat = Arc::new(Seat::of(self.holdings.clone(), member));
         let config = config(&self.url, &self.how, &self.shows, vec![address.clone()]);
-        // It may have gone elsewhere since, or be about to.
+        // It may have gone elsewhere since, or be about to; or all nodes are just being started.
+        let wait = if self.are_asked { contact() } else { self.how.deadline.max(contact()) };
+        let (mut waiting, named) = (Waiting::begin(wait), format!("node {id} of {}", self.url));
         let mut newest = 0;
         let mut ask = |remote: &Remote| {
+            if !self.are_asked {
+                waiting.goes_on(&named, remote);
+            }
             let told = whereabouts::ask(&self.remote, &[*id]).unwrap_or_default();
             let told = told.into_iter().find(|told| told.node == *id && told.epoch > newest);
             if let Some(Whereabout { epoch, address, .. }) = told {
@@ -222,7 +227,6 @@ impl First {
                 remote.redirect(&address);
             }
         };
-        let wait = if self.are_asked { contact() } else { self.how.deadline };
         let connected = Remote::connect_asking(config, seat.clone(), wait, &mut ask);
         connected.map(|(remote, _)| (remote, seat.clone())).map_err(|why| match self.are_asked {
             true => VolumeError::Io(format!("node {id}: {}", why.why)),
