@@ -27,6 +27,7 @@ mod tests;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -40,6 +41,10 @@ use crate::handler::Handler;
 use crate::tls::ServerTls;
 use channel::Channel;
 use strangers::Strangers;
+
+/// Most connections that the kernel keeps until they are accepted (less where
+/// `net.core.somaxconn` is).
+const QUEUE: libc::c_int = 4096;
 
 /// Settings of the listening side.
 #[derive(Debug, Clone)]
@@ -168,6 +173,7 @@ pub struct Serving {
 /// If the threads cannot be started or the listener cannot be used.
 pub fn serve(listener: TcpListener, handler: Arc<dyn Handler>, config: ServerConfig) -> io::Result<Serving> {
     listener.set_nonblocking(true)?;
+    widen_queue(&listener)?;
     let address = listener.local_addr()?;
     let runtime = Builder::new_multi_thread()
         .worker_threads(config.threads.max(1))
@@ -193,6 +199,17 @@ pub fn serve(listener: TcpListener, handler: Arc<dyn Handler>, config: ServerCon
     runtime.spawn(watch::run(shared.clone()));
     runtime.spawn(watch::tick(shared.clone()));
     Ok(Serving { shared, address, runtime: Some(runtime) })
+}
+
+/// Has the kernel keep [`QUEUE`] connections, not the 128 of the standard library, until they are
+/// accepted. Where many strangers come at a moment, those that the queue has no room for are not
+/// told: an honest client among them tries again after 1 s, then after 2 s more.
+fn widen_queue(listener: &TcpListener) -> io::Result<()> {
+    // SAFETY: the descriptor is open and listens; listening again changes the length of its queue.
+    match unsafe { libc::listen(listener.as_raw_fd(), QUEUE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 impl Serving {

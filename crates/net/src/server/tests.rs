@@ -352,3 +352,15 @@ fn a_stop_does_not_wait_for_calls_that_are_never_answered() {
     assert_eq!(peer.message(), None);
     assert_eq!(*closed.lock(), 1);
 }
+
+/// More connections than the standard library has room for can wait to be accepted, as they do when
+/// many strangers come at a moment: the next one need not try again.
+#[test]
+fn many_wait_to_be_accepted() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    widen_queue(&listener).unwrap();
+    let address = listener.local_addr().unwrap();
+    let connect = |_| TcpStream::connect_timeout(&address, Duration::from_secs(10)).unwrap();
+    let waiting: Vec<_> = (0..300).map(connect).collect();
+    assert_eq!(waiting.len(), 300);
+}
