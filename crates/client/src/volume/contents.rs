@@ -10,7 +10,8 @@ use kestrel_meta::engine::embedded::is_own_file;
 
 use super::META_DIR;
 use super::lock::LOCK_FILE;
-use crate::descriptor::FILE_NAME;
+use crate::control::SOCKET_NAME;
+use crate::descriptor::{Descriptor, FILE_NAME};
 use crate::error::VolumeError;
 use crate::storage::OBJECTS_DIR;
 
@@ -21,24 +22,24 @@ use crate::storage::OBJECTS_DIR;
 /// # Errors
 /// Names what is not a volume's.
 pub(super) fn check_replaceable(dir: &Path) -> Result<(), VolumeError> {
-    if !is_there(&dir.join(FILE_NAME)) {
+    // A file that only has the descriptor's name is none.
+    if Descriptor::read(dir).is_err() {
         check_rest(dir)?;
     }
     check_all(dir, META_DIR, &is_own_file)?;
     check_all(dir, OBJECTS_DIR, &is_object)
 }
 
-fn is_there(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok()
-}
-
-/// Of a volume without its descriptor, which is written last and removed first, nothing else is
-/// there yet or any more. A process takes the directory's lock before it makes anything else there.
+/// Of a volume without its descriptor, which is written last and removed first, or with a damaged
+/// one nothing else is there. A process takes the directory's lock before it makes anything else
+/// there.
 fn check_rest(dir: &Path) -> Result<(), VolumeError> {
     let mine = [LOCK_FILE, META_DIR, OBJECTS_DIR, "lost+found"];
-    let descriptor = |name: &str| name.starts_with(FILE_NAME);
+    // Also what mounts and servers of it leave, and what is put aside of that.
+    let left = [FILE_NAME, SOCKET_NAME, "mount.log", "serve.log", "audit.log"];
     let names = names_in(dir)?;
-    let other = names.iter().find(|name| !mine.contains(&name.as_str()) && !descriptor(name));
+    let is_own = |name: &str| mine.contains(&name) || left.iter().any(|own| name.starts_with(own));
+    let other = names.iter().find(|name| !is_own(name));
     match other {
         Some(name) => Err(VolumeError::NotAVolumes(dir.join(name))),
         None if !names.iter().any(|name| name == LOCK_FILE) => Err(VolumeError::NotAVolume(dir.into())),
@@ -111,6 +112,10 @@ mod tests {
         format(&dir.to_string_lossy(), new, &StoreOptions::default()).map(drop)
     }
 
+    fn is_there(path: &Path) -> bool {
+        fs::symlink_metadata(path).is_ok()
+    }
+
     fn put(path: &Path) {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, "precious").unwrap();
@@ -136,7 +141,9 @@ mod tests {
     /// A directory that never was a volume stays as it is, whatever its names are.
     #[test]
     fn strangers_directories_stay() {
-        for name in ["meta/notes", "objects/56/0000000000000001", "notes", "meta/log/0000000000000001.log"] {
+        for name in
+            ["meta/notes", "objects/56/0000000000000001", "notes", "meta/log/0000000000000001.log", FILE_NAME]
+        {
             let dir = tempfile::tempdir().unwrap();
             put(&dir.path().join(name));
             let why = again(dir.path()).unwrap_err().to_string();
@@ -186,6 +193,12 @@ mod tests {
         fs::remove_dir_all(dir.path().join(META_DIR)).unwrap();
         again(dir.path()).unwrap();
         fs::write(dir.path().join(FILE_NAME), "no descriptor").unwrap();
+        fs::write(dir.path().join("serve.log.1"), "").unwrap();
         again(dir.path()).unwrap();
+        // Without an intact descriptor there is no telling whose the rest is.
+        fs::write(dir.path().join(FILE_NAME), "no descriptor").unwrap();
+        fs::remove_file(dir.path().join(crate::descriptor::COPY_NAME)).unwrap();
+        put(&dir.path().join("notes"));
+        assert!(again(dir.path()).is_err());
     }
 }
