@@ -456,6 +456,25 @@ def shorter_under_a_lock(p):
     check_records(content(p)[10:], [("b", 3)])
 
 
+@test
+def shorter_for_the_kernel(p):
+    """when a lock is granted after another holder has truncated the file, the kernel knows the size, and reads nothing behind it"""
+    for how in ("flock", "posix", "ofd"):
+        p.new_file()
+        a, b = p.a(), p.b()
+        b.write(0, "x" * 200_000)
+        b.sync()
+        assert b.size() == 200_000 and b.read(0, 1) == "x"
+        for size in (40_000, 4096, 1):
+            getattr(a, how)("x")
+            os.truncate(f"{p.arguments.a}/{p.name}", size)
+            getattr(a, how)("u")
+            getattr(b, how)("s")
+            assert b.known_size() == size, f"{how}: {b.known_size()} bytes, not {size}"
+            assert len(b.read(0, 500_000)) == size
+            getattr(b, how)("u")
+
+
 @last
 def appends_while_the_server_is_killed(p):
     """records appended by two mounts under locks are all there, though the server is killed and started again meanwhile"""

@@ -20,7 +20,7 @@ use kestrel_types::inode::Inode;
 use kestrel_types::request::Creds;
 
 use crate::extent_cache::ExtentCache;
-use crate::fs::{Caller, Done, Flush};
+use crate::fs::{Caller, Done, Flush, Outdated};
 use crate::groups::supplementary_groups;
 use crate::write_buffer::WriteBuffer;
 
@@ -69,6 +69,9 @@ pub(crate) struct FileState {
     pub inode: Inode,
     /// Present size, with what was written.
     pub size: u64,
+    /// The largest size that the kernel may take it for; what it was told before the first open is
+    /// not known.
+    pub told_size: u64,
     /// When it was last written, if that is not committed.
     pub mtime: Option<Nanos>,
     /// A write that is not committed must drop set-id bits: the writer, of several the one who may keep least. His groups are
@@ -194,6 +197,13 @@ impl FileState {
             (Some(_), Some(from)) if self.flush.is_some() => from.max(self.reach()),
             (Some(_), _) => self.inode.size.max(self.reach()),
         };
+        self.told_size = self.told_size.max(self.size);
+    }
+
+    /// What the kernel has to hear of a content that is another one than it has.
+    pub fn outdated(&mut self, content: u64) -> Outdated {
+        let told = std::mem::replace(&mut self.told_size, self.size);
+        Outdated { from: 0, content, size: Some(self.size), is_shorter: told > self.size }
     }
 
     /// First byte after the last one that was written and is not committed; 0 if there is none.
@@ -306,6 +316,7 @@ impl OpenFiles {
         }
         let state = FileState {
             size: inode.size,
+            told_size: u64::MAX,
             mtime: None,
             kill_suid: None,
             buffer: WriteBuffer::new(self.slot_bytes),
@@ -366,12 +377,15 @@ impl OpenFiles {
             state.refresh(inode.clone());
         }
         state.show(inode);
+        state.told_size = state.told_size.max(inode.size);
     }
 
     /// Shows in attributes what has been written here but is not committed, exactly as its commit will.
     pub fn overlay(&self, inode: &mut Inode) {
         if let Some(file) = self.get(inode.ino) {
-            file.lock().show(inode);
+            let mut state = file.lock();
+            state.show(inode);
+            state.told_size = state.told_size.max(inode.size);
         }
     }
 }

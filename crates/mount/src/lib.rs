@@ -10,6 +10,7 @@ mod dispatch;
 mod export;
 mod flags;
 mod handles;
+mod kernel_size;
 mod locking;
 mod naming;
 mod passthrough;
@@ -149,6 +150,9 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
     let core = Core::new(fs, naming, trust);
     let passthrough = core.passthrough.clone();
     passthrough.configure(config.passthrough.clone());
+    if let Some(locking) = &core.locking {
+        locking.mounted_at(dir);
+    }
     let mounted = Mounted(core);
     let session = fuse::Session::start(fuse::Mount::new(dir, &config.options)?, mounted, &session)?;
     if let (Some(hints), Some(paths)) = (hints, &paths) {

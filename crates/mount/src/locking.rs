@@ -8,12 +8,15 @@
 //! **Pages and size.** The holder of a lock relies on what others wrote before they gave it up. If
 //! the content has changed, the kernel's pages of the file are dropped first, and the kernel is
 //! told the present size, which it neither asks for before it decides where a write with `O_APPEND`
-//! goes nor before it serves a map. Both may have to wait for requests that only other threads
-//! answer, so a thread of its own does it; a lock that is granted meanwhile waits for that. The
+//! goes nor before it serves a map. If it takes the file for longer than that, it is made to ask
+//! ([`kernel_size`]). All of this may have to wait for requests that only other threads answer, so
+//! a thread of its own does it; a lock that is granted meanwhile waits for that. The
 //! same goes for files whose locks are lost with a session: their handles fail from then on, which
 //! programs would not notice for as long as the kernel answers from its pages.
 
 use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, OnceLock};
 
@@ -26,6 +29,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::core::Core;
+use crate::kernel_size;
 
 /// Signals kept that belong to no known wait. Nearly all are for requests that were answered at that moment.
 const EARLY_MAX: usize = 1024;
@@ -54,17 +58,30 @@ pub struct Locking {
     outdated: OnceLock<Mutex<Sender<Mending>>>,
     /// What that thread has to do for each file.
     mending: Arc<Mutex<FxHashMap<InodeId, u32>>>,
+    /// Where the file system is mounted.
+    dir: OnceLock<PathBuf>,
+    /// The thread that drops pages, by the kernel's number.
+    thread: Arc<AtomicU32>,
 }
 
 impl Locking {
+    /// Says where the file system is going to be mounted. Once, before it is.
+    pub fn mounted_at(&self, dir: &Path) {
+        let _ = self.dir.set(std::path::absolute(dir).unwrap_or_else(|_| dir.into()));
+    }
+
     /// Starts the thread that drops pages. It ends when this is dropped.
     pub fn start(self: &Arc<Self>, fs: &Fs, notifier: Notifier) {
         let (send, outdated) = mpsc::channel::<Mending>();
         let mending = self.mending.clone();
+        let dir = self.dir.get().cloned().unwrap_or_default();
+        let thread = self.thread.clone();
         let run = move || {
+            // SAFETY: the call has no arguments and does not fail.
+            thread.store(unsafe { libc::gettid() } as u32, Ordering::Relaxed);
             for Mending { ino, outdated, go_on } in outdated {
                 if let Some(outdated) = outdated {
-                    mend(&notifier, ino, outdated);
+                    mend(&notifier, &dir, ino, outdated);
                 }
                 let mut mending = mending.lock();
                 if let Some(left) = mending.get_mut(&ino) {
@@ -86,6 +103,12 @@ impl Locking {
             Some(pages) => pages.mend(ino, Some(outdated), go_on),
             None => go_on(),
         }));
+    }
+
+    /// Whether a request is one of the thread that drops pages itself. It opens the root to find a
+    /// file by its number below it, and needs no permission for that.
+    pub fn is_own(&self, pid: u32) -> bool {
+        self.thread.load(Ordering::Relaxed) == pid
     }
 
     /// Drops the kernel's pages of a file and tells it the size, then goes on, on another thread.
@@ -119,7 +142,8 @@ impl Locking {
     /// What lies in a file from `from` on is not what the kernel has there: the file ends at `size`
     /// now. Goes on, maybe on another thread, when it has heard of that.
     pub fn appended(&self, ino: InodeId, (from, size): (u64, u64), go_on: Box<dyn FnOnce() + Send>) {
-        self.mend(ino, Some(Outdated { from, content: 0, size: Some(size) }), go_on);
+        let outdated = Outdated { from, content: 0, size: Some(size), is_shorter: false };
+        self.mend(ino, Some(outdated), go_on);
     }
 
     /// A request is going to wait; false if it got a signal already.
@@ -212,15 +236,21 @@ impl Core {
 }
 
 /// Drops what the kernel has of another content, and makes it take the file for as long as it is.
-/// (What it takes for longer than it is it asks for: without pages every read comes here.)
-fn mend(notifier: &Notifier, ino: InodeId, outdated: Outdated) {
-    let dropped = notifier.invalidate_inode(ino, outdated.from as i64, 0);
-    let told = match outdated.size {
-        Some(size) => notifier.extend_inode(ino, size),
-        None => Ok(true),
-    };
-    if let Err(error) = dropped.and(told) {
+fn mend(notifier: &Notifier, dir: &Path, ino: InodeId, outdated: Outdated) {
+    let mut dropped = notifier.invalidate_inode(ino, outdated.from as i64, 0);
+    if let Some(size) = outdated.size {
+        dropped = dropped.and(notifier.extend_inode(ino, size));
+        // Where it was told the size it keeps a page without content, around which it would read.
+        dropped = dropped.and(notifier.invalidate_inode(ino, size.saturating_sub(1) as i64, 1));
+    }
+    if let Err(error) = dropped {
         log::warn!("inode {ino}: the kernel does not drop its cached pages: {error}");
+    }
+    if let (Some(size), true) = (outdated.size, outdated.is_shorter)
+        && let Err(error) = kernel_size::shorten(dir, ino, size)
+    {
+        // It hears of it by a read that ends early, as a rule.
+        log::debug!("inode {ino}: the kernel is not made to ask for the size: {error}");
     }
 }
 

@@ -228,6 +228,9 @@ impl Core {
 
     /// OPENDIR.
     pub fn opendir(self: &Arc<Self>, caller: Caller, node: u64, reply: Reply) {
+        if node == ROOT && self.locking.as_ref().is_some_and(|locking| locking.is_own(caller.pid)) {
+            return self.opened_directory(node, ROOT, reply);
+        }
         if let Some(Found::Directory(ino)) = self.waiting(caller, node, LIST) {
             return self.opened_directory(node, ino, reply);
         }

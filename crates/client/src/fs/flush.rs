@@ -24,7 +24,7 @@ use kestrel_types::request::{
 use super::repeat::{Next, Step, repeat};
 use super::space::has_hole;
 use super::write::{push_inflight, stored_first};
-use super::{Caller, Done, FileHandle, Fs, Outdated, too_late, unexpected};
+use super::{Caller, Done, FileHandle, Fs, too_late, unexpected};
 use crate::file::{FileState, OpenFile, Piece, data_error, finish_all};
 use crate::write_buffer::copy_piece;
 
@@ -590,7 +590,7 @@ impl Fs {
         state.append_from = state.append_from.filter(|_| left).map(|from| from.max(flush.size));
         state.refresh(inode);
         let waiters = match std::mem::take(&mut state.moved) {
-            true => vec![self.after_telling(&state, flush.waiters)],
+            true => vec![self.after_telling(&mut state, flush.waiters)],
             false => flush.waiters,
         };
         self.finish_flush(file, state, waiters, Ok(()));
@@ -598,8 +598,9 @@ impl Fs {
     }
 
     /// Completes all when the kernel has heard that the content is not where its pages have it.
-    fn after_telling(self: &Arc<Self>, state: &FileState, waiters: Vec<Done<()>>) -> Done<()> {
-        let (ino, content, size) = (state.inode.ino, state.inode.data_change, state.size);
+    fn after_telling(self: &Arc<Self>, state: &mut FileState, waiters: Vec<Done<()>>) -> Done<()> {
+        let (ino, content) = (state.inode.ino, state.inode.data_change);
+        let outdated = state.outdated(content);
         let fs = self.clone();
         Box::new(move |result| {
             let again = fs.clone();
@@ -607,7 +608,7 @@ impl Fs {
                 again.kernel_has(ino, content);
                 finish_all(waiters, &result);
             });
-            fs.tell_outdated(ino, Outdated { from: 0, content, size: Some(size) }, go_on);
+            fs.tell_outdated(ino, outdated, go_on);
         })
     }
 

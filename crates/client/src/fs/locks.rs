@@ -45,11 +45,13 @@ pub struct Outdated {
     pub content: u64,
     /// Bytes in the file now; `None`: not known.
     pub size: Option<u64>,
+    /// The kernel may take it for longer than that.
+    pub is_shorter: bool,
 }
 
 impl Outdated {
     /// All that the kernel has.
-    pub const UNKNOWN: Self = Self { from: 0, content: 0, size: None };
+    pub const UNKNOWN: Self = Self { from: 0, content: 0, size: None, is_shorter: false };
 }
 
 /// Has the kernel hear of it, then goes on.
@@ -255,16 +257,17 @@ impl Fs {
             let change = inode.data_change;
             let mut same = fs.known.is_told_all(ino, change);
             let Some(file) = fs.files.get(ino) else {
-                let outdated = Outdated { from: 0, content: change, size: Some(inode.size) };
+                let (size, is_shorter) = (Some(inode.size), true);
+                let outdated = Outdated { from: 0, content: change, size, is_shorter };
                 return done(Ok((!same).then_some(outdated)));
             };
             file.lock().refresh(inode);
             let placed = move || {
                 let mut state = file.lock();
                 same &= !std::mem::take(&mut state.moved);
-                let outdated = Outdated { from: 0, content: change, size: Some(state.size) };
+                let outdated = (!same).then(|| state.outdated(change));
                 drop(state);
-                done(Ok((!same).then_some(outdated)));
+                done(Ok(outdated));
             };
             fs.when_placed(ino, Box::new(placed));
         });

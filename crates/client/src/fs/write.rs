@@ -102,6 +102,7 @@ impl Fs {
         state.buffer.write(offset, data);
         state.grants.push(grant);
         state.size = state.size.max(end);
+        state.told_size = state.told_size.max(end);
         state.mtime = Some(now);
         if let Some(writer) = unprivileged {
             state.written_by(writer);
