@@ -129,6 +129,11 @@ impl FileState {
         self.mtime.is_some() || !self.buffer.is_empty() || !self.inflight.is_empty()
     }
 
+    /// Whether the file ends with appended bytes that are not committed, and before `offset`.
+    pub fn ends_with_appended(&self, offset: u64) -> bool {
+        self.append_from.is_some() && offset > self.size
+    }
+
     /// Whether a commit that is still to come may take an attribute away.
     pub fn has_unsettled_attributes(&self) -> bool {
         self.inode.xattrs && self.is_dirty()

@@ -170,11 +170,15 @@ impl FileSystem for Mounted {
                     }
                     _ => WriteAt::Offset(offset),
                 };
+                let waits = match at {
+                    WriteAt::Offset(offset) => core.locking.is_some() && file.waits_for_appended(offset),
+                    WriteAt::End { .. } => false,
+                };
                 let write = || fs.write_unless(&file, at, data, writer, &gone);
                 // A writer that is faster than the store waits; it must not keep a thread from serving others meanwhile.
                 let written = match core.live(file.ino()) {
                     Some(live) => fuse::block_in_place(|| live.write(offset, data, write)),
-                    None if fs.has_room(len) => write(),
+                    None if fs.has_room(len) && !waits => write(),
                     None => fuse::block_in_place(write),
                 };
                 match written {

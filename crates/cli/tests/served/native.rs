@@ -124,6 +124,32 @@ fn appended_bytes_of_several_clients() {
     server.check();
 }
 
+/// What is written to an offset behind appended bytes stays there, though these move behind those
+/// of another client.
+#[test]
+fn writes_behind_appended_bytes() {
+    let server = Server::start("10s");
+    let (one, two) = (server.client("one"), server.client("two"));
+    for (name, len) in [("small", 1000), ("packed", STORED), ("chunked", RANGE_BYTES_MAX as usize)] {
+        one.put(name, &vec![1; len]);
+        let (a, b) = (one.open(name), two.open(name));
+        append(&one, &a, &[2; 50]);
+        append(&two, &b, &[3; 70]);
+        two.flush(&b).unwrap();
+        one.fs.write(&a, len as u64 + 5000, &[4; 5], false).unwrap();
+        append(&one, &a, &[5; 10]);
+        one.flush(&a).unwrap();
+        one.close(a).unwrap();
+        two.close(b).unwrap();
+        let mut wanted = vec![1; len];
+        let parts: [(u8, usize); 5] = [(3, 70), (2, 50), (0, 4880), (4, 5), (5, 10)];
+        wanted.extend(parts.iter().flat_map(|(byte, count)| vec![*byte; *count]));
+        assert_eq!(one.size(name), wanted.len() as u64, "{name}");
+        assert!(one.content(name) == wanted[..wanted.len().min(READ_MAX)], "{name}");
+    }
+    server.check();
+}
+
 /// A writer that does not know of bytes behind its own leaves them alone.
 #[test]
 fn writes_before_a_new_end() {

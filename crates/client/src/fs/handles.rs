@@ -77,6 +77,11 @@ impl FileHandle {
         self.uncached.load(Ordering::Relaxed)
     }
 
+    /// Whether a write to `offset` waits until what was appended to the file is committed.
+    pub fn waits_for_appended(&self, offset: u64) -> bool {
+        self.file.lock().ends_with_appended(offset)
+    }
+
     /// Whether other clients append to the file, too, as far as that has been noticed since it was
     /// opened here.
     pub fn has_shared_end(&self) -> bool {

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
+
+use parking_lot::MutexGuard;
 
 use kestrel_data::{Grant, Payload, Placed, Turn};
 use kestrel_types::error::{FsError, FsResult};
@@ -24,6 +27,9 @@ pub enum WriteAt {
         unfinished: bool,
     },
 }
+
+/// How often a write looks whether what was appended before is committed.
+const COMMITTED_PAUSE: Duration = Duration::from_millis(1);
 
 /// How long a write waits for earlier bytes to be stored before it fails with `ETIMEDOUT`.
 const BUDGET_DEADLINE: Duration = Duration::from_secs(60);
@@ -84,7 +90,10 @@ impl Fs {
         };
         self.writes();
         let file = &handle.file;
-        let mut state = file.lock();
+        let mut state = match at {
+            WriteAt::Offset(offset) => self.lock_at(file, offset, gone)?,
+            WriteAt::End { .. } => file.lock(),
+        };
         if state.inode.flags.has(InodeFlags::IMMUTABLE) {
             return Err(IMMUTABLE);
         }
@@ -119,6 +128,44 @@ impl Fs {
             self.store_in_background(file.clone(), bytes);
         }
         Ok(offset)
+    }
+
+    /// Locks a file for a write to `offset`. Where that leaves a gap behind what was appended and is
+    /// not committed, that is committed first: it may have to move behind the bytes of others, and
+    /// nothing else shall move with it.
+    fn lock_at<'a>(
+        self: &Arc<Self>,
+        file: &'a Arc<OpenFile>,
+        offset: u64,
+        gone: &dyn Fn() -> bool,
+    ) -> FsResult<MutexGuard<'a, FileState>> {
+        let (begun, mut flushed) = (Instant::now(), false);
+        loop {
+            let state = file.lock();
+            // Where nobody else appends, what is appended meanwhile stays where it is.
+            if !state.ends_with_appended(offset) || (flushed && !state.shared_end) {
+                return Ok(state);
+            }
+            drop(state);
+            let (send, committed) = mpsc::channel();
+            self.flush_file(file, Box::new(move |result| drop(send.send(result))));
+            // The answer comes when the kernel has heard where the bytes are, which can wait for
+            // this write.
+            while file.lock().ends_with_appended(offset) {
+                match committed.recv_timeout(COMMITTED_PAUSE) {
+                    Ok(result) => {
+                        result?;
+                        break;
+                    }
+                    Err(_) if gone() || begun.elapsed() > BUDGET_DEADLINE => {
+                        let why = "what was appended to the file before could not be committed";
+                        return Err(FsError::new(libc::ETIMEDOUT, why));
+                    }
+                    Err(_) => {}
+                }
+            }
+            flushed = true;
+        }
     }
 
     fn take_full_pieces(&self, state: &mut FileState) -> Vec<Arc<Vec<u8>>> {
