@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Side-by-side benchmark: a KestrelFS mount, the same disk's local file system, and the null FUSE file system.
 
-    bench/compare.py [--out target/bench] [--scratch DIR] [--quick] [--rounds N] [--only metadata|data]
+    bench/compare.py [--out target/bench] [--scratch DIR] [--quick] [--rounds N] [--only metadata|data|served]
 
 Runs `kestrel bench` on the systems in turn, ROUNDS times (default 3), so that a machine whose speed drifts hits all alike,
 takes the median of each figure, prints figures and ratios against the bars of issue 2, and writes results.json and plot.svg.
 The null file system is built from the same FUSE layer and answers at once: it is the physical limit of a mount.
 Files are named relative to their directory, as tar, rsync and find do, so that an operation is one operation; with full
-paths, which the kernel walks component by component, the metadata steps run once more.
+paths, which the kernel walks component by component, the metadata steps run once more. With 64 threads they run on the
+embedded mount and on one of a volume that a server on this machine serves.
 Uncapped absolute figures of a shared machine say little; ratios within one run and CPU per operation repeat.
 """
 
@@ -20,7 +21,7 @@ import subprocess
 import tempfile
 import time
 
-from common import KESTREL, ROOT, run
+from common import KESTREL, ROOT, Server, run
 
 # A bar on a ratio: (phase, operation, measured system, limit system, operation at the limit, at least)
 RATIO_BARS = [
@@ -33,7 +34,11 @@ RATIO_BARS = [
     ("small 64K", "write+close", "kestrel", "local", "write+close", 0.40),
     # The null file system lets the kernel keep pages: lookup, open and close by FUSE, bytes from memory, as with pass-through.
     ("small 64K", "read (again)", "kestrel", "null", "read (again)", 0.70),
+    ("metadata with 64 threads", "stat", "served", "kestrel", "stat", 0.50),
 ]
+
+# Threads that load a served mount.
+MANY_THREADS = "64"
 
 # A bar on CPU microseconds per operation of the whole machine: (phase, operation, at most)
 CPU_BARS = [
@@ -60,13 +65,29 @@ class Kestrel:
         run(KESTREL, "umount", self.dir)
 
 
+class Served:
+    """A volume that a server serves, mounted by its URL."""
+
+    def __init__(self, scratch):
+        self.server = Server(scratch)
+        self.dir = os.path.join(scratch, "mnt-served")
+        os.makedirs(self.dir)
+        run(KESTREL, "mount", self.server.url, self.dir)
+
+    def close(self):
+        run(KESTREL, "umount", self.dir)
+        self.server.stop()
+
+
 class Null:
     """The null FUSE file system."""
 
     def __init__(self, scratch):
         self.dir = os.path.join(scratch, "null")
         os.makedirs(self.dir)
-        self.process = subprocess.Popen([KESTREL, "null-fs", self.dir, "--keep-pages"])
+        # In a session of its own, as a mount is: the kernel shares processors out among sessions (sched_autogroup).
+        command = [KESTREL, "null-fs", self.dir, "--keep-pages"]
+        self.process = subprocess.Popen(command, start_new_session=True)
         for _ in range(100):
             if os.path.ismount(self.dir):
                 return
@@ -92,6 +113,7 @@ class Local:
 def bench(directory, *arguments):
     out = json.loads(run(KESTREL, "bench", directory, "--json", *arguments))
     by = "" if "--relative" in arguments else " by full path"
+    by += f" with {MANY_THREADS} threads" if MANY_THREADS in arguments else ""
     return {(line["phase"] + by, line["op"]): line for line in out["results"]}
 
 
@@ -101,11 +123,14 @@ def passes(options):
     small = "100" if options.quick else "400"
     by_path = ["--threads", "16", "--files", files, "--phase", "metadata", "--warm"]
     metadata = ["--threads", "16", "--files", files, "--phase", "metadata,shared", "--warm", "--relative"]
+    many = ["--threads", MANY_THREADS, "--files", files[:-1], "--phase", "metadata", "--warm", "--relative"]
     data = ["--threads", "16", "--files", small, "--phase", "small", "--sizes", "4K,64K", "--relative"]
     large = ["--relative", "--threads", "2", "--phase", "large", "--large-size", "64M" if options.quick else "512M"]
     plan = []
     if options.only in (None, "metadata"):
         plan += [(name, name, arguments) for arguments in (metadata, by_path) for name in ("kestrel", "null", "local")]
+    if options.only in (None, "served"):
+        plan += [(name, name, many) for name in ("kestrel", "served")]
     if options.only in (None, "data"):
         plan += [
             ("kestrel", "kestrel", data),
@@ -194,7 +219,7 @@ def main():
     parser.add_argument("--scratch", help="where volumes and files go (default: a temporary directory below target)")
     parser.add_argument("--quick", action="store_true", help="few files: does it run at all")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", choices=["metadata", "data"])
+    parser.add_argument("--only", choices=["metadata", "data", "served"])
     options = parser.parse_args()
     os.makedirs(options.out, exist_ok=True)
     scratch = tempfile.mkdtemp(prefix="kestrel-bench-", dir=options.scratch or f"{ROOT}/target")
@@ -202,6 +227,7 @@ def main():
     try:
         systems["kestrel"] = Kestrel(scratch, "fsync")
         systems["kestrel-commit"] = Kestrel(scratch, "commit")
+        systems["served"] = Served(scratch)
         systems["null"] = Null(scratch)
         systems["local"] = Local(scratch)
         rounds = {}
