@@ -117,6 +117,8 @@ pub(crate) struct FileState {
     pub executing: u32,
     /// Those of them that are for reading or running.
     pub readers: u32,
+    /// Those of them that are for writing.
+    pub writers: u32,
     /// There has been such a handle since [`FileHandle::may_be_cached`] was asked last.
     ///
     /// [`FileHandle::may_be_cached`]: crate::fs::FileHandle::may_be_cached
@@ -137,6 +139,13 @@ impl FileState {
     /// Whether a commit that is still to come may take an attribute away.
     pub fn has_unsettled_attributes(&self) -> bool {
         self.inode.xattrs && self.is_dirty()
+    }
+
+    /// Whether who asks for the file's capabilities is told that it has none, without a question to
+    /// the node. The kernel asks before it lets a program write. Another client may have given the
+    /// file some since it was opened here; a commit of what is written here takes those away, too.
+    pub fn is_written_plain(&self) -> bool {
+        self.writers > 0 && !self.inode.xattrs
     }
 
     /// Forgets everything that is not committed. Not while a flush runs.
@@ -343,6 +352,7 @@ impl OpenFiles {
             opens: 1,
             executing: 0,
             readers: 0,
+            writers: 0,
             was_read: false,
             inode,
         };

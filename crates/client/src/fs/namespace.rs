@@ -325,6 +325,7 @@ impl Fs {
         let mut state = file.lock();
         state.executing += u32::from(flags.exec);
         state.readers += u32::from(flags.read || flags.exec);
+        state.writers += u32::from(flags.write);
         state.was_read |= flags.read || flags.exec;
         drop(state);
         let handle = FileHandle {
@@ -357,6 +358,7 @@ impl Fs {
             let mut state = handle.file.lock();
             state.executing -= u32::from(handle.exec);
             state.readers -= u32::from(handle.read);
+            state.writers -= u32::from(handle.write);
             drop(state);
             if fs.files.detach(&handle.file) {
                 fs.known.closed(&handle.file.lock().inode);

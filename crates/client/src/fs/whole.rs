@@ -272,7 +272,10 @@ impl Fs {
             other => return Err(unexpected(&other)),
         };
         let file = self.files.attach(inode);
-        file.lock().readers += 1;
+        let mut state = file.lock();
+        state.readers += 1;
+        state.writers += u32::from(write);
+        drop(state);
         let handle = FileHandle {
             file,
             read: true,

@@ -3,15 +3,21 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use kestrel_meta::ops::xattr::CAPABILITY;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::request::{Op, XattrFlags};
 
 use super::{Caller, Done, Fs, into_bytes};
+use crate::file::OpenFile;
 
 impl Fs {
     /// Value of an attribute.
     pub fn getxattr(self: &Arc<Self>, caller: Caller, ino: InodeId, name: Box<[u8]>, done: Done<Box<[u8]>>) {
+        let written_plain = |file: Arc<OpenFile>| file.lock().is_written_plain();
+        if *name == *CAPABILITY && self.files.get(ino).is_some_and(written_plain) {
+            return done(Err(no_attribute()));
+        }
         if let Some(error) = absent(&name).filter(|_| self.listed.is_plain(caller, ino, Instant::now())) {
             return done(Err(error));
         }
@@ -21,8 +27,9 @@ impl Fs {
             let again = fs.clone();
             fs.ask(caller, op, move |answer| {
                 let value = answer.and_then(into_bytes);
-                let none = FsError::new(libc::ENODATA, "no such attribute");
-                done(value.or_else(|error| again.removed_without_xattrs(ino, error).and(Err(none))));
+                done(
+                    value.or_else(|error| again.removed_without_xattrs(ino, error).and(Err(no_attribute()))),
+                );
             });
         };
         self.after_writes(ino, ask);
@@ -82,13 +89,15 @@ impl Fs {
     }
 }
 
+fn no_attribute() -> FsError {
+    FsError::new(libc::ENODATA, "no such attribute")
+}
+
 /// What the node would answer for an attribute of an inode that has none, if that needs no look at
 /// who asks.
 fn absent(name: &[u8]) -> Option<FsError> {
     match name {
-        name if name.starts_with(b"security.") || name.starts_with(b"trusted.") => {
-            Some(FsError::new(libc::ENODATA, "no such attribute"))
-        }
+        name if name.starts_with(b"security.") || name.starts_with(b"trusted.") => Some(no_attribute()),
         name if name.starts_with(b"system.") => {
             Some(FsError::new(libc::EOPNOTSUPP, "there are no such extended attributes"))
         }
