@@ -351,6 +351,7 @@ fn asks_for_nobody(op: &mut Op) -> bool {
         Op::Parent(_)
         | Op::GetAttr(_)
         | Op::ReadLink(_)
+        | Op::Accessed(..)
         | Op::Release(_)
         | Op::Compact { .. }
         | Op::Chunks { .. }

@@ -13,7 +13,7 @@ use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Data;
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::request::{
-    Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, SetAttr,
+    Accessed, Answer, Commit, Creds, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, SetAttr,
 };
 use kestrel_types::security::{PeerName, Security};
 use kestrel_types::token::{Ids, RANGES_MAX, Subtree, TokenRecord};
@@ -340,6 +340,7 @@ fn nothing_is_changed_with_a_read_only_token() {
     for op in [
         create("b"),
         Op::SetAttr(file(), mode),
+        Op::Accessed(file(), Accessed { at: 1, relative: false }),
         Op::Open(file(), write),
         Op::OpenAt(at("a"), cut),
         Op::TmpFile { dir: 1, mode: 0o600, exclusive: false },

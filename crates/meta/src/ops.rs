@@ -1,6 +1,7 @@
 //! The operations: each a pure function from what it sees ([`crate::view::View`]) to an answer and changes of rows.
 
 pub mod access;
+pub mod accessed;
 pub mod chunks;
 pub mod clone;
 pub mod commit;
@@ -38,6 +39,7 @@ pub fn execute(view: &mut View<'_>, request: &Request) -> Run<Answer> {
         Op::Parent(dir) => getattr::parent(view, *dir),
         Op::GetAttr(inode) => getattr::run(view, inode),
         Op::SetAttr(inode, set) => setattr::run(view, creds, inode, set),
+        Op::Accessed(inode, accessed) => accessed::run(view, inode, *accessed),
         Op::SetFlags(inode, flags) => setflags::run(view, creds, inode, *flags),
         Op::Access(inode, mask) => access::run(view, creds, inode, *mask),
         Op::ReadLink(inode) => access::readlink(view, inode),
@@ -131,7 +133,7 @@ pub fn is_freeing(op: &Op) -> bool {
 }
 
 /// Names of the kinds of requests, for counters. The index is [`kind`].
-pub const KINDS: [&str; 34] = [
+pub const KINDS: [&str; 35] = [
     "lookup",
     "parent",
     "getattr",
@@ -166,6 +168,7 @@ pub const KINDS: [&str; 34] = [
     "openat",
     "locate",
     "setflags",
+    "accessed",
 ];
 
 /// Kind of a request, an index of [`KINDS`].
@@ -205,5 +208,6 @@ pub fn kind(op: &Op) -> usize {
         Op::OpenAt(..) => 31,
         Op::Locate { .. } => 32,
         Op::SetFlags(..) => 33,
+        Op::Accessed(..) => 34,
     }
 }

@@ -23,6 +23,7 @@ pub fn target(op: &Op) -> Option<&InodeRef> {
         Op::GetAttr(inode)
         | Op::SetAttr(inode, _)
         | Op::SetFlags(inode, _)
+        | Op::Accessed(inode, _)
         | Op::Access(inode, _)
         | Op::ReadLink(inode)
         | Op::Open(inode, _)

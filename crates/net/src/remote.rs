@@ -366,7 +366,8 @@ impl Remote {
 
     /// Sends a request; `done` gets the reply, `EIO` at the deadline. Never waits for the node.
     /// Releases have no deadline: nobody waits for them, but the node's count has to be right in
-    /// the end. They go with the next message, or after [`DEFERRED_MAX`](deferred::DEFERRED_MAX).
+    /// the end. They go with the next message, or after [`DEFERRED_MAX`](deferred::DEFERRED_MAX); so
+    /// do reads for access times.
     pub fn submit(&self, request: Request, done: Done) {
         let patience = self.shared.patience(&request.op);
         self.shared.submit(request, patience, Sink::Op(done));
@@ -542,7 +543,7 @@ impl Shared {
     }
 
     fn submit(&self, request: Request, patience: Patience, sink: Sink) {
-        if !matches!(request.op, Op::Release(_)) {
+        if !matches!(request.op, Op::Release(_) | Op::Accessed(..)) {
             self.ask(|link| link.submit(Body::Op(request), patience, sink));
             return;
         }

@@ -6,7 +6,7 @@ use kestrel_types::inode::{CHUNK_BYTES, Data, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
-    Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags,
+    Accessed, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags,
 };
 use kestrel_types::wire::{LOCK_END, LockKind, LockMode, LockRequest, LockSpan};
 
@@ -158,9 +158,18 @@ fn set_flags(client: &mut Client) -> Op {
     Op::SetFlags(inode, flags)
 }
 
+/// A read of something.
+fn accessed(client: &mut Client) -> Op {
+    let at = 3 + client.dice.below(8).cast_signed();
+    Op::Accessed(any(client), Accessed { at, relative: client.dice.chance(50) })
+}
+
 fn set_attr(client: &mut Client) -> Op {
     if client.dice.chance(15) {
         return set_flags(client);
+    }
+    if client.dice.chance(15) {
+        return accessed(client);
     }
     let inode = any(client);
     let mut set = SetAttr::default();

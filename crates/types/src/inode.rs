@@ -1,6 +1,6 @@
 //! The inode: attributes of a file or directory and where its bytes are.
 
-use crate::clock::Nanos;
+use crate::clock::{Nanos, SECOND};
 use crate::codec::{DecodeError, Reader, put_string, put_varint};
 use crate::ids::InodeId;
 use crate::range::Range;
@@ -143,6 +143,16 @@ impl InodeFlags {
     }
 }
 
+/// Seconds after which an access time is due whatever happened: a day.
+const ACCESS_DUE_SECONDS: i64 = 24 * 60 * 60;
+
+/// Whether a read at `now` is worth noting by Linux's rule for `relatime`: there was no read since
+/// the last change of content or attributes, or none for a day.
+pub fn is_access_due(atime: Nanos, mtime: Nanos, ctime: Nanos, now: Nanos) -> bool {
+    let seconds = now.div_euclid(SECOND).saturating_sub(atime.div_euclid(SECOND));
+    mtime.max(ctime) >= atime || seconds >= ACCESS_DUE_SECONDS
+}
+
 /// A file or directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Inode {
@@ -162,7 +172,7 @@ pub struct Inode {
     pub rdev: u32,
     /// Bytes.
     pub size: u64,
-    /// Last access (explicitly set only).
+    /// Last access, as far as mounts tell of reads, or as it was set.
     pub atime: Nanos,
     /// Last change of content. For a directory: of what was set explicitly, see [`crate::stat::DirStat`].
     pub mtime: Nanos,

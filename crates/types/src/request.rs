@@ -76,6 +76,15 @@ pub struct SetAttr {
     pub kill_suid: bool,
 }
 
+/// A read of a file or directory, for its access time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accessed {
+    /// When.
+    pub at: Nanos,
+    /// It counts only where the access time is due ([`crate::inode::is_access_due`]).
+    pub relative: bool,
+}
+
 /// How a file is opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OpenFlags {
@@ -163,6 +172,10 @@ pub enum Op {
     /// or "append only" change (`EPERM`). Anything else has none (`EOPNOTSUPP`). Answer:
     /// [`Answer::Inode`].
     SetFlags(InodeRef, InodeFlags),
+    /// It was read. The access time becomes that of the read if that is later, and no later than
+    /// the node's present time; nothing else changes. Takes no permission. What is immutable, or
+    /// has no access times ([`InodeFlags::NO_ATIME`]), stays as it is. Answer: [`Answer::Done`].
+    Accessed(InodeRef, Accessed),
     /// Checks `R_OK | W_OK | X_OK` permissions. Answer: [`Answer::Done`].
     Access(InodeRef, u32),
     /// Target of a symbolic link. Answer: [`Answer::Bytes`].
@@ -354,6 +367,7 @@ impl Op {
             Op::GetAttr(inode)
             | Op::SetAttr(inode, _)
             | Op::SetFlags(inode, _)
+            | Op::Accessed(inode, _)
             | Op::Access(inode, _)
             | Op::ReadLink(inode)
             | Op::Open(inode, _)
@@ -410,6 +424,7 @@ impl Op {
             Op::GetAttr(inode)
             | Op::SetAttr(inode, _)
             | Op::SetFlags(inode, _)
+            | Op::Accessed(inode, _)
             | Op::Access(inode, _)
             | Op::ReadLink(inode)
             | Op::Open(inode, _)
@@ -450,6 +465,7 @@ impl Op {
             | Op::Sync => false,
             Op::SetAttr(..)
             | Op::SetFlags(..)
+            | Op::Accessed(..)
             | Op::Create { .. }
             | Op::Open(..)
             | Op::OpenAt(..)

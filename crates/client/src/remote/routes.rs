@@ -91,6 +91,7 @@ fn by_number(op: &Op) -> Option<Op> {
         Op::GetAttr(inode)
         | Op::SetAttr(inode, SetAttr { through_handle: false, .. })
         | Op::SetFlags(inode, _)
+        | Op::Accessed(inode, _)
         | Op::Access(inode, _)
         | Op::ReadLink(inode)
         | Op::Open(inode, _)

@@ -14,8 +14,8 @@ use kestrel_types::inode::{CHUNK_BYTES, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
-    Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr, SetTime, Subject,
-    XattrFlags,
+    Accessed, Answer, Commit, Creds, NewData, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr, SetTime,
+    Subject, XattrFlags,
 };
 use parking_lot::Mutex;
 use proptest::prelude::*;
@@ -313,6 +313,10 @@ impl World {
             }
             249 if raw.d % 2 == 0 => {
                 Op::Locate { files: vec![self.inode(raw.a, raw.c).ino, u64::from(raw.b)], after: None }
+            }
+            251 => {
+                let at = self.model.now - i64::from(raw.b) + 20;
+                Op::Accessed(self.inode(raw.a, raw.d), Accessed { at, relative: raw.who % 2 == 0 })
             }
             249 => Op::ReadDirPlus { dir: self.dir(raw.a), after: None, limit: 4096 },
             250 => Op::ReadDir { dir: self.dir(raw.a), after: None, limit: 4096, check: true },

@@ -1,7 +1,7 @@
 //! The model's permissions and attributes.
 
 use kestrel_types::inode::{InodeFlags, Kind};
-use kestrel_types::request::{Creds, OpenFlags, SetAttr, SetTime};
+use kestrel_types::request::{Accessed, Creds, OpenFlags, SetAttr, SetTime};
 
 use super::{EXEC, Heard, Model, READ, Run, WRITE};
 
@@ -79,6 +79,23 @@ impl Model {
         let now = self.now;
         let node = self.node_mut(ino);
         (node.flags, node.ctime) = (flags, now);
+        Ok(())
+    }
+
+    /// A read moves the access time forward, if that is older than the last change or than a day,
+    /// or if it always counts.
+    pub(super) fn accessed(&mut self, ino: u64, accessed: Accessed) -> Run<()> {
+        const DAY: i64 = 86_400;
+        let (now, at) = (self.now, accessed.at.min(self.now));
+        let node = self.node(ino)?;
+        let second = |time: i64| time.div_euclid(1_000_000_000);
+        let due = node.atime <= node.mtime
+            || node.atime <= node.ctime
+            || second(now).saturating_sub(second(node.atime)) >= DAY;
+        let kept = !node.flags.has(InodeFlags::IMMUTABLE.with(InodeFlags::NO_ATIME));
+        if kept && at > node.atime && (due || !accessed.relative) {
+            self.node_mut(ino).atime = at;
+        }
         Ok(())
     }
 

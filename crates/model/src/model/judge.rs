@@ -218,6 +218,10 @@ impl Model {
                 self.set_flags(creds, inode.ino, *flags)?;
                 Shown::Inode(inode.ino)
             }
+            Op::Accessed(inode, accessed) => {
+                self.accessed(inode.ino, *accessed)?;
+                Shown::Nothing
+            }
             Op::Access(inode, mask) => {
                 self.allowed(creds, inode.ino, (*mask & 7) as u16)?;
                 Shown::Nothing

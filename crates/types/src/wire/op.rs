@@ -6,7 +6,9 @@ use crate::codec::{DecodeError, Reader};
 use crate::extent::Extent;
 use crate::ids::InodeId;
 use crate::inode::InodeFlags;
-use crate::request::{Commit, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags};
+use crate::request::{
+    Accessed, Commit, NewData, Op, OpenFlags, RenameFlags, Request, SetAttr, SetTime, XattrFlags,
+};
 
 // First byte of an operation. Numbers are never given to another one.
 const LOOKUP: u8 = 1;
@@ -44,6 +46,7 @@ const RENAME: u8 = 34;
 const LOCATE: u8 = 35;
 const READ_DIR_PLUS: u8 = 36;
 const SET_FLAGS: u8 = 37;
+const ACCESSED: u8 = 38;
 
 // Content of a commit.
 const UNCHANGED: u8 = 0;
@@ -102,6 +105,11 @@ fn put_op(op: &Op, w: &mut Writer<'_>) {
         Op::SetFlags(inode, flags) => {
             put_ref(SET_FLAGS, inode, w);
             w.u8(flags.bits());
+        }
+        Op::Accessed(inode, accessed) => {
+            put_ref(ACCESSED, inode, w);
+            w.fixed(accessed.at.to_be_bytes());
+            w.u8(u8::from(accessed.relative));
         }
         Op::Access(inode, mask) => {
             put_ref(ACCESS, inode, w);
@@ -231,6 +239,7 @@ fn op(r: &mut Reader<'_>) -> Result<Op, DecodeError> {
             let (inode, flags) = (inode_ref(r)?, InodeFlags::from_bits(r.u8()?));
             Op::SetFlags(inode, flags.ok_or(DecodeError("unknown inode flags"))?)
         }
+        ACCESSED => Op::Accessed(inode_ref(r)?, Accessed { at: r.i64()?, relative: basic::boolean(r)? }),
         ACCESS => Op::Access(inode_ref(r)?, r.varint32()?),
         READ_LINK => Op::ReadLink(inode_ref(r)?),
         CREATE => Op::Create {

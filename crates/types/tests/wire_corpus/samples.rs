@@ -6,8 +6,8 @@ use kestrel_types::inode::{Data, Inode, InodeFlags, Kind};
 use kestrel_types::name::{InodeRef, Name, Place};
 use kestrel_types::range::Range;
 use kestrel_types::request::{
-    Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Request, SetAttr, SetTime,
-    Usage, XattrFlags,
+    Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Request,
+    SetAttr, SetTime, Usage, XattrFlags,
 };
 use kestrel_types::token::TokenId;
 use kestrel_types::wire::*;
@@ -277,6 +277,10 @@ fn ops() -> Vec<(&'static str, Op)> {
         ("op-sync", Op::Sync),
         ("op-locate", Op::Locate { files: vec![4711, 1 << 40], after: Some((77, name("bird.jpg"))) }),
         ("op-setflags", Op::SetFlags(inode_ref(), InodeFlags::IMMUTABLE.with(InodeFlags::NO_DUMP))),
+        (
+            "op-accessed",
+            Op::Accessed(inode_ref(), Accessed { at: 1_700_000_000_000_000_001, relative: true }),
+        ),
         ("op-locate-first", Op::Locate { files: vec![4711], after: None }),
     ]
 }

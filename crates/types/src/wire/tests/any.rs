@@ -14,8 +14,8 @@ use crate::inode::{Inode, InodeFlags, Kind};
 use crate::name::{InodeRef, Name, Place};
 use crate::range::{RANGE_BYTES_MAX, Range};
 use crate::request::{
-    Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request, SetAttr,
-    SetTime, Usage, XattrFlags,
+    Accessed, Answer, Commit, Creds, DirEntry, NewData, Op, OpenFlags, Outcome, RenameFlags, Reply, Request,
+    SetAttr, SetTime, Usage, XattrFlags,
 };
 use crate::token::TokenId;
 
@@ -253,6 +253,8 @@ fn op() -> BoxedStrategy<Op> {
         (inode_ref(), 0u8..16).prop_map(|(inode, flags)| {
             Op::SetFlags(inode, InodeFlags::from_bits(flags).unwrap_or_default())
         }),
+        (inode_ref(), any::<(i64, bool)>())
+            .prop_map(|(inode, (at, relative))| Op::Accessed(inode, Accessed { at, relative })),
     ];
     let content = prop_oneof![
         commit().prop_map(Op::Commit),

@@ -1,0 +1,48 @@
+//! Accessed: a client tells of a read, for the access time.
+//!
+//! No permission is asked for: whoever read it had one, and the message may be about reads of
+//! several users. The time never moves backwards, and never beyond the node's present time, so a
+//! client whose clock is ahead does no lasting harm. Times of change stay.
+//!
+//! With `relative` the node looks at Linux's rule again, since another client may have told of a
+//! read meanwhile. For a directory of several nodes the client's word has to do: when names in it
+//! changed lies with all of them.
+//!
+//! A directory's record belongs to the worker of its name: exclusive. What others know of a
+//! directory has no times, so nobody has to forget it.
+
+use kestrel_types::entry::Entry;
+use kestrel_types::inode::{InodeFlags, is_access_due};
+use kestrel_types::name::InodeRef;
+use kestrel_types::request::{Accessed, Answer};
+
+use crate::rows::Value;
+use crate::view::{At, Found, Run, Use, View};
+
+/// Runs the operation.
+pub fn run(view: &mut View<'_>, inode: &InodeRef, accessed: Accessed) -> Run<Answer> {
+    let found = view.find(inode, Use::Write)?;
+    let at = accessed.at.min(view.now);
+    let stays = found.inode.flags.has(InodeFlags::IMMUTABLE.with(InodeFlags::NO_ATIME));
+    if stays || at <= found.inode.atime || accessed.relative && !is_due(view, &found)? {
+        return Ok(Answer::Done);
+    }
+    view.begin()?;
+    let Found { mut inode, at: place } = found;
+    inode.atime = at;
+    inode.change = view.stamp;
+    match place {
+        At::Name { cell, .. } | At::Dir(cell) => view.put(cell, Value::Entry(Entry::Inode(inode))),
+        At::Link { cell, .. } => view.put(cell, Value::Inode(inode)),
+    }
+    Ok(Answer::Done)
+}
+
+fn is_due(view: &mut View<'_>, found: &Found) -> Run<bool> {
+    let inode = match (found.is_dir(), &view.core.cluster) {
+        (false, _) => found.inode.clone(),
+        (true, None) => view.shown_dir(found.inode.clone())?,
+        (true, Some(_)) => return Ok(true),
+    };
+    Ok(is_access_due(inode.atime, inode.mtime, inode.ctime, view.now))
+}
