@@ -120,6 +120,8 @@ fn figures(fs: &Fs) -> BTreeMap<&'static str, u64> {
         ("pack_objects", load(&writes.objects)),
         ("pack_failures", load(&writes.failures)),
     ]);
+    let (noted, sent) = fs.access_figures();
+    figures.extend([("access_times_noted", noted), ("access_times_sent", sent)]);
     fs.store().figures(&mut |name, value| {
         figures.insert(name, value);
     });
@@ -175,6 +177,8 @@ metrics! {
         |s| s.repacked_ranges;
     "repacked_bytes_total" Counter "bytes" Stable "bytes stored again for them" |s| s.repacked_bytes;
     "reaped_objects_total" Counter "objects" Stable "objects deleted after their grace period" |s| s.reaped_objects;
+    "access_times_noted_total" Counter "reads" Stable "reads that count for access times, by the mount's option atime";
+    "access_times_sent_total" Counter "messages" Stable "messages to the metadata node about them";
     "known_inodes" Gauge "inodes" Internal "inodes that the kernel refers to" |s| s.known_inodes;
     "engine_commits_total" Counter "batches" Stable "batches committed to the metadata engine" |s| s.engine.commits;
     "engine_mutations_total" Counter "rows" Stable "rows changed" |s| s.engine.mutations;

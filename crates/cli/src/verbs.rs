@@ -1,5 +1,6 @@
 //! One module a verb: its arguments, what it does, what it prints.
 
+pub mod atime;
 pub mod backup;
 pub mod cluster;
 pub mod compact;

@@ -9,6 +9,7 @@ use kestrel_s3::{S3_SCHEME, S3Options};
 use kestrel_types::crash;
 use serde::{Deserialize, Serialize};
 
+use crate::accesses::AtimeMode;
 use crate::error::VolumeError;
 use crate::hex::to_hex;
 
@@ -65,6 +66,9 @@ pub struct Settings {
     pub durability: Durability,
     /// How long data stays after nothing refers to it, seconds.
     pub grace_seconds: u32,
+    /// Which reads change access times, at mounts that are not told otherwise.
+    #[serde(default, skip_serializing_if = "AtimeMode::is_none")]
+    pub atime: AtimeMode,
 }
 
 impl Settings {

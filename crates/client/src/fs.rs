@@ -4,6 +4,7 @@
 //! answer, otherwise from the thread on which the last thing they needed became ready. The only place where metadata and
 //! data meet.
 
+mod access_times;
 mod attributes;
 mod background;
 mod by_number;
@@ -44,6 +45,7 @@ use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::{InodeRef, Name};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 
+pub use self::access_times::{AccessTimes, AtimeMode};
 pub use self::chunk_lists::Page;
 pub use self::copy::CopyRange;
 pub(crate) use self::flush::Flush;
@@ -63,6 +65,7 @@ pub use self::whole::{
 pub use self::write::WriteAt;
 
 use self::background::Background;
+use crate::accesses::Accesses;
 use crate::file::OpenFiles;
 use crate::groups::supplementary_groups;
 use crate::held_locks::HeldLocks;
@@ -130,6 +133,8 @@ pub struct FsConfig {
     pub flush_interval: i64,
     /// The volume is mounted read-only: nothing in the background changes it either.
     pub read_only: bool,
+    /// How the volume's mounts keep access times unless told otherwise.
+    pub atime: AtimeMode,
 }
 
 /// Threads for what may have to wait for the block store.
@@ -195,6 +200,8 @@ pub struct Fs {
     clock: Arc<dyn Clock>,
     config: FsConfig,
     known: KnownInodes,
+    /// Reads that the node has not heard of.
+    accesses: Arc<Accesses>,
     listed: Arc<ListedAttributes>,
     files: OpenFiles,
     locks: HeldLocks,
@@ -223,6 +230,7 @@ impl Fs {
             budget: Budget::new(config.dirty_bytes_max),
             files: OpenFiles::new(config.block_bytes),
             known: KnownInodes::default(),
+            accesses: Arc::default(),
             listed: Arc::default(),
             locks: HeldLocks::default(),
             outdated: OnceLock::new(),
@@ -323,6 +331,9 @@ impl Fs {
 
     /// The kernel forgot `count` lookups of an inode.
     pub fn forget(&self, ino: InodeId, count: u64) {
+        if self.accesses.is_on() {
+            self.accesses.keep_place(ino, || self.known.reference(ino));
+        }
         self.known.forgot(ino, count);
     }
 
@@ -349,6 +360,7 @@ impl Fs {
     }
 
     /// Sends a request. What it changes is not answered by what came with listings once it is done.
+    /// Inodes in the answer show what was read here.
     fn submit(&self, request: Request, done: Box<dyn FnOnce(Reply) + Send>) {
         let done = match self.listed.changing(&request.op) {
             None => done,
@@ -360,7 +372,15 @@ impl Fs {
                 })
             }
         };
-        self.metadata.submit(request, done);
+        if !self.accesses.is_on() {
+            return self.metadata.submit(request, done);
+        }
+        let accesses = self.accesses.clone();
+        let shown = move |mut reply: Reply| {
+            accesses.show_in(&mut reply);
+            done(reply);
+        };
+        self.metadata.submit(request, Box::new(shown));
     }
 
     /// Asks the node for something that can only be answered or fail.

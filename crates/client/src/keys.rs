@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use kestrel_data::store::coded::{Coding, Compression, Keys};
 use kestrel_types::clock::Nanos;
 
+use crate::accesses::AtimeMode;
 use crate::descriptor::{CodingSettings, DATA_KEYS_MAX, Descriptor, Encryption};
 use crate::error::VolumeError;
 
@@ -102,13 +103,16 @@ fn new_encryption(
     Ok(Encryption::new(key.fingerprint(), vec![key.new_data_key(volume, 1, now)?], required))
 }
 
-/// A change of how new objects are coded. What is stored already stays as it is.
+/// A change of settings: of how new objects are coded, and of access times. What is stored already
+/// stays as it is.
 #[derive(Debug, Clone, Default)]
 pub struct Change {
     /// Compress like this.
     pub compression: Option<Compression>,
     /// Encrypt, or do not.
     pub encrypt: Option<bool>,
+    /// Keep access times so, at mounts that are not told otherwise.
+    pub atime: Option<AtimeMode>,
 }
 
 /// Changes how new objects of the volume at `dir` are coded, from the next time it is opened. To encrypt a volume that
@@ -144,6 +148,7 @@ fn apply(
     given: Option<&Path>,
     now: Nanos,
 ) -> Result<(), VolumeError> {
+    descriptor.settings.atime = change.atime.unwrap_or(descriptor.settings.atime);
     let volume = descriptor.uuid_bytes();
     let nothing = CodingSettings { compression: Compression::None, encryption: None };
     let before = descriptor.coding.clone();

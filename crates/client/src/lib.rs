@@ -3,6 +3,7 @@
 //! A [`volume::Volume`] is opened, then served; [`fs::Fs`] is what mounts, gateways and tools call. The embedded volume is
 //! this client with the metadata node in its own process; a [`remote::RemoteVolume`] is one whose node is a server's.
 
+mod accesses;
 pub mod control;
 pub mod descriptor;
 mod dir_stream;

@@ -24,7 +24,7 @@ mod options;
 mod remount;
 
 pub use mountinfo::{MountEntry, mounts};
-pub use options::MountOptions;
+pub use options::{Atime, MountOptions};
 pub use remount::remount;
 
 /// A mounted file system that nobody serves yet: hand it to [`Session::start`](crate::Session::start). Dropping it

@@ -61,10 +61,15 @@ pub struct How {
     pub direct: bool,
     /// For appending only, on a volume with other clients.
     pub appends: bool,
+    /// Opened with `O_NOATIME`.
+    pub keeps_access_time: bool,
 }
 
 impl How {
     fn settle(self, opened: &Opened) {
+        if self.keeps_access_time {
+            opened.handle.keep_access_time();
+        }
         // The kernel would put the bytes where it believes the end to be, and show them there. So
         // it keeps none of them. Where nobody else appends that is the right place, and what a
         // reader on this machine sees is then never behind the size.
@@ -79,7 +84,11 @@ impl Core {
     pub fn how(&self, flags: u32) -> How {
         let flags = flags as i32;
         let appends = flags & libc::O_ACCMODE == libc::O_WRONLY && flags & libc::O_APPEND != 0;
-        How { direct: flags & libc::O_DIRECT != 0, appends: appends && self.locking.is_some() }
+        How {
+            direct: flags & libc::O_DIRECT != 0,
+            appends: appends && self.locking.is_some(),
+            keeps_access_time: flags & libc::O_NOATIME != 0,
+        }
     }
 
     pub fn new(fs: Arc<Fs>, naming: Naming, trust: Trust) -> Arc<Self> {
@@ -366,6 +375,18 @@ impl Core {
             flags |= fuse::OpenFlags::NOFLUSH;
         }
         fuse::Opened { fh: self.files.insert(opened.handle), flags, ..fuse::Opened::default() }
+    }
+
+    /// A file was read without the kernel's asking for its bytes, so it may not ask for the
+    /// attributes either.
+    pub fn read_unseen(&self, file: &FileHandle) {
+        if self.fs.file_accessed(file)
+            && !self.trust.files.is_zero()
+            && let Some(notifier) = self.notifier.get()
+        {
+            // An error: the kernel has forgotten it.
+            let _ = notifier.invalidate_inode(file.ino(), -1, 0);
+        }
     }
 
     /// Numbers an open directory.

@@ -79,6 +79,7 @@ impl FileSystem for Mounted {
             }
             Operation::Access { mask } => core.access(caller, node, mask, reply),
             Operation::Readlink => core.numbered(caller, node, reply, move |core, ino, reply| {
+                core.fs.link_accessed(ino);
                 core.fs.readlink(caller, ino, core.bytes(pid, reply));
             }),
             Operation::Symlink { name, target } => {
@@ -144,6 +145,7 @@ impl FileSystem for Mounted {
                 core.open(caller, node, (convert::open_flags(flags, kill_suidgid), how), reply);
             }
             Operation::Read { fh, offset, size, lock_owner, .. } => core.file(fh, reply, |file, reply| {
+                fs.file_accessed(&file);
                 if !direct::is_direct(lock_owner) {
                     // Before the read is planned: a direct write that is done after that finds this
                     // noted.
@@ -233,6 +235,7 @@ impl FileSystem for Mounted {
             Operation::CopyFileRange { fh_in, offset_in, fh_out, offset_out, length, .. } => {
                 match (core.files.get(fh_in), core.files.get(fh_out)) {
                     (Some(from), Some(to)) => {
+                        core.read_unseen(&from);
                         let copy = CopyRange {
                             from,
                             from_offset: offset_in,
@@ -251,9 +254,12 @@ impl FileSystem for Mounted {
                     _ => reply.error(libc::EBADF),
                 }
             }
-            Operation::Opendir { .. } => core.opendir(caller, node, reply),
+            Operation::Opendir { flags } => core.opendir(caller, node, flags, reply),
             Operation::Readdir { fh, offset, size } => match core.dirs.get(fh) {
                 Some(dir) => {
+                    if !dir.keeps_access_time() {
+                        fs.directory_accessed(dir.ino());
+                    }
                     let buffer = Buffer(Dirents::plain(size));
                     fs.readdir(
                         caller,

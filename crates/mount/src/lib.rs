@@ -23,7 +23,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_client::fs::Fs;
+use kestrel_client::fs::{AccessTimes, Fs};
 use kestrel_fuse as fuse;
 use kestrel_walkhint::{Attach, WalkHints};
 
@@ -65,6 +65,8 @@ pub struct MountConfig {
     pub shortcut: ShortcutConfig,
     /// Whether the kernel reads files by itself that lie whole in the local cache.
     pub passthrough: PassthroughConfig,
+    /// Which reads change access times.
+    pub access_times: AccessTimes,
 }
 
 /// The VFS shortcut.
@@ -130,6 +132,7 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
     (session.features.posix_locks, session.features.flock_locks) = (fs.has_locks(), fs.has_locks());
     let (hints, mut mode) = load_hints(config.shortcut);
     fs.set_listing_ttl(config.listing_ttl.unwrap_or(LISTING_TTL));
+    fs.set_access_times(config.access_times);
     let alone = !fs.has_locks();
     let names = match config.shortcut {
         ShortcutConfig::Auto { names: Some(names) } => names.min(NAMES_MAX),

@@ -227,15 +227,16 @@ impl Core {
     }
 
     /// OPENDIR.
-    pub fn opendir(self: &Arc<Self>, caller: Caller, node: u64, reply: Reply) {
+    pub fn opendir(self: &Arc<Self>, caller: Caller, node: u64, flags: u32, reply: Reply) {
+        let keeps_access_time = flags as i32 & libc::O_NOATIME != 0;
         if node == ROOT && self.locking.as_ref().is_some_and(|locking| locking.is_own(caller.pid)) {
-            return self.opened_directory(node, ROOT, reply);
+            return self.opened_directory(node, ROOT, keeps_access_time, reply);
         }
         if let Some(Found::Directory(ino)) = self.waiting(caller, node, LIST) {
-            return self.opened_directory(node, ino, reply);
+            return self.opened_directory(node, ino, keeps_access_time, reply);
         }
         let core = self.clone();
-        let open = move |reply: Reply, ino| core.opened_directory(node, ino, reply);
+        let open = move |reply: Reply, ino| core.opened_directory(node, ino, keeps_access_time, reply);
         match self.naming.target(node) {
             Target::Inode(ino) => {
                 let done = self.asked(caller.pid, reply, move |reply, ()| open(reply, ino));
@@ -278,13 +279,17 @@ impl Core {
         FsError::new(libc::ESTALE, "it is no directory any more")
     }
 
-    fn opened_directory(&self, node: u64, ino: InodeId, reply: Reply) {
+    fn opened_directory(&self, node: u64, ino: InodeId, keeps_access_time: bool, reply: Reply) {
         if let Some(paths) = self.naming.paths()
             && !paths.hold(node, ino, false)
         {
             return reply.error(libc::ESTALE);
         }
-        reply.opened(self.give_directory_number(Fs::open_directory(ino)));
+        let handle = Fs::open_directory(ino);
+        if keeps_access_time {
+            handle.keep_access_time();
+        }
+        reply.opened(self.give_directory_number(handle));
     }
 
     /// ACCESS, which is also chdir(2): whoever may search a directory may work in it from now on.

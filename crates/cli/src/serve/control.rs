@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::attendant::Attendant;
 use super::clients::Clients;
 use super::collector::{Collector, GIVE_UP_MAX};
-use super::facts::{MountFacts, is_read_only};
+use super::facts::{MountFacts, is_read_only, remounted};
 use super::keeper::Keeper;
 use super::node::NodeOfCluster;
 use super::part::cut::Cutting;
@@ -126,6 +126,7 @@ impl Serving {
             // Who unmounts wants to know that what was written last can be stored.
             Some("alive") => return Ok(Value::Null),
             Some("yield") => return self.give_way(question),
+            Some("remounted") if self.mount_point.is_some() => return remounted(&self.fs, question),
             _ => {}
         }
         if let Some(section) = &self.descriptor.cluster {
@@ -204,7 +205,7 @@ impl Serving {
         out["address"] = self.clients.get().map(|clients| clients.address.to_string()).into();
         out["served"] = self.clients.get().map(Clients::status).into();
         out["read_only"] = self.is_read_only().into();
-        self.facts.describe(out);
+        self.facts.describe(&self.fs, out);
         out["dumps"] = self.keeper.status();
         out["leftovers"] = self.collector.status();
         out["uptime_seconds"] = self.begun.elapsed().as_secs().into();

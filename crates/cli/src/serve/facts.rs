@@ -3,9 +3,12 @@
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use kestrel_client::fs::Fs;
 use kestrel_fuse::mount::{MountEntry, find};
 use kestrel_mount::{Mode, Mount, PassthroughState, Shortcut};
 use serde_json::{Value, json};
+
+use crate::verbs::atime;
 
 /// What is known when the mount serves.
 struct Facts {
@@ -25,6 +28,15 @@ pub struct MountFacts(Arc<OnceLock<Facts>>);
 pub fn is_read_only(mount_point: Option<&Path>, begun: bool) -> bool {
     let entry = mount_point.and_then(|dir| find(dir).ok().flatten());
     entry.filter(MountEntry::is_kestrel).map_or(begun, |entry| entry.is_read_only())
+}
+
+/// Takes in what a remount has made of a mount.
+///
+/// # Errors
+/// If the question is none.
+pub fn remounted(fs: &Arc<Fs>, question: &Value) -> Result<Value, String> {
+    fs.set_access_times(atime::asked(question, fs.access_times())?);
+    Ok(Value::Null)
 }
 
 impl MountFacts {
@@ -72,8 +84,10 @@ impl MountFacts {
     }
 
     /// For `kestrel status`.
-    pub fn describe(&self, out: &mut Value) {
+    pub fn describe(&self, fs: &Fs, out: &mut Value) {
         let Some(facts) = self.0.get() else { return };
+        let times = fs.access_times();
+        out["access_times"] = json!({ "mode": times.mode, "directories": !times.no_directories });
         out["shortcut"] = facts.mode.shortcut.into();
         out["shortcut_why"] = facts.mode.why.as_str().into();
         out["passthrough"] = match (facts.passthrough.why_off(), facts.passthrough.figures()) {

@@ -16,7 +16,7 @@ use kestrel_types::inode::{Data, Kind};
 use serde_json::{Value, json};
 
 use super::attendant::Attendant;
-use super::facts::{MountFacts, is_read_only};
+use super::facts::{MountFacts, is_read_only, remounted};
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
 use crate::nodes::OfMount;
@@ -62,6 +62,7 @@ impl Attendant for RemoteMount {
         match question["verb"].as_str() {
             Some("stats") => Ok(to_json(&self.snapshot())),
             Some("alive") => self.alive(question),
+            Some("remounted") => remounted(&self.fs, question),
             Some("status") => {
                 let mut out = self.status(question);
                 out["mounted"] = true.into();
@@ -69,7 +70,7 @@ impl Attendant for RemoteMount {
                 out["pid"] = std::process::id().into();
                 out["read_only"] = self.is_read_only().into();
                 out["uptime_seconds"] = self.begun.elapsed().as_secs().into();
-                self.facts.describe(&mut out);
+                self.facts.describe(&self.fs, &mut out);
                 out["connections"] = self.connections();
                 out["volume"] = self.url.to_string().into();
                 Ok(out)

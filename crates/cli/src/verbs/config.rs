@@ -11,20 +11,23 @@ use kestrel_data::store::coded::Compression;
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
+use super::atime::AtimeArg;
 use super::{locate, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::nodes::{ask_all, at_rest};
 
-/// Show or change how a volume stores new data.
+/// Show or change settings of a volume: how it stores new data, which reads change access times.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel config /data/vol
   kestrel config /data/vol --compress zstd:3
+  kestrel config /data/vol --atime relatime
   kestrel config /data/vol --encrypt --key-file /root/photos.key
   kestrel config kestrel://10.0.0.1/photos
   kestrel config /data/node1 --node /data/node2 --node /data/node3 --compress lz4
 
-Changes apply to what is written from the next mount on; what is stored already stays as it is and stays readable. Nodes
+Changes apply to what is written from the next mount on; what is stored already stays as it is and stays readable. A
+mount's own option goes before the volume's --atime; of a served volume restart the server, then mount again. Nodes
 that share a volume have the same settings: name the directories of all, and they are changed at all or at none; a change that was
 cut short is finished by the next.")]
 pub struct ConfigArgs {
@@ -42,6 +45,9 @@ pub struct ConfigArgs {
     /// Do not encrypt new objects; the key is still needed for those that are
     #[arg(long)]
     pub no_encrypt: bool,
+    /// Which reads change access times, at mounts that are not told otherwise
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub atime: Option<AtimeArg>,
     /// File with the volume's key; by default the one that KESTREL_KEY_FILE names
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
@@ -50,12 +56,13 @@ pub struct ConfigArgs {
     pub json: bool,
 }
 
-/// How a volume stores new data, as it is told.
+/// How a volume stores new data and keeps access times, as it is told.
 pub fn describe(descriptor: &Descriptor) -> Value {
     let coding = descriptor.coding.as_ref();
     let encryption = coding.and_then(|coding| coding.encryption.as_ref());
     json!({
         "name": descriptor.settings.name,
+        "atime": descriptor.settings.atime,
         "compression": coding.map_or(Compression::None, |coding| coding.compression).to_string(),
         "encrypted": encryption.is_some_and(|encryption| encryption.active),
         "encryption_required": encryption.is_some_and(|encryption| encryption.required),
@@ -68,8 +75,9 @@ pub fn describe(descriptor: &Descriptor) -> Value {
 /// Does it.
 pub fn run(args: &ConfigArgs) -> Result<Verdict, Failure> {
     let encrypt = if args.encrypt { Some(true) } else { args.no_encrypt.then_some(false) };
-    let change = Change { compression: args.compress, encrypt };
-    let is_changed = change.compression.is_some() || change.encrypt.is_some();
+    let atime = args.atime.map(AtimeArg::mode);
+    let change = Change { compression: args.compress, encrypt, atime };
+    let is_changed = change.compression.is_some() || change.encrypt.is_some() || atime.is_some();
     if RemoteUrl::is_one(&args.volume) {
         return of_served(args, is_changed);
     }
@@ -105,6 +113,7 @@ pub fn run(args: &ConfigArgs) -> Result<Verdict, Failure> {
 
 fn show(told: &Value, place: &dyn std::fmt::Display) {
     println!("volume       {} ({place})", told["name"].as_str().unwrap_or("?"));
+    println!("access times {}", told["atime"].as_str().unwrap_or("?"));
     println!("compression  {}", told["compression"].as_str().unwrap_or("?"));
     match told["volume_key"].as_str() {
         None => println!("encryption   none"),

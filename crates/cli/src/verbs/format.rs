@@ -9,6 +9,7 @@ use kestrel_client::volume::{self, NewVolume};
 use kestrel_data::store::coded::Compression;
 use serde_json::json;
 
+use super::atime::AtimeArg;
 use super::print_json;
 use super::store_args::StoreArgs;
 use crate::failure::{Failure, Verdict};
@@ -67,6 +68,9 @@ pub struct NewVolumeArgs {
     /// How long data stays after nothing refers to it any more
     #[arg(long, value_name = "TIME", value_parser = duration_arg, default_value = "60s")]
     pub grace: std::time::Duration,
+    /// Which reads change access times, at mounts that are not told otherwise. `kestrel config` changes it later
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = AtimeArg::None)]
+    pub atime: AtimeArg,
     /// Compress file data: none, lz4, zstd or zstd:LEVEL (1 to 19). `kestrel config` changes it later
     #[arg(long, value_name = "METHOD", default_value_t = Compression::None)]
     pub compress: Compression,
@@ -100,6 +104,7 @@ impl NewVolumeArgs {
             inline_max: small("--inline-max", self.inline_max)?,
             durability,
             grace_seconds: small("--grace", self.grace.as_secs())?,
+            atime: self.atime.mode(),
         };
         settings.check().map_err(|why| Failure::usage(format!("{verb}: {why}")))?;
         let encrypt_with = match (self.encrypt, keys::key_file(self.store.key_file.as_deref())) {

@@ -6,8 +6,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::Descriptor;
-use kestrel_client::fs::Fs;
+use kestrel_client::fs::{AccessTimes, Fs};
 use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
@@ -16,8 +17,9 @@ use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
 use kestrel_mount::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
 use kestrel_net::tls::Mode;
 
-use super::locate;
+use super::atime::{self, AtimeArg};
 use super::store_args::{CacheArgs, StoreArgs};
+use super::{ask_with, control_dir, locate};
 use crate::failure::{Failure, Verdict};
 use crate::serve::attendant::{Attendant, Doors};
 use crate::serve::collector::{Collecting, Collector, CollectorArgs};
@@ -50,6 +52,7 @@ const LOG_NAME: &str = "mount.log";
   kestrel mount /data/vol /mnt/data --cache-dir /ssd/cache --cache-size 500G
   kestrel mount kestrel://meta1:9440/photos /mnt/photos
   kestrel mount /data/vol /mnt/data -o remount,ro
+  kestrel mount /data/vol /mnt/data --atime relatime
 
 Returns when the mount serves; the serving process stays in the background and writes to the log file that is named.
 SIGTERM and SIGINT unmount cleanly; a second one cuts off those who still use the mount. A mount is nosuid,nodev unless -o suid,dev
@@ -70,6 +73,9 @@ pub struct MountArgs {
     /// Options as for mount(8): ro, noexec, nosuid, allow_other, …
     #[arg(short = 'o', value_delimiter = ',', value_name = "OPTIONS")]
     pub options: Vec<String>,
+    /// Which reads change access times; as the volume says by default (`kestrel config`); as -o atime=…
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub atime: Option<AtimeArg>,
     /// How long a call waits for a metadata server that does not answer, before it fails with EIO
     #[arg(long, value_parser = duration_arg, value_name = "TIME", default_value = "60s")]
     pub deadline: Duration,
@@ -190,14 +196,26 @@ fn change(args: &MountArgs) -> Result<Verdict, Failure> {
         }
     }
     let options = args.options.iter().map(String::as_str).filter(|one| !one.is_empty() && *one != REMOUNT);
-    remount(&args.dir, options.chain(args.read_only.then_some("ro"))).map_err(|why| {
-        match why.raw_os_error() {
-            Some(libc::EBUSY) => fail(&format!(
-                "{dir}: files are open for writing (`fuser -vm {dir}` lists who has them open)"
-            )),
-            Some(libc::EPERM) => fail(&format!("{dir}: only root can change the options of a mount")),
-            _ => fail(&why),
+    let atime = args.atime.map(|mode| format!("atime={}", mode.mode().as_str()));
+    let options: Vec<&str> = options.chain(args.read_only.then_some("ro")).chain(atime.as_deref()).collect();
+    let now = remount(&args.dir, options.iter().copied()).map_err(|why| match why.raw_os_error() {
+        Some(libc::EBUSY) => {
+            fail(&format!("{dir}: files are open for writing (`fuser -vm {dir}` lists who has them open)"))
         }
+        Some(libc::EPERM) => fail(&format!("{dir}: only root can change the options of a mount")),
+        _ => fail(&why),
+    })?;
+    // What of it the kernel leaves to the file system is for its process.
+    let mut said = MountOptions::default();
+    for option in &options {
+        said.set(option);
+    }
+    let Some(entry) = find(&args.dir).map_err(|why| fail(&why))? else { return Ok(Verdict::Good) };
+    let question = atime::question(said.atime, now.nodiratime, now.read_only);
+    let told = ask_with("mount", &control_dir(&entry), &question, QUICK, &mut |_| ());
+    told.map_err(|why| {
+        let what = "the options have changed, but its process does not take those of access times";
+        fail(&format!("{dir}: {what}: {why}"))
     })?;
     Ok(Verdict::Good)
 }
@@ -280,6 +298,7 @@ fn check(args: &MountArgs) -> Result<Plan, Failure> {
     }
     options.allow_other |= args.allow_other;
     options.read_only |= args.read_only;
+    options.atime = args.atime.map(AtimeArg::option).or(options.atime);
     if args.workers > WORKERS_MAX {
         return Err(Failure::usage(format!("mount: --workers {}: at most {WORKERS_MAX}", args.workers)));
     }
@@ -442,8 +461,11 @@ fn attend(
         true => REMOTE_SPARE_WORKERS,
         false => Config::default().spare_workers,
     };
+    let atime = plan.options.atime.unwrap_or_else(|| atime::shown(fs.atime_default()));
+    let MountOptions { nodiratime: no_directories, read_only, .. } = plan.options;
     let config = MountConfig {
-        options: plan.options.clone(),
+        options: MountOptions { atime: Some(atime), ..plan.options.clone() },
+        access_times: AccessTimes { mode: atime::meant(atime), no_directories, read_only },
         session: Config {
             workers: args.workers,
             spare_workers,

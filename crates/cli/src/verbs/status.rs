@@ -73,6 +73,7 @@ pub fn known(descriptor: &Descriptor) -> Value {
         "block_size": settings.block_bytes,
         "inline_max": settings.inline_max,
         "grace_seconds": settings.grace_seconds,
+        "atime": settings.atime,
     })
 }
 
@@ -145,6 +146,9 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
     if status["mounted"] == true {
         let mode = if status["read_only"] == true { ", read-only" } else { "" };
         println!("mounted      {} (process {}{mode})", text("mount_point"), number("pid"));
+        let times = &status["access_times"];
+        let directories = if times["directories"] == false { ", not of directories" } else { "" };
+        println!("access times {}{directories}", times["mode"].as_str().unwrap_or("-"));
         let on = if status["shortcut"] == true { "on" } else { "off" };
         println!("shortcut     {on}: {}", text("shortcut_why"));
         println!("transport    {}: {}", text("transport"), text("transport_why"));

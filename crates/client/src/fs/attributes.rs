@@ -68,18 +68,34 @@ impl Fs {
             ino,
             Box::new(move |flushed| match flushed {
                 Ok(()) => {
-                    let op = Op::SetFlags(fs.known.reference(ino), flags);
                     let again = fs.clone();
-                    fs.ask(caller, op, move |answer| {
-                        done(answer.and_then(into_inode).map(|inode| again.accept(inode, None)));
-                    });
+                    fs.when_access_is_told(
+                        ino,
+                        Box::new(move || again.set_flags_now(caller, ino, flags, done)),
+                    );
                 }
                 Err(error) => done(Err(error)),
             }),
         );
     }
 
+    fn set_flags_now(self: &Arc<Self>, caller: Caller, ino: InodeId, flags: InodeFlags, done: Done<Inode>) {
+        let fs = self.clone();
+        self.ask(caller, Op::SetFlags(self.known.reference(ino), flags), move |answer| {
+            done(answer.and_then(into_inode).map(|inode| fs.accept(inode, None)));
+        });
+    }
+
     fn setattr_now(self: &Arc<Self>, caller: Caller, ino: InodeId, set: SetAttr, done: Done<Inode>) {
+        if set.atime.is_some() && self.accesses.is_on() {
+            let fs = self.clone();
+            let then = move || fs.ask_setattr(caller, ino, set, done);
+            return self.when_access_is_forgotten(ino, Box::new(then));
+        }
+        self.ask_setattr(caller, ino, set, done);
+    }
+
+    fn ask_setattr(self: &Arc<Self>, caller: Caller, ino: InodeId, set: SetAttr, done: Done<Inode>) {
         let fs = self.clone();
         let again = set.clone();
         self.ask(caller, Op::SetAttr(self.known.reference(ino), set), move |answer| {

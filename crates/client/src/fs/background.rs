@@ -131,6 +131,7 @@ impl Fs {
             self.flush_file(&file, Box::new(move |result| drop(send.send(result))));
         }
         drop(send);
+        self.finish_accesses();
         let result = flushed.iter().fold(Ok(()), Result::and);
         self.packer.seal_all();
         result.and(super::wait(|done| self.sync(done))).and(self.metadata.close())
@@ -295,6 +296,7 @@ fn run(fs: &Weak<Fs>, stop: &Stop) {
     while !stopped_after(stop, TICK) {
         let Some(fs) = fs.upgrade() else { return };
         fs.flush_old();
+        fs.send_accesses(false);
         if let Err(error) = fs.sweep(stop) {
             log::warn!("deleting what was cut off files: {error}");
         }

@@ -78,10 +78,11 @@ impl Fs {
         }
         let fs = self.clone();
         self.finished(handle);
+        self.send_access_of(handle.ino());
         self.flush_file(
             &handle.file,
             Box::new(move |flushed| match flushed {
-                Ok(()) => fs.sync(done),
+                Ok(()) => fs.make_durable(done),
                 Err(error) => done(Err(error)),
             }),
         );
@@ -89,6 +90,11 @@ impl Fs {
 
     /// Makes everything acknowledged so far durable, data first.
     pub fn sync(self: &Arc<Self>, done: Done<()>) {
+        self.send_accesses(true);
+        self.make_durable(done);
+    }
+
+    fn make_durable(self: &Arc<Self>, done: Done<()>) {
         self.ask(Caller::ROOT, Op::Sync, move |answer| done(answer.map(|_| ())));
     }
 

@@ -36,6 +36,8 @@ pub struct FileHandle {
     pub(crate) progress: Progress,
     /// See [`FileHandle::go_uncached`].
     pub(crate) uncached: AtomicBool,
+    /// See [`FileHandle::keep_access_time`].
+    pub(crate) keeps_access_time: AtomicBool,
 }
 
 impl FileHandle {
@@ -82,6 +84,16 @@ impl FileHandle {
         self.file.lock().ends_with_appended(offset)
     }
 
+    /// Reads through it do not count for the access time (`O_NOATIME`).
+    pub fn keep_access_time(&self) {
+        self.keeps_access_time.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether reads through it do not count for the access time.
+    pub fn keeps_access_time(&self) -> bool {
+        self.keeps_access_time.load(Ordering::Relaxed)
+    }
+
     /// Whether other clients append to the file, too, as far as that has been noticed since it was
     /// opened here.
     pub fn has_shared_end(&self) -> bool {
@@ -124,9 +136,21 @@ pub struct DirHandle {
     pub(crate) stream: Mutex<DirStream>,
     /// What came with the listing.
     pub(crate) listing: Arc<Listing>,
+    /// See [`DirHandle::keep_access_time`].
+    pub(crate) keeps_access_time: AtomicBool,
 }
 
 impl DirHandle {
+    /// Listing through it does not count for the access time (`O_NOATIME`).
+    pub fn keep_access_time(&self) {
+        self.keeps_access_time.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether listing through it does not count for the access time.
+    pub fn keeps_access_time(&self) -> bool {
+        self.keeps_access_time.load(Ordering::Relaxed)
+    }
+
     /// The directory's inode.
     pub fn ino(&self) -> InodeId {
         self.ino

@@ -4,8 +4,6 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
@@ -51,7 +49,8 @@ impl Fs {
 
     /// Opens a directory that may be read: whoever calls has had that checked.
     pub fn open_directory(ino: InodeId) -> Arc<DirHandle> {
-        Arc::new(DirHandle { ino, stream: Mutex::default(), listing: Arc::default() })
+        let (stream, listing, keeps_access_time) = Default::default();
+        Arc::new(DirHandle { ino, stream, listing, keeps_access_time })
     }
 
     /// Closes a directory.
@@ -116,7 +115,16 @@ impl Fs {
         });
     }
 
-    fn introduce_listed(&self, caller: Caller, inode: Inode, place: &Place, now: Instant) -> (Inode, bool) {
+    fn introduce_listed(
+        &self,
+        caller: Caller,
+        mut inode: Inode,
+        place: &Place,
+        now: Instant,
+    ) -> (Inode, bool) {
+        if self.accesses.is_on() {
+            self.accesses.show(&mut inode);
+        }
         self.listed.told(caller, &inode, now);
         (self.introduce(inode, Some((place.base, &place.name))), true)
     }

@@ -340,6 +340,7 @@ impl Fs {
             drops_pages: AtomicBool::new(pages == Pages::Drop),
             progress: Progress::default(),
             uncached: AtomicBool::new(false),
+            keeps_access_time: AtomicBool::new(false),
         };
         let keep_cache = pages == Pages::Keep;
         Ok(Opened { inode, handle: Arc::new(handle), keep_cache, truncated: flags.truncate })

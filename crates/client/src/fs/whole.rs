@@ -288,6 +288,7 @@ impl Fs {
             drops_pages: AtomicBool::new(false),
             progress: Progress::silent(),
             uncached: AtomicBool::new(false),
+            keeps_access_time: AtomicBool::new(true),
         };
         Ok(Arc::new(handle))
     }

@@ -84,6 +84,7 @@ impl Assembly {
             readahead: sizes.readahead,
             flush_interval: SECOND,
             read_only: self.read_only,
+            atime: settings.atime,
         };
         Ok(Fs::new(parts, config))
     }

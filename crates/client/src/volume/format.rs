@@ -11,6 +11,7 @@ use kestrel_types::clock::{Clock, SystemClock};
 
 use super::lock::LOCK_FILE;
 use super::{META_DIR, VolumeLock, contents, engine};
+use crate::accesses::AtimeMode;
 use crate::descriptor::{COPY_NAME, Descriptor, Durability, FILE_NAME, Settings, volume_dir};
 use crate::error::VolumeError;
 use crate::keys;
@@ -43,6 +44,7 @@ impl NewVolume {
             inline_max: 4096,
             durability,
             grace_seconds: 60,
+            atime: AtimeMode::None,
         };
         Self {
             settings,

@@ -57,6 +57,7 @@ pub fn client(
         readahead: ReadAheadConfig::default(),
         flush_interval: i64::MAX / 4,
         read_only: false,
+        atime: Default::default(),
     };
     Fs::new(FsParts { metadata, store, packer, reader, pools, clock }, config)
 }

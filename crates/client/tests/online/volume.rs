@@ -63,6 +63,7 @@ pub fn volume(store: Arc<dyn BlockStore>) -> Volume {
         readahead: ReadAheadConfig::default(),
         flush_interval: i64::MAX / 4,
         read_only: false,
+        atime: Default::default(),
     };
     let parts = FsParts {
         metadata: Arc::new(Embedded::new(node)),

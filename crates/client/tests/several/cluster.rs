@@ -112,6 +112,7 @@ impl Cluster {
             inline_max: 1024,
             durability: Durability::Commit,
             grace_seconds: 60,
+            atime: Default::default(),
         };
         let place = dir.path().join("vol");
         let new = NewVolume {

@@ -2,6 +2,30 @@
 
 use std::os::fd::RawFd;
 
+/// Which reads change access times. The kernel only shows it: of FUSE the file system keeps them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atime {
+    /// None.
+    None,
+    /// The first after a change, and one a day.
+    Relatime,
+    /// All.
+    Strict,
+}
+
+impl std::str::FromStr for Atime {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            "relatime" => Ok(Self::Relatime),
+            "strict" => Ok(Self::Strict),
+            _ => Err("none, relatime or strict".into()),
+        }
+    }
+}
+
 /// How to mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
@@ -26,9 +50,9 @@ pub struct MountOptions {
     pub sync: bool,
     /// Directory changes are synchronous.
     pub dirsync: bool,
-    /// Access times are not kept. (The kernel leaves them to the file system in any case.)
-    pub noatime: bool,
-    /// Access times of directories are not kept. Likewise.
+    /// How access times are kept, if that was said.
+    pub atime: Option<Atime>,
+    /// Access times of directories are not kept. (The kernel leaves that to the file system.)
     pub nodiratime: bool,
     /// Symbolic links are not followed.
     pub nosymfollow: bool,
@@ -53,7 +77,7 @@ impl Default for MountOptions {
             noexec: false,
             sync: false,
             dirsync: false,
-            noatime: false,
+            atime: None,
             nodiratime: false,
             nosymfollow: false,
             max_read: None,
@@ -81,8 +105,16 @@ impl MountOptions {
             ("sync", None) => self.sync = true,
             ("async", None) => self.sync = false,
             ("dirsync", None) => self.dirsync = true,
-            ("atime" | "relatime" | "strictatime" | "lazytime", None) => self.noatime = false,
-            ("noatime", None) => self.noatime = true,
+            ("noatime", None) => self.atime = Some(Atime::None),
+            // The kernel's default.
+            ("atime" | "relatime", None) => self.atime = Some(Atime::Relatime),
+            ("strictatime", None) => self.atime = Some(Atime::Strict),
+            ("norelatime", None) => self.give_up(Atime::Relatime, Atime::Strict),
+            ("nostrictatime", None) => self.give_up(Atime::Strict, Atime::Relatime),
+            ("atime", Some(mode)) => match mode.parse() {
+                Ok(mode) => self.atime = Some(mode),
+                Err(_) => return false,
+            },
             ("diratime", None) => self.nodiratime = false,
             ("nodiratime", None) => self.nodiratime = true,
             ("symfollow", None) => self.nosymfollow = false,
@@ -98,12 +130,18 @@ impl MountOptions {
             },
             ("defaults" | "auto" | "noauto" | "user" | "nouser" | "users" | "owner" | "noowner", None) => {}
             ("group" | "nogroup" | "nofail" | "_netdev" | "silent" | "loud", None) => {}
-            ("norelatime" | "nostrictatime" | "nolazytime" | "iversion" | "noiversion" | "nomand", None) => {}
+            ("lazytime" | "nolazytime" | "iversion" | "noiversion" | "nomand", None) => {}
             ("noacl" | "user_xattr" | "noquota", None) => {}
             _ if key.starts_with("x-") || key.starts_with("X-") || key.starts_with("comment") => {}
             _ => return false,
         }
         true
+    }
+
+    fn give_up(&mut self, mode: Atime, instead: Atime) {
+        if self.atime == Some(mode) {
+            self.atime = Some(instead);
+        }
     }
 
     /// Flags of `mount(2)`.
@@ -115,7 +153,9 @@ impl MountOptions {
             (self.noexec, libc::MS_NOEXEC),
             (self.sync, libc::MS_SYNCHRONOUS),
             (self.dirsync, libc::MS_DIRSYNC),
-            (self.noatime, libc::MS_NOATIME),
+            (self.atime == Some(Atime::None), libc::MS_NOATIME),
+            (self.atime == Some(Atime::Relatime), libc::MS_RELATIME),
+            (self.atime == Some(Atime::Strict), libc::MS_STRICTATIME),
             (self.nodiratime, libc::MS_NODIRATIME),
             (self.nosymfollow, 256), // MS_NOSYMFOLLOW, Linux 5.10
         ]
@@ -158,7 +198,7 @@ impl MountOptions {
             (self.noexec, "noexec"),
             (self.sync, "sync"),
             (self.dirsync, "dirsync"),
-            (self.noatime, "noatime"),
+            (self.atime == Some(Atime::None), "noatime"),
         ] {
             if on {
                 all.push(',');
@@ -219,6 +259,24 @@ mod tests {
         let mut options = before;
         assert!(options.set("nodiratime") && options.flags() & libc::MS_NODIRATIME != 0);
         assert!(options.set("diratime") && options.flags() & libc::MS_NODIRATIME == 0);
+        for (option, mode) in [
+            ("noatime", Atime::None),
+            ("relatime", Atime::Relatime),
+            ("norelatime", Atime::Strict),
+            ("nostrictatime", Atime::Relatime),
+            ("nostrictatime", Atime::Relatime),
+            ("lazytime", Atime::Relatime),
+            ("strictatime", Atime::Strict),
+            ("atime=none", Atime::None),
+            ("norelatime", Atime::None),
+            ("atime", Atime::Relatime),
+            ("atime=strict", Atime::Strict),
+        ] {
+            assert!(options.set(option) && options.atime == Some(mode), "{option}");
+        }
+        assert!(!options.set("atime=always") && !options.set("noatime=1"));
+        assert_eq!(options.flags() & (libc::MS_NOATIME | libc::MS_RELATIME), 0);
+        assert!(options.flags() & libc::MS_STRICTATIME != 0);
     }
 
     #[test]

@@ -4,12 +4,14 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use super::{MountEntry, MountOptions, c_string, find};
+use super::{Atime, MountEntry, MountOptions, c_string, find};
 use crate::error::{Error, Result};
 
 /// What a mount's options are now.
 fn present(entry: &MountEntry) -> MountOptions {
-    let mut now = MountOptions { nosuid: false, nodev: false, ..MountOptions::default() };
+    // Of strict access times nothing is shown.
+    let atime = Some(Atime::Strict);
+    let mut now = MountOptions { nosuid: false, nodev: false, atime, ..MountOptions::default() };
     for option in entry.options.split(',').chain(entry.super_options.split(',')) {
         // The others are the kernel's own.
         let _ = now.set(option);
@@ -24,12 +26,12 @@ fn fixed(options: &MountOptions) -> (bool, bool, Option<u32>) {
 }
 
 /// Changes options of the mount on top of `dir`, each in the form of `mount -o`; those that are not
-/// named stay. Needs root.
+/// named stay. All options as they are now. Needs root.
 ///
 /// # Errors
 /// When nothing of ours is mounted there, or an option is unknown or cannot be changed; EBUSY (see
 /// [`Error::raw_os_error`]) for `ro` while files are open for writing; EPERM.
-pub fn remount<'a>(dir: &Path, options: impl IntoIterator<Item = &'a str>) -> Result<()> {
+pub fn remount<'a>(dir: &Path, options: impl IntoIterator<Item = &'a str>) -> Result<MountOptions> {
     let what = || format!("cannot remount {}", dir.display());
     let refused = |why: String| Error::plain(what(), why);
     let Some(entry) = find(dir)? else {
@@ -53,17 +55,15 @@ pub fn remount<'a>(dir: &Path, options: impl IntoIterator<Item = &'a str>) -> Re
         return Err(refused(why.into()));
     }
     let target = c_string(entry.mount_point.as_os_str().as_bytes()).map_err(|e| Error::new(what(), e))?;
-    // Without any of its flags the kernel keeps how it deals with access times.
-    let times = if wanted.noatime { 0 } else { libc::MS_RELATIME };
     // SAFETY: a live C string; remounting reads neither source nor type, and FUSE no data.
     let rc = unsafe {
         libc::mount(
             std::ptr::null(),
             target.as_ptr(),
             std::ptr::null(),
-            libc::MS_REMOUNT | wanted.flags() | times,
+            libc::MS_REMOUNT | wanted.flags(),
             std::ptr::null(),
         )
     };
-    if rc == 0 { Ok(()) } else { Err(Error::new(what(), io::Error::last_os_error())) }
+    if rc == 0 { Ok(wanted) } else { Err(Error::new(what(), io::Error::last_os_error())) }
 }

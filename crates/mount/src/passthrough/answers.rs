@@ -130,6 +130,14 @@ impl LiveFile {
     }
 }
 
+/// Whether the kernel may answer all reads through an open file by itself: from pages that it has
+/// kept, or from a whole copy. Then the open stands for them.
+fn is_read_unseen(opened: &fuse::Opened) -> bool {
+    let has = |flag: fuse::OpenFlags| opened.flags.0 & flag.0 != 0;
+    (has(fuse::OpenFlags::KEEP_CACHE) || has(fuse::OpenFlags::PASSTHROUGH))
+        && !has(fuse::OpenFlags::DIRECT_IO)
+}
+
 /// The error of an operation of which a part may have been done.
 fn may_be_half_done(error: &FsError) -> bool {
     matches!(error.errno, libc::EIO | libc::ENOSPC | libc::ETIMEDOUT)
@@ -138,6 +146,25 @@ fn may_be_half_done(error: &FsError) -> bool {
 impl Core {
     /// Numbers a handle and tells how the kernel shall treat it; `answer` is called exactly once, perhaps later.
     pub fn settle_open(
+        self: &Arc<Self>,
+        opened: Opened,
+        (direct, may_begin): (bool, bool),
+        answer: impl FnOnce(FsResult<fuse::Opened>) + Send + 'static,
+    ) {
+        if !self.fs.keeps_access_times() || direct || !opened.handle.readable() || opened.inode.size == 0 {
+            return self.settle_mode(opened, (direct, may_begin), answer);
+        }
+        let (core, handle) = (self.clone(), opened.handle.clone());
+        let counted = move |opened: FsResult<fuse::Opened>| {
+            if opened.as_ref().is_ok_and(is_read_unseen) {
+                core.read_unseen(&handle);
+            }
+            answer(opened);
+        };
+        self.settle_mode(opened, (direct, may_begin), counted);
+    }
+
+    fn settle_mode(
         self: &Arc<Self>,
         opened: Opened,
         (direct, may_begin): (bool, bool),
