@@ -34,6 +34,7 @@ suites=(
     "sim-nodes 2400 cargo run --locked --quiet --release -p kestrel-sim -- --nodes 3 --seconds ${SIM_NODES_SECONDS:-600}"
     "sim 1200 cargo run --locked --quiet --release -p kestrel-sim -- --seconds ${SIM_SECONDS:-180}"
     "semantics 300 tests/posix/semantics.sh"
+    "access-times 600 tests/posix/access_times.sh"
     "handles 300 tests/posix/handles.sh"
     "options 300 tests/posix/options.sh"
     "pjdfstest 300 tests/posix/pjdfstest.sh"
@@ -71,6 +72,7 @@ suites+=(
 serve="env KESTREL_SERVE=1"
 suites+=(
     "serve-semantics 300 $serve tests/posix/semantics.sh"
+    "serve-access-times 600 $serve tests/posix/access_times.sh"
     "serve-handles 300 $serve tests/posix/handles.sh"
     "serve-options 300 $serve tests/posix/options.sh"
     "serve-pjdfstest 300 $serve tests/posix/pjdfstest.sh"
@@ -103,6 +105,7 @@ suites+=(
     "nodes-roles 600 tests/cluster/roles.sh"
     "nodes-admin 900 tests/cluster/nodes-admin.sh"
     "nodes-semantics 600 $nodes tests/posix/semantics.sh"
+    "nodes-access-times 600 $nodes tests/posix/access_times.sh"
     "nodes-handles 300 $nodes tests/posix/handles.sh"
     "nodes-pjdfstest 600 $nodes tests/posix/pjdfstest.sh"
     "nodes-fsx 900 $nodes FSX_OPS=${NODES_FSX_OPS:-1000} tests/posix/fsx.sh"

@@ -48,7 +48,7 @@ check "nodiratime, noexec" remounts kestrel nodiratime,noexec,noacl
 check "they are there" options_are 'noexec.*nodiratime|nodiratime.*noexec'
 check "what was not named stays" options_are 'nosuid,nodev'
 check "exec, diratime" remounts kestrel exec,diratime
-check "they are gone" options_are '^rw,nosuid,nodev,relatime '
+check "they are gone" options_are '^rw,nosuid,nodev,noatime '
 exec 9>>"$mnt/file"
 refuses "remount,ro while a file is open for writing" 'open for writing' remounts kestrel ro
 exec 9>&-
