@@ -60,6 +60,8 @@ pub struct Snapshot {
     reaped_objects: u64,
     known_inodes: u64,
     dirty_bytes: u64,
+    write_waits: u64,
+    read_waits: u64,
     /// What the reader, the packer and every store of the stack tell.
     figures: BTreeMap<&'static str, u64>,
 }
@@ -84,6 +86,8 @@ impl Snapshot {
             reaped_objects: load(&counters.reaped_objects),
             known_inodes: fs.known_inodes() as u64,
             dirty_bytes: fs.dirty_bytes(),
+            write_waits: fs.write_waits(),
+            read_waits: fs.read_waits(),
             figures: figures(fs),
         }
     }
@@ -167,7 +171,11 @@ metrics! {
     "metadata_dentries" Gauge "directories" Internal "directories in the namespace replica" |s| s.node.dentries;
     "read_bytes_total" Counter "bytes" Stable "file data given to applications" |s| s.read_bytes;
     "written_bytes_total" Counter "bytes" Stable "file data taken from applications" |s| s.written_bytes;
-    "dirty_bytes" Gauge "bytes" Stable "file data written and not yet stored" |s| s.dirty_bytes;
+    "dirty_bytes" Gauge "bytes" Stable "file data written and not yet stored and committed" |s| s.dirty_bytes;
+    "write_waits_total" Counter "writes" Stable "writes that waited for room in memory" |s| s.write_waits;
+    "read_waits_total" Counter "reads" Stable "reads that waited for room in memory" |s| s.read_waits;
+    "memory_limit_bytes" Gauge "bytes" Stable "memory that the machine or the control group allows";
+    "memory_bound_bytes" Gauge "bytes" Stable "memory that the process takes at most with all budgets used up";
     "cold_reads_total" Counter "reads" Stable "reads that had to wait for the block store" |s| s.cold_reads;
     "bad_reads_total" Counter "reads" Stable "stored bytes that failed their checksum or were missing: more than 0 needs attention"
         |s| s.bad_reads;

@@ -12,6 +12,7 @@ pub mod holder;
 pub mod http;
 pub mod keeper;
 pub mod limits;
+pub mod memory;
 pub mod node;
 pub mod part;
 pub mod process;

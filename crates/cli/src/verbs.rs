@@ -29,13 +29,14 @@ use std::time::{Duration, Instant};
 use kestrel_client::descriptor::{Descriptor, volume_dir};
 use kestrel_client::error::VolumeError;
 use kestrel_client::remote::{self, RemoteUrl};
-use kestrel_client::volume::{Resources, Volume, VolumeLock};
+use kestrel_client::volume::{Volume, VolumeLock};
 use kestrel_fuse::mount::{MountEntry, mounts};
 use serde_json::Value;
 
 use self::store_args::StoreArgs;
 
 use crate::failure::Failure;
+use crate::serve::memory::of_verb;
 use crate::serve::runtime;
 
 /// What a verb is about.
@@ -100,7 +101,7 @@ pub fn locate(verb: &str, url: &str) -> Result<PathBuf, Failure> {
 /// Opens a volume that nobody serves.
 fn open(verb: &str, url: &str, store: &StoreArgs) -> Result<Volume, Failure> {
     let role = format!("kestrel {verb}");
-    let resources = Resources { store: store.options(), ..Resources::default() };
+    let resources = of_verb(store.options());
     Volume::open(url, &role, &resources).map_err(|why| Failure::new(verb, why))
 }
 

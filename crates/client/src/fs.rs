@@ -54,7 +54,7 @@ pub use self::listing::{Listed, Sink};
 pub use self::locks::{LockWait, LockedRange, Outdated, TellOutdated};
 pub use self::namespace::{Creation, Found, NewNode};
 pub use self::protected::Protected;
-pub use self::read::Content;
+pub use self::read::{Content, ReadRoom};
 pub use self::repack::{CompactOptions, Compacted};
 pub use self::seek::Seek;
 pub use self::space::{Fallocate, Hole};
@@ -73,9 +73,6 @@ use crate::known::KnownInodes;
 use crate::listed::ListedAttributes;
 use crate::metadata::Metadata;
 use crate::remote::is_answering;
-
-/// Memory that is kept for the next reads while nobody reads, bytes.
-const BUFFER_BYTES_KEPT: usize = 32 << 20;
 
 /// How long a job may wait for the I/O pool before it fails.
 const IO_DEADLINE: Duration = Duration::from_secs(60);
@@ -127,6 +124,12 @@ pub struct FsConfig {
     pub inline_max: u32,
     /// Most bytes written by applications and not yet stored, all files together.
     pub dirty_bytes_max: u64,
+    /// Most bytes of reads that are under way with a [`ReadRoom`]; none: that is not bounded.
+    pub read_bytes_max: Option<u64>,
+    /// Memory kept for the next reads while nobody reads, bytes.
+    pub read_kept_bytes: usize,
+    /// Most attributes that came with listings and are kept.
+    pub listed_entries_max: usize,
     /// Read-ahead of one handle.
     pub readahead: ReadAheadConfig,
     /// How long a written byte may stay in memory only, nanoseconds.
@@ -143,6 +146,8 @@ pub struct IoPools {
     pub wanted: Pool,
     /// For read-ahead, which must not stand in front of it.
     pub ahead: Pool,
+    /// For copied bytes that wait until there is room for them.
+    pub copies: Pool,
 }
 
 /// Bytes moved, for `kestrel stats`.
@@ -197,6 +202,8 @@ pub struct Fs {
     buffers: Arc<Buffers>,
     pools: IoPools,
     budget: Budget,
+    /// For reads that are under way.
+    reading: Option<Budget>,
     clock: Arc<dyn Clock>,
     config: FsConfig,
     known: KnownInodes,
@@ -228,10 +235,11 @@ impl Fs {
         let FsParts { metadata, store, packer, reader, pools, clock } = parts;
         let fs = Arc::new(Self {
             budget: Budget::new(config.dirty_bytes_max),
+            reading: config.read_bytes_max.map(Budget::new),
             files: OpenFiles::new(config.block_bytes),
             known: KnownInodes::default(),
             accesses: Arc::default(),
-            listed: Arc::default(),
+            listed: Arc::new(ListedAttributes::new(config.listed_entries_max)),
             locks: HeldLocks::default(),
             outdated: OnceLock::new(),
             next_handle: AtomicU64::new(1),
@@ -245,7 +253,7 @@ impl Fs {
             store,
             packer,
             reader,
-            buffers: Buffers::new(BUFFER_BYTES_KEPT),
+            buffers: Buffers::new(config.read_kept_bytes),
             pools,
             clock,
             config,
@@ -412,7 +420,12 @@ impl Fs {
     /// Runs a job on the I/O pool. It is called in any case, with [`Turn::Late`] if it had to wait too long or the queue is
     /// full.
     fn on_pool(&self, job: impl FnOnce(Turn) + Send + 'static) {
-        if let Err(job) = self.pools.wanted.try_submit(Some(Instant::now() + IO_DEADLINE), Box::new(job)) {
+        self.on(&self.pools.wanted, job);
+    }
+
+    /// Runs a job on one of the pools, as [`Fs::on_pool`].
+    fn on(&self, pool: &Pool, job: impl FnOnce(Turn) + Send + 'static) {
+        if let Err(job) = pool.try_submit(Some(Instant::now() + IO_DEADLINE), Box::new(job)) {
             job(Turn::Late);
         }
     }

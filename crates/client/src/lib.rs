@@ -17,6 +17,7 @@ pub mod hex;
 pub mod keys;
 mod known;
 pub mod listed;
+pub mod memory;
 pub mod metadata;
 mod object_ids;
 mod recovery;

@@ -17,7 +17,8 @@
 //! **The directory itself.** A walk to such a name by a path goes through the name of the
 //! directory. That it leads there is believed for the same time ([`Listing::reached`]).
 //!
-//! **Memory.** All pages together hold at most [`ENTRIES_MAX`] entries of some 350 bytes.
+//! **Memory.** All pages together hold at most [`ENTRIES_MAX`] entries of some 350 bytes
+//! ([`ENTRY_BYTES`]), or fewer if so told.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,8 +34,11 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::fs::Caller;
 
-/// Most entries in the pages of one client.
+/// Most entries in the pages of one client, unless told otherwise.
 pub const ENTRIES_MAX: usize = 128 * 1024;
+
+/// What an entry takes, bytes.
+pub const ENTRY_BYTES: usize = 384;
 
 /// Listings that are known at the same time, at most.
 const LISTINGS_MAX: usize = 1024;
@@ -252,8 +256,9 @@ pub struct ListedAttributes {
     listings: RwLock<FxHashMap<(u32, InodeId), Arc<Listing>>>,
     /// Listings that have pages, or are about to.
     paged: AtomicUsize,
-    /// Entries in all pages.
+    /// Entries in all pages, and how many there may be.
     entries: AtomicUsize,
+    entries_max: usize,
     plain: Box<[Mutex<Option<Plain>>]>,
     /// Nanoseconds.
     ttl: AtomicU64,
@@ -261,17 +266,23 @@ pub struct ListedAttributes {
 
 impl Default for ListedAttributes {
     fn default() -> Self {
-        Self {
-            listings: RwLock::default(),
-            paged: AtomicUsize::new(0),
-            entries: AtomicUsize::new(0),
-            plain: std::iter::repeat_with(Mutex::default).take(PLAIN_SLOTS).collect(),
-            ttl: AtomicU64::new(0),
-        }
+        Self::new(ENTRIES_MAX)
     }
 }
 
 impl ListedAttributes {
+    /// Pages of at most so many entries together.
+    pub fn new(entries_max: usize) -> Self {
+        Self {
+            listings: RwLock::default(),
+            paged: AtomicUsize::new(0),
+            entries: AtomicUsize::new(0),
+            entries_max,
+            plain: std::iter::repeat_with(Mutex::default).take(PLAIN_SLOTS).collect(),
+            ttl: AtomicU64::new(0),
+        }
+    }
+
     /// From now on pages serve for so long; zero: there are none.
     pub fn set_ttl(&self, ttl: Duration) {
         let nanos = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
@@ -347,7 +358,7 @@ impl ListedAttributes {
 
     /// It has come, or failed and is empty.
     pub fn supply(&self, listing: &Listing, page: Vec<(Name, Box<Inode>)>, since: Instant) {
-        let room = ENTRIES_MAX.saturating_sub(self.entries.load(Ordering::Relaxed));
+        let room = self.entries_max.saturating_sub(self.entries.load(Ordering::Relaxed));
         match listing.supply(page, since, room, self.ttl()) {
             more @ 0.. => self.entries.fetch_add(more.unsigned_abs(), Ordering::Relaxed),
             fewer => self.entries.fetch_sub(fewer.unsigned_abs(), Ordering::Relaxed),

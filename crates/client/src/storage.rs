@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kestrel_cache::{CacheOptions, CachedStore, WholeCopies};
-use kestrel_data::store::coded::{CodedStore, Compression};
+use kestrel_data::store::coded::{CodedStore, CodingMemory, Compression};
 use kestrel_data::store::local::{LocalConfig, LocalStore};
 use kestrel_data::store::{BlockStore, key};
 use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Options, S3Store};
@@ -19,6 +19,7 @@ use kestrel_types::ids::ObjectId;
 use crate::descriptor::{Descriptor, Settings};
 use crate::error::VolumeError;
 use crate::keys;
+use crate::memory::MemoryPlan;
 use crate::volume::{data_reserve, disk_bytes};
 
 mod shared;
@@ -50,6 +51,8 @@ pub struct StoreOptions {
     pub cache_bytes: Option<u64>,
     /// Part of their disks that stays free; none: the cache's default.
     pub free_space_ratio: Option<f64>,
+    /// Memory for all this, and for the rest of the process.
+    pub memory: MemoryPlan,
 }
 
 impl Default for StoreOptions {
@@ -65,6 +68,7 @@ impl Default for StoreOptions {
             cache_dirs: Vec::new(),
             cache_bytes: None,
             free_space_ratio: None,
+            memory: MemoryPlan::default(),
         }
     }
 }
@@ -232,6 +236,8 @@ impl Storage {
             let mut config = CacheOptions::new(options.cache_dirs.clone());
             config.bytes = options.cache_bytes.unwrap_or(config.bytes);
             config.free_space_ratio = options.free_space_ratio.unwrap_or(config.free_space_ratio);
+            config.fill_queue_bytes = options.memory.fill_bytes_max;
+            config.span.bytes_max = options.memory.fetch_bytes(config.span.bytes_max);
             let cached = CachedStore::open(store, volume, config)
                 .map_err(|error| VolumeError::Io(error.to_string()))?;
             whole = match descriptor.coding.as_ref().is_some_and(|coding| coding.encryption.is_some()) {
@@ -243,7 +249,11 @@ impl Storage {
             store = Arc::new(cached);
         }
         if let Some(coding) = coding {
-            store = Arc::new(CodedStore::new(store, volume, coding));
+            let memory = CodingMemory {
+                kept_bytes: options.memory.coding_kept_bytes as usize,
+                head_bytes: options.memory.head_bytes as usize,
+            };
+            store = Arc::new(CodedStore::new(store, volume, coding).with_memory(memory));
         }
         Ok(Self { store, whole, base })
     }

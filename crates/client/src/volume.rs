@@ -16,6 +16,7 @@ use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use crate::descriptor::{Descriptor, Durability, volume_dir};
 use crate::error::VolumeError;
 use crate::fs::Fs;
+use crate::memory::MemoryPlan;
 use crate::metadata::{Embedded, Hosted, Metadata};
 use crate::object_ids::ObjectNumbers;
 use crate::storage::{Storage, StoreOptions};
@@ -58,10 +59,22 @@ pub struct Resources {
     pub workers: usize,
     /// Most requests that a worker executes together; none: what suits it.
     pub batch_max: Option<usize>,
-    /// How the block store is reached.
+    /// How the block store is reached, and the memory for what is not told above.
     pub store: StoreOptions,
     /// Metadata in a database: take it over from another process that has it open.
     pub take_over: bool,
+}
+
+impl Resources {
+    /// What a process may use whose memory is divided as `memory` says.
+    pub fn within(memory: MemoryPlan) -> Self {
+        Self {
+            metadata_bytes: memory.metadata_bytes,
+            dirty_bytes_max: memory.dirty_bytes_max,
+            store: StoreOptions { memory, ..StoreOptions::default() },
+            ..Self::default()
+        }
+    }
 }
 
 impl Default for Resources {
@@ -192,6 +205,7 @@ impl Volume {
             grace: i64::from(settings.grace_seconds) * SECOND,
             serves,
             batch_max: resources.batch_max.unwrap_or(NodeConfig::default().batch_max),
+            replica_bytes: resources.store.memory.replica_bytes as usize,
             ..NodeConfig::default()
         }
     }

@@ -13,6 +13,10 @@ const GONE_INTERVAL: Duration = Duration::from_millis(250);
 #[derive(Default)]
 struct State {
     used: u64,
+    /// Bytes given back since the budget was made.
+    given_back: u64,
+    /// How often somebody had to wait.
+    waits: u64,
     /// Tickets: who waits longest goes first, so that large requests are not starved by small ones.
     next_ticket: u64,
     /// Tickets that wait, in order.
@@ -72,25 +76,46 @@ impl Budget {
         state.waiting.is_empty() && self.0.fits(&state, bytes)
     }
 
+    /// Whether somebody waits for room.
+    pub fn is_waited_for(&self) -> bool {
+        !self.0.state.lock().waiting.is_empty()
+    }
+
+    /// How often somebody had to wait, since the budget was made.
+    pub fn waits(&self) -> u64 {
+        self.0.state.lock().waits
+    }
+
     /// Waits for its turn and for room, not beyond the deadline.
     ///
     /// # Errors
     /// `Deadline`.
     pub fn acquire(&self, bytes: u64, deadline: Option<Instant>) -> Result<Grant> {
-        self.wait(bytes, deadline, None)
+        self.wait(bytes, deadline, None, None)
     }
 
-    /// Like [`Budget::acquire`], and gives up soon after nobody wants it any more: `gone` is asked again and again.
+    /// Waits for its turn and for room as long as bytes are given back, that is, until none were
+    /// for the time of `patience`: of many that wait for a slow store the last one is not told that
+    /// the store hangs. Gives up soon after nobody wants it any more: `gone` is asked again and
+    /// again.
     ///
     /// # Errors
     /// `Deadline`, also when given up.
-    pub fn acquire_unless(&self, bytes: u64, deadline: Instant, gone: &dyn Fn() -> bool) -> Result<Grant> {
-        self.wait(bytes, Some(deadline), Some(gone))
+    pub fn acquire_unless(&self, bytes: u64, patience: Duration, gone: &dyn Fn() -> bool) -> Result<Grant> {
+        self.wait(bytes, Some(Instant::now() + patience), Some(patience), Some(gone))
     }
 
-    fn wait(&self, bytes: u64, deadline: Option<Instant>, gone: Option<&dyn Fn() -> bool>) -> Result<Grant> {
+    fn wait(
+        &self,
+        bytes: u64,
+        mut deadline: Option<Instant>,
+        patience: Option<Duration>,
+        gone: Option<&dyn Fn() -> bool>,
+    ) -> Result<Grant> {
         let shared = &self.0;
         let mut state = shared.state.lock();
+        let mut given_back = state.given_back;
+        let mut waits = false;
         let ticket = state.next_ticket;
         state.next_ticket += 1;
         state.waiting.push_back(ticket);
@@ -101,6 +126,11 @@ impl Budget {
                 shared.changed.notify_all();
                 return Ok(self.grant(bytes));
             }
+            state.waits += u64::from(!std::mem::replace(&mut waits, true));
+            if let Some(patience) = patience.filter(|_| state.given_back != given_back) {
+                given_back = state.given_back;
+                deadline = Some(Instant::now() + patience);
+            }
             let asked_at = gone.map(|_| Instant::now() + GONE_INTERVAL);
             let timed_out = match deadline.into_iter().chain(asked_at).min() {
                 None => {
@@ -109,7 +139,8 @@ impl Budget {
                 }
                 Some(until) => shared.changed.wait_until(&mut state, until).timed_out(),
             };
-            let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            let goes_on = patience.is_some() && state.given_back != given_back;
+            let late = !goes_on && deadline.is_some_and(|deadline| Instant::now() >= deadline);
             if timed_out && (late || gone.is_some_and(|gone| gone())) {
                 state.waiting.retain(|other| *other != ticket);
                 shared.changed.notify_all();
@@ -149,7 +180,10 @@ impl Grant {
 impl Drop for Grant {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.shared.state.lock().used -= self.bytes;
+            let mut state = self.shared.state.lock();
+            state.used -= self.bytes;
+            state.given_back += self.bytes;
+            drop(state);
             self.shared.changed.notify_all();
         }
     }
@@ -207,11 +241,67 @@ mod tests {
         assert!(!budget.has_room(1));
         let asked = AtomicU64::new(0);
         let gone = || asked.fetch_add(1, Ordering::SeqCst) > 0;
-        let far = Instant::now() + Duration::from_secs(3600);
+        let far = Duration::from_secs(3600);
         assert!(matches!(budget.acquire_unless(1, far, &gone), Err(Error::Deadline { .. })));
         assert_eq!(asked.load(Ordering::SeqCst), 2);
         drop(grant);
         assert!(budget.has_room(10) && budget.acquire_unless(10, far, &gone).is_ok());
+    }
+
+    /// Many that wait for a slow store are all served, though the last one waits longer than its
+    /// patience, and one that waits for a store that gives nothing back is told so.
+    #[test]
+    fn patience_lasts_while_bytes_are_given_back() {
+        let budget = Budget::new(4);
+        let held = budget.acquire(4, None).unwrap();
+        let hangs = budget.acquire_unless(1, Duration::from_millis(20), &|| false);
+        assert!(matches!(hangs, Err(Error::Deadline { .. })));
+        let patience = Duration::from_millis(300);
+        let (mut held, mut longest) = (held, Duration::ZERO);
+        let all_came = std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| budget.acquire_unless(4, patience, &|| false).is_ok());
+            while !budget.is_waited_for() && !waiter.is_finished() {
+                std::thread::yield_now();
+            }
+            // A byte at a time: never enough for the waiter until the last.
+            while held.bytes() > 0 {
+                let since = Instant::now();
+                std::thread::sleep(patience / 3);
+                drop(held.split(1));
+                longest = longest.max(since.elapsed());
+            }
+            waiter.join().unwrap()
+        });
+        // On a machine that is too busy to give them back in time nothing is known.
+        assert!(all_came || longest >= patience, "{longest:?}");
+        assert_eq!((budget.used(), budget.waits()), (0, 2));
+    }
+
+    /// Writers that hold what they have until it is stored, and storers that need no room, all get
+    /// on, whatever the limit.
+    #[test]
+    fn writers_get_on_below_their_sum() {
+        for limit in [1, 7, 64] {
+            let budget = Budget::new(limit);
+            let (send, stored) = std::sync::mpsc::channel::<Grant>();
+            let done = AtomicU64::new(0);
+            std::thread::scope(|scope| {
+                scope.spawn(move || stored.iter().for_each(drop));
+                for writer in 0..8 {
+                    let (send, budget, done) = (send.clone(), &budget, &done);
+                    scope.spawn(move || {
+                        for round in 0..200u64 {
+                            let bytes = 1 + (round * 7 + writer) % 20;
+                            let grant = budget.acquire_unless(bytes, Duration::from_secs(3600), &|| false);
+                            send.send(grant.unwrap()).unwrap();
+                            done.fetch_add(1, Ordering::SeqCst);
+                        }
+                    });
+                }
+                drop(send);
+            });
+            assert_eq!((done.load(Ordering::SeqCst), budget.used()), (1600, 0));
+        }
     }
 
     #[test]

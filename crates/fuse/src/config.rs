@@ -20,6 +20,9 @@ pub struct Config {
     /// [`RING_ENTRIES_MAX`](crate::transport::uring::RING_ENTRIES_MAX). More are added while the file system keeps
     /// many requests. See [`transport::uring`](crate::transport::uring) for the memory they take.
     pub ring_entries: usize,
+    /// Over io_uring: most entries of a session beyond those that it begins with; at most
+    /// [`ENTRIES_MORE`](crate::transport::uring::ENTRIES_MORE).
+    pub ring_entries_more: usize,
     /// A device descriptor for each thread: less lock contention in the kernel.
     pub clone_fd: bool,
     /// Largest WRITE, and with it largest READ, in bytes. A receive buffer of this size belongs
@@ -56,6 +59,7 @@ impl Default for Config {
             spare_workers: 16,
             transport: TransportChoice::Auto,
             ring_entries: 64,
+            ring_entries_more: crate::transport::uring::ENTRIES_MORE,
             clone_fd: true,
             max_write: 1 << 20,
             max_readahead: 1 << 20,

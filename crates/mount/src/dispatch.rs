@@ -154,7 +154,19 @@ impl FileSystem for Mounted {
                 if let Some(live) = core.live(file.ino()) {
                     return live.answer(offset, size as usize, reply);
                 }
-                let answer = |reply: Reply, content: Content| reply.data_vectored(&content.pieces());
+                let gone = || is_dying(pid);
+                let room = match fs.try_read_room(size as usize) {
+                    Some(room) => Ok(room),
+                    None => fuse::block_in_place(|| fs.read_room(size as usize, &gone)),
+                };
+                let room = match room {
+                    Ok(room) => room,
+                    Err(error) => return reply.error(error.errno),
+                };
+                let answer = move |reply: Reply, content: Content| {
+                    reply.data_vectored(&content.pieces());
+                    drop((content, room));
+                };
                 fs.read_content(&file, offset, size as usize, core.patient(pid, reply, answer));
             }),
             Operation::Write(write) => core.file(write.fh, reply, |file, reply| {

@@ -33,7 +33,7 @@ use crate::naming::{Naming, Trust};
 use crate::paths::Paths;
 
 pub use crate::passthrough::{PassthroughConfig, PassthroughFigures, PassthroughState};
-pub use crate::paths::Figures;
+pub use crate::paths::{Figures, NodesMax};
 
 /// For tests: an environment variable. `fentry`: the kernel has no tracepoint; `none`: it has nothing to offer.
 const PRETENDED: &str = "KESTREL_WALK_HINTS";
@@ -63,6 +63,8 @@ pub struct MountConfig {
     pub listing_ttl: Option<Duration>,
     /// Whether walks take the shortcut.
     pub shortcut: ShortcutConfig,
+    /// How many nodes the kernel may know, with the shortcut.
+    pub nodes_max: NodesMax,
     /// Whether the kernel reads files by itself that lie whole in the local cache.
     pub passthrough: PassthroughConfig,
     /// Which reads change access times.
@@ -147,7 +149,7 @@ pub fn mount(fs: Arc<Fs>, dir: &Path, config: &MountConfig) -> fuse::Result<Moun
         names,
         alone,
     };
-    let paths = hints.as_ref().map(|hints| Paths::new(fs.clone(), hints.clone(), trust));
+    let paths = hints.as_ref().map(|hints| Paths::new(fs.clone(), hints.clone(), trust, config.nodes_max));
     let naming = paths.clone().map_or(Naming::Numbers, Naming::Paths);
     session.features.passthrough = matches!(config.passthrough, PassthroughConfig::Auto(_));
     let core = Core::new(fs, naming, trust);

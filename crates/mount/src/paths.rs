@@ -48,8 +48,20 @@ use self::waiting::Waits;
 use crate::convert;
 use crate::naming::{MOMENT, Trust};
 
-/// Path nodes beyond which the kernel is asked to drop some. One takes some 400 bytes here.
-pub const PATH_NODES_MAX: usize = 100_000;
+/// How many nodes the kernel may know before it is asked to drop some.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodesMax {
+    /// Path nodes. One takes some 400 bytes here.
+    pub paths: usize,
+    /// Inodes. One takes some 200 bytes here. `None`: as many as it likes.
+    pub inodes: Option<usize>,
+}
+
+impl Default for NodesMax {
+    fn default() -> Self {
+        Self { paths: 100_000, inodes: None }
+    }
+}
 
 /// By how much the kernel may believe longer than it was told: it rounds up to the tick of its clock (at most 10 ms), and begins
 /// when its thread takes the answer.
@@ -58,6 +70,7 @@ const TICKS: Duration = Duration::from_millis(20);
 /// Names of directories, and what is known about them.
 pub struct Paths {
     fs: Arc<Fs>,
+    nodes_max: NodesMax,
     table: RwLock<Table>,
     /// Names that were found to be symbolic links.
     links: Filter,
@@ -107,8 +120,9 @@ impl<F: FnOnce()> Drop for Last<F> {
 
 impl Paths {
     /// An empty table.
-    pub fn new(fs: Arc<Fs>, hints: Arc<WalkHints>, trust: Trust) -> Arc<Self> {
+    pub fn new(fs: Arc<Fs>, hints: Arc<WalkHints>, trust: Trust, nodes_max: NodesMax) -> Arc<Self> {
         Arc::new(Self {
+            nodes_max,
             table: RwLock::new(Table::starting(fs.now().cast_unsigned())),
             fs,
             links: Filter::default(),
@@ -464,7 +478,7 @@ impl Paths {
 
     /// Has path nodes dropped if there are too many.
     fn crowded(&self) {
-        if self.table.read().len() > PATH_NODES_MAX {
+        if self.table.read().len() > self.nodes_max.paths {
             self.keeper.crowded();
         }
     }

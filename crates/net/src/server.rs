@@ -67,6 +67,8 @@ pub struct ServerConfig {
     pub calls_max: usize,
     /// Unsent bytes of one connection at which it is not read any more.
     pub unsent_bytes_max: usize,
+    /// Most messages that a handler is given at once; at most [`BATCH_MAX`].
+    pub batch_max: usize,
     /// How to encrypt, and which connections have to be; none: all are in clear.
     pub tls: Option<Arc<ServerTls>>,
 }
@@ -89,6 +91,7 @@ impl Default for ServerConfig {
             stalled: Duration::from_secs(30),
             calls_max: 32_768,
             unsent_bytes_max: 4 << 20,
+            batch_max: BATCH_MAX,
             tls: None,
         }
     }

@@ -9,13 +9,14 @@ use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::error::VolumeError;
 use kestrel_client::storage::StoreOptions;
-use kestrel_client::volume::{Resources, Volume, VolumeLock, scratch_reserve};
+use kestrel_client::volume::{Volume, VolumeLock, scratch_reserve};
 use kestrel_meta::engine::Engine;
 use kestrel_meta::member::change::records::ChangeRecords;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::serve::memory::of_verb;
 use crate::verbs::store_args::StoreArgs;
 use crate::verbs::{ask, locate};
 
@@ -146,7 +147,7 @@ fn known_of(verb: &'static str, named: &Named, key_files: [Option<&Path>; 2]) ->
     }
     let open = |key_file: Option<&Path>| {
         let store = StoreOptions { key_file: key_file.map(Path::to_path_buf), ..StoreOptions::default() };
-        let resources = Resources { store, ..Resources::default() };
+        let resources = of_verb(store);
         Volume::open_part(&named.dir, &format!("kestrel {verb}"), &resources)
     };
     let opened = match (open(key_files[0]), key_files[1]) {
@@ -210,7 +211,7 @@ impl AtRest {
     ) -> Result<Self, Failure> {
         let urls: Vec<&str> = std::iter::once(volume).chain(others.iter().map(String::as_str)).collect();
         let named = named(verb, &urls)?;
-        let resources = Resources { store: store.options(), ..Resources::default() };
+        let resources = of_verb(store.options());
         let (mut parts, mut tables) = (BTreeMap::new(), Vec::with_capacity(named.len()));
         for (node, Named { dir, section, descriptor }) in &named {
             if let Some(pid) = VolumeLock::holder(dir) {
@@ -283,7 +284,8 @@ mod tests {
         let drained = Placement { map, ..formed.clone() };
         let table = drained.with_leaving(3).unwrap().without(3, 1).unwrap();
         for dir in &dirs[..3] {
-            let part = Volume::open_part(Path::new(dir), "a test", &Resources::default()).unwrap();
+            let part =
+                Volume::open_part(Path::new(dir), "a test", &of_verb(StoreOptions::default())).unwrap();
             let key = Key::new(Table::System, 0, b"table");
             let row = Mutation { key, value: Some(table.encode().into()) };
             part.engine.commit(BatchKind::Growing, vec![row]).unwrap();

@@ -8,6 +8,7 @@ use kestrel_fuse::mount::{MountEntry, find};
 use kestrel_mount::{Mode, Mount, PassthroughState, Shortcut};
 use serde_json::{Value, json};
 
+use crate::serve::memory::Memory;
 use crate::verbs::atime;
 
 /// What is known when the mount serves.
@@ -19,9 +20,13 @@ struct Facts {
     transport_why: String,
 }
 
-/// The facts of a mount, nothing before it serves; clones are cheap.
-#[derive(Clone, Default)]
-pub struct MountFacts(Arc<OnceLock<Facts>>);
+/// The facts of a mount, nothing but its memory before it serves; clones are cheap. Those of a
+/// server are never more.
+#[derive(Clone)]
+pub struct MountFacts {
+    mount: Arc<OnceLock<Facts>>,
+    memory: Memory,
+}
 
 /// Whether a mount is read-only now: it may have been remounted. `begun`: how it was begun, in case
 /// that cannot be found out.
@@ -40,6 +45,11 @@ pub fn remounted(fs: &Arc<Fs>, question: &Value) -> Result<Value, String> {
 }
 
 impl MountFacts {
+    /// Those of a process with this memory.
+    pub fn new(memory: &Memory) -> Self {
+        Self { mount: Arc::default(), memory: memory.clone() }
+    }
+
     /// The mount serves.
     pub fn learn(&self, mount: &Mount) {
         let facts = Facts {
@@ -50,12 +60,14 @@ impl MountFacts {
             transport_why: mount.session.transport_why().into(),
         };
         // A process mounts once.
-        let _ = self.0.set(facts);
+        let _ = self.mount.set(facts);
     }
 
     /// The figures, by the names of the metrics without `_total`.
     pub fn figures(&self, take: &mut dyn FnMut(&'static str, u64)) {
-        let Some(facts) = self.0.get() else { return };
+        take("memory_limit_bytes", self.memory.limit.bytes);
+        take("memory_bound_bytes", self.memory.plan.bound);
+        let Some(facts) = self.mount.get() else { return };
         if let Some(figures) = facts.passthrough.figures() {
             for (name, value) in [
                 ("passthrough_live", figures.live as u64),
@@ -85,7 +97,12 @@ impl MountFacts {
 
     /// For `kestrel status`.
     pub fn describe(&self, fs: &Fs, out: &mut Value) {
-        let Some(facts) = self.0.get() else { return };
+        out["memory"] = json!({
+            "limit_bytes": self.memory.limit.bytes,
+            "limit": self.memory.limit.to_string(),
+            "bound_bytes": self.memory.plan.bound,
+        });
+        let Some(facts) = self.mount.get() else { return };
         let times = fs.access_times();
         out["access_times"] = json!({ "mode": times.mode, "directories": !times.no_directories });
         out["shortcut"] = facts.mode.shortcut.into();

@@ -41,9 +41,10 @@ pub struct ProcessArgs {
     /// What to log: error, warn, info, debug, trace
     #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = log_level_arg)]
     pub log_level: LevelFilter,
-    /// Memory for metadata rows
-    #[arg(long, value_parser = bounded(size_arg, METADATA_MEMORY_MIN, u64::MAX, "at least 16M"), value_name = "SIZE", default_value = "512M")]
-    pub metadata_memory: u64,
+    /// Memory for metadata rows; 512M by default, less where the machine or the control group has
+    /// little
+    #[arg(long, value_parser = bounded(size_arg, METADATA_MEMORY_MIN, u64::MAX, "at least 16M"), value_name = "SIZE")]
+    pub metadata_memory: Option<u64>,
     /// Metadata in PostgreSQL: take it over from the process that has it open, which can write nothing any more. A node of a cluster that is
     /// served asks that process to end first
     #[arg(long)]

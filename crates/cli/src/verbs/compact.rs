@@ -9,7 +9,6 @@ use clap::Args;
 use kestrel_client::descriptor::{Descriptor, volume_dir};
 use kestrel_client::fs::{CompactOptions, Compacted, Fs};
 use kestrel_client::remote::{Introduction, Panel, RemoteUrl, RemoteVolume};
-use kestrel_client::volume::Resources;
 use kestrel_meta::engine::Engine;
 use kestrel_types::clock::SECOND;
 use serde_json::{Value, json};
@@ -20,6 +19,7 @@ use crate::failure::{Failure, Verdict};
 use crate::feed::{Feed, shown};
 use crate::nodes::{Nodes, cut};
 use crate::progress::Progress;
+use crate::serve::memory::of_verb;
 use crate::units::{bytes, count, duration_arg, size_arg};
 
 /// How long a node may be away.
@@ -189,7 +189,7 @@ fn of_nodes(args: &CompactArgs, url: &str) -> Result<Option<Value>, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("compact", format!("{url}: {why}"));
     let who = crate::serve::who("kestrel compact");
     let Some(panel) = Panel::connect(&args.target, &who).map_err(|why| fail(&why))? else { return Ok(None) };
-    let resources = Resources { store: args.store.options(), ..Resources::default() };
+    let resources = of_verb(args.store.options());
     let introduction = Introduction { who, deadline: DEADLINE, read_only: args.dry_run };
     let volume = RemoteVolume::open(&args.target, &introduction, &resources).map_err(|why| fail(&why))?;
     let mut progress = Progress::new();
@@ -217,7 +217,7 @@ fn volume(args: &CompactArgs) -> Result<Value, Failure> {
         return Ok(done);
     }
     let fail = |why: &dyn std::fmt::Display| Failure::new("compact", format!("{target}: {why}"));
-    let resources = Resources { store: args.store.options(), ..Resources::default() };
+    let resources = of_verb(args.store.options());
     let volume = open("compact", &args.target, &args.store)?;
     let served = volume.serve(&resources, false).map_err(|why| fail(&why))?;
     let mut tell = |event: &Value| {

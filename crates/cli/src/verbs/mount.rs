@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::{AccessTimes, Fs};
+use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
@@ -26,6 +27,7 @@ use crate::serve::collector::{Collecting, Collector, CollectorArgs};
 use crate::serve::control::Serving;
 use crate::serve::facts::MountFacts;
 use crate::serve::keeper::{Keeper, KeeperArgs, Schedule};
+use crate::serve::memory::Memory;
 use crate::serve::process::ProcessArgs;
 use crate::serve::remote::RemoteMount;
 use crate::serve::runtime;
@@ -81,12 +83,13 @@ pub struct MountArgs {
     pub deadline: Duration,
     #[command(flatten)]
     pub trust: TrustArgs,
-    /// Memory for verified file data; 64M by default, 256M with an s3:// store
+    /// Memory for verified file data; 64M by default, 256M with an s3:// store, less where there is
+    /// little
     #[arg(long, value_parser = size_arg, value_name = "SIZE")]
     pub data_cache: Option<u64>,
-    /// Memory for data written and not yet stored
-    #[arg(long, value_parser = size_arg, value_name = "SIZE", default_value = "256M")]
-    pub write_buffer: u64,
+    /// Memory for data written and not yet stored; 256M by default, less where there is little
+    #[arg(long, value_parser = size_arg, value_name = "SIZE")]
+    pub write_buffer: Option<u64>,
     /// Threads that answer the kernel; 0: by cores
     #[arg(long, default_value_t = 0)]
     pub workers: usize,
@@ -336,38 +339,48 @@ fn background(args: &MountArgs) -> Result<Verdict, Failure> {
     Ok(Verdict::Good)
 }
 
-fn resources(args: &MountArgs) -> Result<Resources, Failure> {
+/// The memory of this process, as far as it is not set divided to fit its limit.
+fn divide_memory(args: &MountArgs) -> Result<Memory, Failure> {
+    let wanted = Wanted {
+        metadata_bytes: args.process.metadata_memory,
+        dirty_bytes_max: args.write_buffer,
+        data_cache_bytes: args.data_cache,
+    };
+    Memory::divide("mount", Work::Mount, wanted)
+}
+
+fn resources(args: &MountArgs, memory: &Memory) -> Resources {
     let mut store = args.store.options();
     args.cache.add_to(&mut store);
-    Ok(Resources {
-        metadata_bytes: args.process.metadata_memory,
+    store.memory = memory.plan;
+    Resources {
         take_over: args.process.take_over,
         data_cache_bytes: args.data_cache.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
-        dirty_bytes_max: args.write_buffer,
         store,
-        ..Resources::default()
-    })
+        ..Resources::within(memory.plan)
+    }
 }
 
 /// Serves until the mount is gone.
 fn serve(args: &MountArgs) -> Result<Verdict, Failure> {
     let plan = check(args)?;
     crate::serve::limits::raise_descriptor_limit();
+    let memory = divide_memory(args)?;
     let name = plan.source.name();
     let result = match &plan.source {
-        Source::Here(volume) => serve_here(args, &plan, volume),
-        Source::Served(url) => serve_elsewhere(args, &plan, url),
+        Source::Here(volume) => serve_here(args, &plan, &memory, volume),
+        Source::Served(url) => serve_elsewhere(args, &plan, &memory, url),
     };
     log::info!("{name} closed");
     result
 }
 
 /// Serves a volume whose metadata is here.
-fn serve_here(args: &MountArgs, plan: &Plan, volume_dir: &Path) -> Result<Verdict, Failure> {
+fn serve_here(args: &MountArgs, plan: &Plan, memory: &Memory, volume_dir: &Path) -> Result<Verdict, Failure> {
     let begun = Instant::now();
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let role = format!("kestrel mount {}", plan.dir.display());
-    let resources = resources(args)?;
+    let resources = resources(args, memory);
     let url = plan.source.name();
     let read_only = plan.options.read_only;
     let mounted = Volume::open(&url, &role, &resources)
@@ -384,7 +397,7 @@ fn serve_here(args: &MountArgs, plan: &Plan, volume_dir: &Path) -> Result<Verdic
         mount_point: Some(plan.dir.clone()),
         clients: OnceLock::new(),
         node: None,
-        facts: MountFacts::default(),
+        facts: MountFacts::new(memory),
         read_only,
         begun,
         walking: parking_lot::Mutex::default(),
@@ -397,7 +410,8 @@ fn serve_here(args: &MountArgs, plan: &Plan, volume_dir: &Path) -> Result<Verdic
     let schedule = Schedule::begin(&serving).map_err(|why| fail(&format!("no thread for dumps: {why}")))?;
     let collecting =
         Collecting::begin(&serving).map_err(|why| fail(&format!("no thread to collect with: {why}")))?;
-    let result = attend(args, plan, (&fs, &serving.storage), volume_dir, (&serving, &serving.facts), begun);
+    let data = (&fs, &*serving.storage);
+    let result = attend(args, plan, memory, data, volume_dir, (&serving, &serving.facts), begun);
     drop(collecting);
     drop(schedule);
     let stored = fs
@@ -408,7 +422,12 @@ fn serve_here(args: &MountArgs, plan: &Plan, volume_dir: &Path) -> Result<Verdic
 }
 
 /// Serves a volume whose metadata is at a server.
-fn serve_elsewhere(args: &MountArgs, plan: &Plan, url: &RemoteUrl) -> Result<Verdict, Failure> {
+fn serve_elsewhere(
+    args: &MountArgs,
+    plan: &Plan,
+    memory: &Memory,
+    url: &RemoteUrl,
+) -> Result<Verdict, Failure> {
     let begun = Instant::now();
     let fail = |why: &dyn std::fmt::Display| Failure::new("mount", why);
     let mount_point = plan.dir.display();
@@ -419,8 +438,8 @@ fn serve_elsewhere(args: &MountArgs, plan: &Plan, url: &RemoteUrl) -> Result<Ver
         deadline: args.deadline,
         read_only: plan.options.read_only,
     };
-    let volume =
-        RemoteVolume::open(&url.to_string(), &introduction, &resources(args)?).map_err(|why| fail(&why))?;
+    let volume = RemoteVolume::open(&url.to_string(), &introduction, &resources(args, memory))
+        .map_err(|why| fail(&why))?;
     let fs = volume.fs.clone();
     let serving = Arc::new(RemoteMount {
         fs: fs.clone(),
@@ -428,11 +447,12 @@ fn serve_elsewhere(args: &MountArgs, plan: &Plan, url: &RemoteUrl) -> Result<Ver
         url: url.clone(),
         descriptor: volume.descriptor.clone(),
         mount_point: plan.dir.clone(),
-        facts: MountFacts::default(),
+        facts: MountFacts::new(memory),
         read_only: plan.options.read_only,
         begun,
     });
-    let result = attend(args, plan, (&fs, &serving.storage), &dir, (&serving, &serving.facts), begun);
+    let data = (&fs, &*serving.storage);
+    let result = attend(args, plan, memory, data, &dir, (&serving, &serving.facts), begun);
     ended(result, fs.shutdown().map_err(|why| why.to_string()))
 }
 
@@ -448,6 +468,7 @@ fn ended(result: Result<Verdict, Failure>, stored: Result<(), String>) -> Result
 fn attend(
     args: &MountArgs,
     plan: &Plan,
+    memory: &Memory,
     (fs, storage): (&Arc<Fs>, &Storage),
     control_dir: &Path,
     (attendant, facts): (&Arc<impl Attendant>, &MountFacts),
@@ -466,15 +487,16 @@ fn attend(
     let config = MountConfig {
         options: MountOptions { atime: Some(atime), ..plan.options.clone() },
         access_times: AccessTimes { mode: atime::meant(atime), no_directories, read_only },
-        session: Config {
+        session: memory.fit(Config {
             workers: args.workers,
             spare_workers,
             transport: args.transport,
             ..Config::default()
-        },
+        }),
         attr_ttl: args.attr_timeout,
         entry_ttl: args.entry_timeout,
         listing_ttl: Some(args.listing_timeout),
+        nodes_max: memory.nodes_max(),
         shortcut: match args.no_shortcut {
             true => ShortcutConfig::Off,
             false => ShortcutConfig::Auto { names: args.shortcut_names },

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, CommandFactory, Parser};
 use kestrel_client::descriptor::{ClusterSection, Descriptor};
+use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::PORT_DEFAULT;
-use kestrel_client::storage::Offer;
+use kestrel_client::storage::{Offer, StoreOptions};
 use kestrel_client::volume::{MountedVolume, Resources, VolumeLock};
 use kestrel_cluster::LEFT_BEHIND;
 use kestrel_cluster::audit::Audit;
@@ -42,6 +43,7 @@ use crate::serve::control::Serving;
 use crate::serve::facts::MountFacts;
 use crate::serve::holder::{END_TIME_MAX, Holder};
 use crate::serve::keeper::{Keeper, KeeperArgs, Schedule};
+use crate::serve::memory::Memory;
 use crate::serve::node::NodeOfCluster;
 use crate::serve::process::ProcessArgs;
 use crate::serve::role::Role;
@@ -419,6 +421,8 @@ fn serve(args: &ServeArgs) -> Result<Verdict, Failure> {
 /// Opens the volume, serves it, stores what is left and lets it go.
 fn serve_volume(args: &ServeArgs, plan: &Plan) -> Result<Verdict, Failure> {
     let begun = Instant::now();
+    let wanted = Wanted { metadata_bytes: args.process.metadata_memory, ..Wanted::default() };
+    let memory = Memory::divide("serve", Work::Serve, wanted)?;
     if args.replace || args.process.take_over {
         // What can be wrong with the options must not end who serves.
         ServeTls::new(&args.tls, &plan.volume, plan.listen).map_err(fail)?;
@@ -440,11 +444,10 @@ fn serve_volume(args: &ServeArgs, plan: &Plan) -> Result<Verdict, Failure> {
     let tls = ServeTls::new(&args.tls, &plan.volume, local).map_err(fail)?;
     tls.be_node(&plan.volume).map_err(fail)?;
     let resources = Resources {
-        metadata_bytes: args.process.metadata_memory,
         take_over: args.process.take_over,
         batch_max: args.batch_max.map(usize::from),
-        store: args.store.options(),
-        ..Resources::default()
+        store: StoreOptions { memory: memory.plan, ..args.store.options() },
+        ..Resources::within(memory.plan)
     };
     let role = format!("kestrel serve {}", plan.name);
     let (volume, resources) = open(args, plan, &role, resources)?;
@@ -472,7 +475,7 @@ fn serve_volume(args: &ServeArgs, plan: &Plan) -> Result<Verdict, Failure> {
         (Some(node), Some(host)) => node.connect(host, &tls).map_err(fail),
         _ => Ok(()),
     };
-    let served = served.and_then(|()| attend(args, plan, &opened, node, (listener, &tls), begun));
+    let served = served.and_then(|()| attend(args, plan, &memory, &opened, node, (listener, &tls), begun));
     let stored = opened.fs.shutdown().map_err(fail);
     if stored.is_ok()
         && let Err(why) = opened.leave_seat()
@@ -490,6 +493,7 @@ fn serve_volume(args: &ServeArgs, plan: &Plan) -> Result<Verdict, Failure> {
 fn attend(
     args: &ServeArgs,
     plan: &Plan,
+    memory: &Memory,
     opened: &MountedVolume,
     node: Option<NodeOfCluster>,
     (listener, tls): (TcpListener, &ServeTls),
@@ -522,7 +526,7 @@ fn attend(
         mount_point: None,
         clients: OnceLock::new(),
         node,
-        facts: MountFacts::default(),
+        facts: MountFacts::new(memory),
         read_only: false,
         begun,
         walking: parking_lot::Mutex::default(),
@@ -538,7 +542,8 @@ fn attend(
         // Whoever does not wait any more is ending already.
         let _ = signalled.send(());
     });
-    let config = kestrel_net::server::ServerConfig { tls: tls.server.clone(), ..Default::default() };
+    let config = memory
+        .fit_server(kestrel_net::server::ServerConfig { tls: tls.server.clone(), ..Default::default() });
     let sockets = kestrel_net::server::serve(listener, Arc::new(door.clone()), config)
         .map_err(|why| fail(format!("--listen {}: {why}", plan.listen)))?;
     let address = sockets.address();

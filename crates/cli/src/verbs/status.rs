@@ -159,6 +159,11 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
     } else if status["served"].is_null() {
         println!("mounted      no");
     }
+    if let (Some(limit), Some(bound)) =
+        (status["memory"]["limit"].as_str(), status["memory"]["bound_bytes"].as_u64())
+    {
+        println!("memory       at most {}: {limit}", bytes(bound));
+    }
     Ok(Verdict::Good)
 }
 

@@ -111,8 +111,9 @@ impl Fs {
             Box::new(move |bytes| match bytes {
                 Ok(bytes) => {
                     let again = fs.clone();
-                    // Whoever read may be one of a disk's threads, which are not for waiting until there is room.
-                    fs.on_pool(move |turn| {
+                    // A thread that reads is not for waiting until there is room, and one that
+                    // stores makes the room.
+                    fs.on(&fs.pools.copies, move |turn| {
                         let written = match turn {
                             Turn::Run => again.write_unless(
                                 &copy.to,

@@ -155,8 +155,7 @@ impl Fs {
         state.dirty_since = None;
         let waiters = std::mem::take(&mut state.waiters);
         let pieces = state.buffer.take();
-        let grants = std::mem::take(&mut state.grants);
-        push_inflight(&mut state, pieces, grants);
+        push_inflight(&mut state, pieces);
         let flush = Flush {
             upto: state.inflight.len(),
             size: state.size,
@@ -638,7 +637,9 @@ impl Fs {
     ) {
         (state.flushing, state.committing) = (false, false);
         let others = if state.is_dirty() { Vec::new() } else { std::mem::take(&mut state.waiters) };
-        let again = !state.waiters.is_empty();
+        // What was stored meanwhile may be what others wait for to leave memory.
+        let is_worth_it = result.is_ok() && self.is_worth_a_commit(&state);
+        let again = is_worth_it || !state.waiters.is_empty();
         if state.is_dirty() && state.dirty_since.is_none() {
             state.dirty_since = Some(self.clock.now());
         }

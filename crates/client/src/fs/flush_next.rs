@@ -19,7 +19,8 @@ thread_local! {
 }
 
 impl Fs {
-    /// Flushes a file again if somebody waits for that. Called without its lock.
+    /// Flushes a file again if somebody waits for that, or commits what is stored of it if that is
+    /// worth it. Called without its lock.
     pub(super) fn flush_next(self: &Arc<Self>, file: &Arc<OpenFile>) {
         let mut next = (self.clone(), file.clone());
         if DUE.with_borrow_mut(|due| due.as_mut().map(|due| due.push(next.clone())).is_some()) {
@@ -31,6 +32,8 @@ impl Fs {
             let state = file.lock();
             if !state.flushing && !state.waiters.is_empty() {
                 fs.start_flush(&file, state);
+            } else if !state.flushing && fs.is_worth_a_commit(&state) {
+                fs.commit_early(&file, state);
             }
             match DUE.with_borrow_mut(|due| due.as_mut().and_then(Vec::pop)) {
                 Some(due) => next = due,

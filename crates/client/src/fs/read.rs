@@ -4,8 +4,9 @@
 //! nothing else goes to the caller as it lies there ([`Content::Shared`]).
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use kestrel_data::{Buffer, Buffers, ErrorKind, Piece, Turn, Window};
+use kestrel_data::{Budget, Buffer, Buffers, ErrorKind, Grant, Piece, Turn, Window};
 use kestrel_types::error::FsResult;
 use kestrel_types::extent::{Extent, Source, chunk_parts};
 use kestrel_types::ids::InodeId;
@@ -21,6 +22,9 @@ use crate::write_buffer::copy_piece;
 
 /// Largest read, bytes.
 pub const READ_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// How long a read waits for room while no other read ends before it fails with `ETIMEDOUT`.
+const ROOM_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Chunks by number, ascending, each with its extents; without those that have none.
 pub type ChunkLists = Vec<(u64, Vec<Extent>)>;
@@ -63,6 +67,11 @@ impl Content {
             Self::Shared(pieces) => pieces.iter().flat_map(|piece| piece.iter().copied()).collect(),
         }
     }
+}
+
+/// Room in memory for a read that is under way; given back when dropped.
+pub struct ReadRoom {
+    _grant: Option<Grant>,
 }
 
 /// What a read consists of.
@@ -125,6 +134,28 @@ struct Read {
 }
 
 impl Fs {
+    /// Room for a read of `len` bytes, if there is any without waiting.
+    pub fn try_read_room(&self, len: usize) -> Option<ReadRoom> {
+        let Some(reading) = &self.reading else { return Some(ReadRoom { _grant: None }) };
+        Some(ReadRoom { _grant: Some(reading.try_acquire(len as u64)?) })
+    }
+
+    /// The same; waits for other reads to end, as long as the caller is not `gone`. Only for
+    /// threads that no read needs.
+    ///
+    /// # Errors
+    /// `ETIMEDOUT` if none has ended for a minute.
+    pub fn read_room(&self, len: usize, gone: &dyn Fn() -> bool) -> FsResult<ReadRoom> {
+        let grant =
+            self.reading.as_ref().map(|reading| reading.acquire_unless(len as u64, ROOM_PATIENCE, gone));
+        Ok(ReadRoom { _grant: grant.transpose().map_err(|error| data_error(&error))? })
+    }
+
+    /// How often a read had to wait for room.
+    pub fn read_waits(&self) -> u64 {
+        self.reading.as_ref().map_or(0, Budget::waits)
+    }
+
     /// Reads up to `len` bytes at `offset`; fewer only at the end of the file.
     pub fn read(self: &Arc<Self>, handle: &FileHandle, offset: u64, len: usize, done: Done<Vec<u8>>) {
         let whole = |content: FsResult<Content>| done(content.map(Content::into_vec));

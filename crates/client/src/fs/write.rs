@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 
-use kestrel_data::{Grant, Payload, Placed, Turn};
+use kestrel_data::{Payload, Placed, Turn};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::inode::{FILE_SIZE_MAX, InodeFlags};
 
@@ -31,8 +31,20 @@ pub enum WriteAt {
 /// How often a write looks whether what was appended before is committed.
 const COMMITTED_PAUSE: Duration = Duration::from_millis(1);
 
-/// How long a write waits for earlier bytes to be stored before it fails with `ETIMEDOUT`.
-const BUDGET_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a write waits until what was appended before is committed, before it fails with
+/// `ETIMEDOUT`.
+const COMMITTED_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long a write waits while no earlier bytes are stored before it fails with `ETIMEDOUT`.
+const BUDGET_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a write counts for at least, bytes: a piece of a few bytes takes this much memory.
+const PIECE_COST_MIN: u64 = 256;
+
+/// What written bytes count for in the budget.
+fn cost(bytes: usize) -> u64 {
+    (bytes as u64).max(PIECE_COST_MIN)
+}
 
 /// What is told of a file that became immutable while it was open.
 pub(super) const IMMUTABLE: FsError = FsError::new(libc::EPERM, "the file is immutable (chattr -i)");
@@ -79,13 +91,12 @@ impl Fs {
         if let WriteAt::Offset(offset) = at {
             end_of(offset, data)?;
         }
-        let grant = match self.budget.try_acquire(data.len() as u64) {
+        let grant = match self.budget.try_acquire(cost(data.len())) {
             Some(grant) => grant,
             None => {
                 self.make_room(data.len() as u64);
-                self.budget
-                    .acquire_unless(data.len() as u64, Instant::now() + BUDGET_DEADLINE, gone)
-                    .map_err(|e| data_error(&e))?
+                let granted = self.budget.acquire_unless(cost(data.len()), BUDGET_PATIENCE, gone);
+                granted.map_err(|e| data_error(&e))?
             }
         };
         self.writes();
@@ -109,7 +120,10 @@ impl Fs {
             state.unfinished = unfinished.then_some((handle.number, now));
         }
         state.buffer.write(offset, data);
-        state.grants.push(grant);
+        match state.grants.last_mut() {
+            Some(all) => all.merge(grant),
+            None => state.grants.push(grant),
+        }
         state.size = state.size.max(end);
         state.told_size = state.told_size.max(end);
         state.mtime = Some(now);
@@ -118,7 +132,7 @@ impl Fs {
         }
         state.dirty_since.get_or_insert(now);
         let full = if state.buffer.bytes() as u64 >= u64::from(self.config.block_bytes) {
-            self.take_full_pieces(&mut state)
+            Self::take_full_pieces(&mut state)
         } else {
             Vec::new()
         };
@@ -157,7 +171,7 @@ impl Fs {
                         result?;
                         break;
                     }
-                    Err(_) if gone() || begun.elapsed() > BUDGET_DEADLINE => {
+                    Err(_) if gone() || begun.elapsed() > COMMITTED_DEADLINE => {
                         let why = "what was appended to the file before could not be committed";
                         return Err(FsError::new(libc::ETIMEDOUT, why));
                     }
@@ -168,21 +182,9 @@ impl Fs {
         }
     }
 
-    fn take_full_pieces(&self, state: &mut FileState) -> Vec<Arc<Vec<u8>>> {
+    fn take_full_pieces(state: &mut FileState) -> Vec<Arc<Vec<u8>>> {
         let pieces = state.buffer.take_full();
-        if pieces.is_empty() {
-            return Vec::new();
-        }
-        let grants = std::mem::take(&mut state.grants);
-        let taken = push_inflight(state, pieces, grants);
-        // What stays in the buffer keeps its share of the budget.
-        let rest = state.buffer.bytes() as u64;
-        if rest > 0
-            && let Some(grant) = self.budget.try_acquire(rest)
-        {
-            state.grants.push(grant);
-        }
-        taken
+        push_inflight(state, pieces)
     }
 
     /// Stores a piece from the pool.
@@ -233,56 +235,54 @@ impl Fs {
         match placed {
             Ok(placed) => {
                 piece.placed = Some(placed);
-                if !self.store.is_remote() {
-                    piece.grant = None;
-                }
             }
             Err(error) => state.error = Some(data_error(&error)),
         }
         if state.flushing {
             self.continue_flush(file, state);
-        } else if self.store.is_remote() && self.is_worth_a_commit(&state) {
-            match state.shared_end {
-                // What is stored may end within what was appended at a time.
-                true => self.start_flush(file, state),
-                false => self.commit_stored(file, state),
-            }
+        } else if self.is_worth_a_commit(&state) {
+            self.commit_early(file, state);
         }
     }
 
-    /// Whether what is stored of a file should be committed before its time. Bytes stay in memory until then, so that reads
-    /// need not wait for a store that is far away; they count as unstored, so this is what makes room.
-    fn is_worth_a_commit(&self, state: &FileState) -> bool {
+    /// Whether what is stored of a file should be committed before its time. Bytes stay in memory
+    /// until then, so that reads need not wait for a store that is far away, and count as unstored,
+    /// so this is what makes room.
+    pub(super) fn is_worth_a_commit(&self, state: &FileState) -> bool {
         let budget = self.config.dirty_bytes_max;
-        let stored: usize = stored_first(state).map(|piece| piece.bytes.len()).sum();
-        stored as u64 >= budget / 8 || (stored > 0 && self.budget.used() > budget / 2)
+        let stored: u64 = stored_first(state).map(|piece| piece.bytes.len() as u64).sum();
+        let is_much = self.store.is_remote() && stored >= budget / 8;
+        is_much || (stored > 0 && (self.budget.used() > budget / 2 || self.budget.is_waited_for()))
     }
 
-    /// Starts storing buffered bytes of open files, largest first, until about `bytes` are on the way.
+    /// Has about `bytes` of open files leave memory: commits what is stored, and where not enough
+    /// is on its way starts storing what is buffered, largest first.
     fn make_room(self: &Arc<Self>, bytes: u64) {
-        let mut files: Vec<_> = self
-            .files
-            .all()
-            .into_iter()
-            .map(|file| {
-                let held = file.lock().buffer.bytes() as u64;
-                (held, file)
-            })
-            .filter(|(held, _)| *held > 0)
-            .collect();
-        files.sort_by_key(|(held, _)| std::cmp::Reverse(*held));
         // More than asked for, so that the next writer does not have to look again at once.
         let wanted = bytes.max(self.config.dirty_bytes_max / 4);
-        let mut started = 0;
-        for (held, file) in files {
+        let (mut started, mut buffered) = (0, Vec::new());
+        for file in self.files.all() {
+            let state = file.lock();
+            started += state.inflight.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
+            let held = state.buffer.bytes() as u64;
+            if !state.flushing && stored_first(&state).next().is_some() {
+                self.commit_early(&file, state);
+            } else {
+                drop(state);
+            }
+            if held > 0 {
+                buffered.push((held, file));
+            }
+        }
+        buffered.sort_by_key(|(held, _)| std::cmp::Reverse(*held));
+        for (held, file) in buffered {
             if started >= wanted {
                 break;
             }
             started += held;
             let mut state = file.lock();
             let pieces = state.buffer.take();
-            let grants = std::mem::take(&mut state.grants);
-            let taken = push_inflight(&mut state, pieces, grants);
+            let taken = push_inflight(&mut state, pieces);
             drop(state);
             for bytes in taken {
                 self.store_in_background(file.clone(), bytes);
@@ -290,14 +290,28 @@ impl Fs {
         }
     }
 
-    /// Whether `len` more bytes can be written now without waiting for the block store.
-    pub fn has_room(&self, len: usize) -> bool {
-        self.budget.has_room(len as u64)
+    /// Commits what is stored of a file before its time.
+    pub(super) fn commit_early(self: &Arc<Self>, file: &Arc<OpenFile>, state: MutexGuard<'_, FileState>) {
+        match state.shared_end {
+            // What is stored may end within what was appended at a time.
+            true => self.start_flush(file, state),
+            false => self.commit_stored(file, state),
+        }
     }
 
-    /// Bytes written and not yet stored, all files together.
+    /// Whether `len` more bytes can be written now without waiting for the block store.
+    pub fn has_room(&self, len: usize) -> bool {
+        self.budget.has_room(cost(len))
+    }
+
+    /// Bytes written and not yet stored and committed, all files together.
     pub fn dirty_bytes(&self) -> u64 {
         self.budget.used()
+    }
+
+    /// How often a writer had to wait for room.
+    pub fn write_waits(&self) -> u64 {
+        self.budget.waits()
     }
 
     pub(super) fn note_commit(&self) {
@@ -316,21 +330,21 @@ pub(super) fn stored_first(state: &FileState) -> impl Iterator<Item = &Piece> {
     state.inflight.iter().take_while(|piece| piece.placed.is_some())
 }
 
-/// Moves pieces that left the buffer to the layer in flight; the first of them carries the budget of all.
-pub(super) fn push_inflight(
-    state: &mut FileState,
-    pieces: Vec<(u64, Vec<u8>)>,
-    grants: Vec<Grant>,
-) -> Vec<Arc<Vec<u8>>> {
-    let mut grant = grants.into_iter().reduce(|mut all, one| {
+/// Moves pieces that left the buffer to the layer in flight. Each takes its share of the budget
+/// with it, and what stays in the buffer keeps its own.
+pub(super) fn push_inflight(state: &mut FileState, pieces: Vec<(u64, Vec<u8>)>) -> Vec<Arc<Vec<u8>>> {
+    if pieces.is_empty() && !state.buffer.is_empty() {
+        return Vec::new();
+    }
+    let mut grant = std::mem::take(&mut state.grants).into_iter().reduce(|mut all, one| {
         all.merge(one);
         all
     });
-    pieces
+    let taken = pieces
         .into_iter()
         .map(|(offset, bytes)| {
             let bytes = Arc::new(bytes);
-            let share = grant.as_mut().map(|grant| grant.split(bytes.len() as u64));
+            let share = grant.as_mut().map(|grant| grant.split(cost(bytes.len())));
             state.inflight.push(Piece {
                 offset,
                 bytes: bytes.clone(),
@@ -341,5 +355,8 @@ pub(super) fn push_inflight(
             });
             bytes
         })
-        .collect()
+        .collect();
+    let left = state.buffer.pieces().map(|(_, piece)| cost(piece.len())).sum::<u64>();
+    state.grants.extend(grant.filter(|_| left > 0).map(|mut grant| grant.split(left)));
+    taken
 }

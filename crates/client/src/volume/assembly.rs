@@ -12,6 +12,7 @@ use super::Resources;
 use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::fs::{Fs, FsConfig, FsParts, IoPools};
+use crate::listed::{ENTRIES_MAX, ENTRY_BYTES};
 use crate::metadata::Metadata;
 use crate::object_ids::{ObjectIdPool, ObjectNumbers};
 
@@ -20,6 +21,9 @@ const IO_QUEUE_MAX: usize = 4096;
 
 /// Read-aheads that may wait for a thread; more would be late anyway.
 const AHEAD_QUEUE_MAX: usize = 256;
+
+/// Threads that put copied bytes into files, and wait until there is room for them.
+const COPY_THREADS: usize = 4;
 
 /// Threads that wait for a store across a network: as many requests as cover its latency.
 const REMOTE_IO_THREADS: usize = 64;
@@ -58,8 +62,9 @@ impl Assembly {
     ) -> Result<Arc<Fs>, VolumeError> {
         let failed = |error: kestrel_data::Error| VolumeError::Io(error.to_string());
         let ids = ObjectIdPool::new(self.metadata.clone(), self.numbers);
+        let memory = &resources.store.memory;
         let config = PackerConfig {
-            uploads: resources.store.max_uploads,
+            uploads: memory.uploads(resources.store.max_uploads),
             ..PackerConfig::new(descriptor.uuid_bytes())
         };
         let packer = Packer::new(store.clone(), Arc::new(ids), config).map_err(failed)?;
@@ -73,6 +78,7 @@ impl Assembly {
             pools: IoPools {
                 wanted: Pool::new("kestrel-io", sizes.io_threads, IO_QUEUE_MAX).map_err(failed)?,
                 ahead: Pool::new("kestrel-ahead", sizes.io_threads, AHEAD_QUEUE_MAX).map_err(failed)?,
+                copies: Pool::new("kestrel-copies", COPY_THREADS, IO_QUEUE_MAX).map_err(failed)?,
             },
             clock: self.clock,
         };
@@ -81,6 +87,9 @@ impl Assembly {
             block_bytes: settings.block_bytes,
             inline_max: settings.inline_max,
             dirty_bytes_max: resources.dirty_bytes_max,
+            read_bytes_max: memory.read_bytes(),
+            read_kept_bytes: memory.read_kept_bytes as usize,
+            listed_entries_max: (memory.listed_bytes as usize / ENTRY_BYTES).min(ENTRIES_MAX),
             readahead: sizes.readahead,
             flush_interval: SECOND,
             read_only: self.read_only,
@@ -99,17 +108,22 @@ struct Sizes {
 
 impl Resources {
     fn sizes(&self, is_remote: bool) -> Sizes {
+        let memory = &self.store.memory;
+        let fitting = |default: usize| {
+            self.data_cache_bytes
+                .unwrap_or(default.min(usize::try_from(memory.data_cache_bytes).unwrap_or(default)))
+        };
         if is_remote {
-            let data_cache_bytes = self.data_cache_bytes.unwrap_or(REMOTE_DATA_CACHE_BYTES);
+            let data_cache_bytes = fitting(REMOTE_DATA_CACHE_BYTES);
             // What is ahead of one reader leaves room for a few others in the share of the cache that read-ahead has.
             let window = REMOTE_READAHEAD_BYTES.min(data_cache_bytes as u64 / 8);
             let readahead = ReadAheadConfig::remote(window);
-            return Sizes { data_cache_bytes, io_threads: REMOTE_IO_THREADS, readahead };
+            return Sizes { data_cache_bytes, io_threads: memory.io_threads(REMOTE_IO_THREADS), readahead };
         }
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         Sizes {
-            data_cache_bytes: self.data_cache_bytes.unwrap_or(DATA_CACHE_BYTES),
-            io_threads: (2 * cores).clamp(4, 64),
+            data_cache_bytes: fitting(DATA_CACHE_BYTES),
+            io_threads: memory.io_threads((2 * cores).clamp(4, 64)),
             readahead: ReadAheadConfig::default(),
         }
     }

@@ -48,12 +48,18 @@ pub fn client(
     let ids = Arc::new(Ids(first_object.into()));
     let packer = Packer::new(store.clone(), ids, PackerConfig::new([0; 16])).unwrap();
     let reader = Reader::new(store.clone(), ReaderConfig::default());
-    let pools =
-        IoPools { wanted: Pool::new("test", 2, 1024).unwrap(), ahead: Pool::new("test", 2, 64).unwrap() };
+    let pools = IoPools {
+        wanted: Pool::new("test", 2, 1024).unwrap(),
+        ahead: Pool::new("test", 2, 64).unwrap(),
+        copies: Pool::new("test", 1, 64).unwrap(),
+    };
     let config = FsConfig {
         block_bytes: BLOCK,
         inline_max: 4096,
         dirty_bytes_max: 1 << 20,
+        read_bytes_max: Some(8 << 20),
+        read_kept_bytes: 1 << 20,
+        listed_entries_max: 1 << 16,
         readahead: ReadAheadConfig::default(),
         flush_interval: i64::MAX / 4,
         read_only: false,

@@ -54,12 +54,18 @@ pub fn volume(store: Arc<dyn BlockStore>) -> Volume {
     let config = PackerConfig { pack_bytes: 256 * 1024, ..PackerConfig::new([0; 16]) };
     let packer = Packer::new(store.clone(), Arc::new(Ids(first.into())), config).unwrap();
     let reader = Reader::new(store.clone(), ReaderConfig { cache_bytes: 0, ..ReaderConfig::default() });
-    let pools =
-        IoPools { wanted: Pool::new("test", 4, 1024).unwrap(), ahead: Pool::new("test", 2, 64).unwrap() };
+    let pools = IoPools {
+        wanted: Pool::new("test", 4, 1024).unwrap(),
+        ahead: Pool::new("test", 2, 64).unwrap(),
+        copies: Pool::new("test", 1, 64).unwrap(),
+    };
     let config = FsConfig {
         block_bytes: BLOCK,
         inline_max: 1000,
         dirty_bytes_max: 8 << 20,
+        read_bytes_max: Some(8 << 20),
+        read_kept_bytes: 1 << 20,
+        listed_entries_max: 1 << 16,
         readahead: ReadAheadConfig::default(),
         flush_interval: i64::MAX / 4,
         read_only: false,

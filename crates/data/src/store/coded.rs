@@ -39,7 +39,7 @@ mod read;
 pub use compression::Compression;
 pub use keys::{DATA_KEY_BYTES, DataKey, Keys};
 
-use buffers::Buffers;
+use buffers::{Buffers, KEPT_BYTES_MAX};
 use decode::Sink;
 use encode::Encoder;
 use flights::{Boarding, Flights};
@@ -84,6 +84,21 @@ struct Figures {
     chunks_read: AtomicU64,
 }
 
+/// Memory of a [`CodedStore`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CodingMemory {
+    /// What objects are coded in, and large reads decoded, while it is not used, bytes.
+    pub kept_bytes: usize,
+    /// What is known of objects, bytes.
+    pub head_bytes: usize,
+}
+
+impl Default for CodingMemory {
+    fn default() -> Self {
+        Self { kept_bytes: KEPT_BYTES_MAX, head_bytes: HEADS_BYTES_MAX }
+    }
+}
+
 /// A block store whose objects are coded in the store below it.
 pub struct CodedStore {
     inner: Arc<dyn BlockStore>,
@@ -115,9 +130,15 @@ struct Found {
 impl CodedStore {
     /// Codes the objects of `volume` in `inner`.
     pub fn new(inner: Arc<dyn BlockStore>, volume: VolumeId, coding: Coding) -> Self {
-        let (heads, flights) = (Heads::new(HEADS_BYTES_MAX), Flights::default());
-        let (buffers, figures) = (Buffers::default(), Figures::default());
+        let CodingMemory { kept_bytes, head_bytes } = CodingMemory::default();
+        let (heads, flights) = (Heads::new(head_bytes), Flights::default());
+        let (buffers, figures) = (Buffers::new(kept_bytes), Figures::default());
         Self { inner, volume, coding, heads, flights, buffers, figures }
+    }
+
+    /// The same with other bounds of its memory.
+    pub fn with_memory(self, memory: CodingMemory) -> Self {
+        Self { heads: Heads::new(memory.head_bytes), buffers: Buffers::new(memory.kept_bytes), ..self }
     }
 
     /// What an object is, from memory or from the store; `until` is the plain byte that the caller will read up to.

@@ -86,7 +86,7 @@ impl Prepared {
         let queues = cpus::possible()?;
         let (rings, payload_bytes) = (config.threads().0.clamp(1, queues), config.payload_bytes());
         let depth = config.ring_entries.clamp(1, RING_ENTRIES_MAX);
-        let entries = (depth, ENTRIES_MORE / rings);
+        let entries = (depth, config.ring_entries_more.min(ENTRIES_MORE) / rings);
         let rings = (0..rings).map(|first| {
             let cpus = (first..queues).step_by(rings).map(|cpu| cpu as u16);
             let device = clone_device(device.as_raw_fd())?;

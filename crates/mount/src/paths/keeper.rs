@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 use kestrel_fuse::Notifier;
 use parking_lot::{Condvar, Mutex};
 
-use super::{PATH_NODES_MAX, Paths};
+use super::Paths;
 
-/// Path nodes that the kernel is asked to drop at a time.
-const PRUNE_NODES: usize = PATH_NODES_MAX / 16;
+/// Path nodes that the kernel is asked to drop at a time, as a part of those that there may be: one
+/// in so many.
+const PRUNE_SHARE: usize = 16;
 
 /// Files likewise.
 const PRUNE_FILES: usize = 1 << 16;
@@ -59,7 +60,8 @@ impl Keeper {
     /// Starts it. `prunes`: the kernel can drop nodes that nothing uses.
     pub fn start(&self, paths: &Arc<Paths>, notifier: Notifier, prunes: bool) {
         let (shared, paths) = (self.0.clone(), Arc::downgrade(paths));
-        let run = move || Run { shared, paths, notifier, prunes, turn: 0 }.run();
+        let inodes_max = paths.upgrade().and_then(|paths| paths.nodes_max.inodes).filter(|_| prunes);
+        let run = move || Run { shared, paths, notifier, prunes, inodes_max, turn: 0 }.run();
         match std::thread::Builder::new().name("kestrel-paths".into()).spawn(run) {
             Ok(_) => self.0.state.lock().started = true,
             Err(error) => log::warn!("cannot start the thread that has the kernel drop names: {error}"),
@@ -110,6 +112,8 @@ struct Run {
     paths: Weak<Paths>,
     notifier: Notifier,
     prunes: bool,
+    /// Inodes beyond which the kernel is asked to drop some.
+    inodes_max: Option<usize>,
     /// Times that the kernel was asked to drop nodes.
     turn: usize,
 }
@@ -128,7 +132,8 @@ impl Run {
                 state = shared.state.lock();
                 continue;
             }
-            let tick = (state.waits || state.crowded).then(|| looked + TICK);
+            let looks = state.waits || state.crowded || self.inodes_max.is_some();
+            let tick = looks.then(|| looked + TICK);
             if tick.is_none_or(|tick| now < tick) {
                 match state.later.iter().map(|(due, _)| *due).chain(tick).min() {
                     Some(next) => drop(shared.changed.wait_until(&mut state, next)),
@@ -155,16 +160,28 @@ impl Run {
         for late in paths.waits.late(now) {
             late.give_back(&paths.fs);
         }
-        if crowded && self.prunes {
+        let surplus = self.surplus(paths);
+        if (crowded || surplus > 0) && self.prunes {
             // Files first: the kernel keeps the directories above what it keeps.
-            let mut nodes = paths.fs.known_files(PRUNE_FILES);
-            nodes.extend(paths.table.read().droppable(PRUNE_NODES, self.turn));
+            let mut nodes = paths.fs.known_files(if crowded { PRUNE_FILES } else { surplus });
+            if crowded {
+                let count = paths.nodes_max.paths.div_ceil(PRUNE_SHARE);
+                nodes.extend(paths.table.read().droppable(count, self.turn));
+            }
             self.turn = self.turn.wrapping_add(1);
             if let Err(error) = self.notifier.prune(&nodes) {
                 log::warn!("the kernel does not drop nodes that it does not use: {error}");
-                self.prunes = false;
+                (self.prunes, self.inodes_max) = (false, None);
             }
         }
         paths.waits.any()
+    }
+
+    /// How many inodes the kernel knows beyond those that it may, and some more, so that there is
+    /// room for a while.
+    fn surplus(&self, paths: &Paths) -> usize {
+        let Some(most) = self.inodes_max else { return 0 };
+        let known = paths.fs.known_inodes();
+        if known > most { known - most / 4 * 3 } else { 0 }
     }
 }

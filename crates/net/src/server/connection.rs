@@ -204,7 +204,7 @@ impl Task {
 
     /// Moves messages from the bytes read to the batch, as many as there may be in one.
     fn decode(&mut self) -> Result<(), WireError> {
-        while self.batch.len() < BATCH_MAX {
+        while self.batch.len() < self.shared.config.batch_max.clamp(1, BATCH_MAX) {
             let greeted = self.channel.greeted.load(Ordering::Relaxed);
             let frame = match self.frames.next_frame() {
                 Ok(Some(frame)) => frame,

@@ -5,16 +5,28 @@
 
 use parking_lot::Mutex;
 
-/// Memory kept while it is not used, bytes: two packs or eight blocks of usual size.
-const KEPT_BYTES_MAX: usize = 40 << 20;
+/// Memory kept while it is not used unless told otherwise, bytes: two packs or eight blocks of
+/// usual size.
+pub(super) const KEPT_BYTES_MAX: usize = 40 << 20;
 
 /// Buffers that were used before.
-#[derive(Default)]
 pub(super) struct Buffers {
     free: Mutex<Vec<Vec<u8>>>,
+    kept_max: usize,
+}
+
+impl Default for Buffers {
+    fn default() -> Self {
+        Self::new(KEPT_BYTES_MAX)
+    }
 }
 
 impl Buffers {
+    /// Keeps at most `kept_max` bytes of what is not used.
+    pub fn new(kept_max: usize) -> Self {
+        Self { free: Mutex::default(), kept_max }
+    }
+
     /// An empty buffer with room for `bytes`.
     pub fn take(&self, bytes: usize) -> Vec<u8> {
         let mut free = self.free.lock();
@@ -32,7 +44,7 @@ impl Buffers {
         free.push(buffer);
         let mut kept: usize = free.iter().map(Vec::capacity).sum();
         let surplus = free.iter().take_while(|buffer| {
-            let is_too_much = kept > KEPT_BYTES_MAX;
+            let is_too_much = kept > self.kept_max;
             kept -= buffer.capacity();
             is_too_much
         });
