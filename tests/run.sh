@@ -47,6 +47,7 @@ suites=(
     "corrupt 600 tests/crash/corrupt.sh"
     "salvage 1800 tests/crash/salvage.sh"
     "leftovers 300 tests/crash/leftovers.sh"
+    "memory 600 tests/crash/memory.sh"
 )
 # The same on a volume in an object store, and what only concerns one.
 suites+=(
@@ -63,6 +64,7 @@ suites+=(
     "s3-admin 600 tests/s3/admin.sh"
     "s3-requests 300 tests/s3/requests.sh"
     "s3-backup 300 tests/s3/backup.sh"
+    "s3-memory 600 env KESTREL_STORE=s3 tests/crash/memory.sh"
 )
 # A served volume, several clients.
 suites+=(
