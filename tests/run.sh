@@ -89,6 +89,7 @@ suites+=(
     "serve-bad-input 600 tests/cluster/bad-input.sh"
     "serve-contact 300 tests/cluster/contact.sh"
     "serve-tokens 300 tests/cluster/tokens.sh"
+    "serve-admin 600 tests/cluster/serve-admin.sh"
     "serve-strangers 300 tests/cluster/strangers.sh"
     "serve-subtree 300 tests/cluster/subtree.sh"
     "serve-git 900 $serve tests/programs/git.sh"

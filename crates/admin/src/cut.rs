@@ -10,7 +10,7 @@
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::engine::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
 use kestrel_types::key::Table;
 
-use crate::dump::spool::Spool;
+use crate::dump::spool::{self, Spool, Visit};
 use crate::dump::{DumpError, SPOOL_BYTES_MAX, is_passing};
-use crate::rows::Rows;
+use crate::rows::{Row, Rows};
 
 /// Memory for the copy's rows.
 const MEMORY_BYTES: u64 = 128 << 20;
@@ -102,50 +102,20 @@ impl Cut {
         reserve_bytes: u64,
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, CutError> {
-        let (rows, scratch) = empty(parent, reserve_bytes)?;
-        let dir = &scratch.0;
+        let copying = Copying::new(parent, reserve_bytes)?;
+        let dir = &copying.scratch.0;
         let copy = |why: &dyn fmt::Display| CutError::Copy(dir.clone(), why.to_string());
         let spool_path = dir.join("spool");
         let spool = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&spool_path);
         let spool = Spool::new(spool.map_err(|why| copy(&why))?, SPOOL_BYTES_MAX);
 
-        let mut batch = Batch::new(&rows);
-        let mut done = 0;
         let tap = engine.tap(spool.tap());
-        for table in Table::ALL {
-            for row in Rows::new(engine, table) {
-                let (key, value) = row?;
-                if !is_passing(&key) {
-                    batch.add(Mutation { key, value: Some(value) }).map_err(|why| copy(&why))?;
-                }
-                done += 1;
-                if done % BATCH_ROWS as u64 == 0 {
-                    progress(done);
-                }
-            }
-        }
+        let rows = Table::ALL.into_iter().flat_map(|table| Rows::new(engine, table));
+        copying.add(rows, progress)?;
         drop(tap);
-        let mut failed = None;
-        let replayed = spool.finish(&mut |key, value| {
-            if is_passing(&key) {
-                return Ok(());
-            }
-            let change = Mutation { key, value: value.map(Vec::into_boxed_slice) };
-            batch.add(change).map_err(|why| {
-                failed = Some(why);
-                DumpError::from(io::Error::other("the copy could not be written"))
-            })
-        });
-        match (failed, replayed) {
-            (Some(why), _) => return Err(copy(&why)),
-            (None, Err(DumpError::TooBusy)) => return Err(CutError::TooBusy),
-            (None, Err(why)) => return Err(copy(&why)),
-            (None, Ok(())) => {}
-        }
-        batch.send().map_err(|why| copy(&why))?;
-        drop(batch);
+        copying.apply(|change| spool.finish(change), |why| copy(why))?;
         let _ = fs::remove_file(&spool_path);
-        Ok(Cut { rows, _dir: scratch })
+        Ok(copying.finish())
     }
 
     /// The copied metadata. Nobody changes it.
@@ -162,6 +132,94 @@ impl Cut {
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
+    }
+}
+
+/// A copy that is being made: of rows first, and then of what changed while they were read.
+pub struct Copying {
+    rows: EmbeddedEngine,
+    scratch: Scratch,
+}
+
+impl Copying {
+    /// Begins one in a scratch directory below `parent`; `reserve_bytes` stay free there.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn new(parent: &Path, reserve_bytes: u64) -> Result<Self, CutError> {
+        let (rows, scratch) = empty(parent, reserve_bytes)?;
+        Ok(Self { rows, scratch })
+    }
+
+    /// Copies rows, which come table by table in the order of [`Table::ALL`].
+    ///
+    /// # Errors
+    /// Those of the rows, and if the copy cannot be written.
+    pub fn add<E>(
+        &self,
+        rows: impl Iterator<Item = Result<Row, E>>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), CutError>
+    where
+        CutError: From<E>,
+    {
+        let mut batch = Batch::new(&self.rows);
+        let mut done = 0;
+        for row in rows {
+            let (key, value) = row?;
+            if !is_passing(&key) {
+                batch.add(Mutation { key, value: Some(value) }).map_err(|why| self.failed(&why))?;
+            }
+            done += 1;
+            if done % BATCH_ROWS as u64 == 0 {
+                progress(done);
+            }
+        }
+        batch.send().map_err(|why| self.failed(&why))
+    }
+
+    /// Applies what was recorded while the rows were read ([`crate::recording`]).
+    ///
+    /// # Errors
+    /// If it cannot be read, and if the copy cannot be written.
+    pub fn follow(&self, mut recorded: impl Read) -> Result<(), CutError> {
+        self.apply(|change| spool::read(&mut recorded, change), |why| CutError::Rows(why.to_string()))
+    }
+
+    /// The copy is whole.
+    pub fn finish(self) -> Cut {
+        Cut { rows: self.rows, _dir: self.scratch }
+    }
+
+    /// Applies the changes that `read` shows; `unread` says what it means that it fails.
+    fn apply(
+        &self,
+        read: impl FnOnce(Visit<'_>) -> Result<(), DumpError>,
+        unread: impl FnOnce(&DumpError) -> CutError,
+    ) -> Result<(), CutError> {
+        let mut batch = Batch::new(&self.rows);
+        let mut failed = None;
+        let applied = read(&mut |key, value| {
+            if is_passing(&key) {
+                return Ok(());
+            }
+            let change = Mutation { key, value: value.map(Vec::into_boxed_slice) };
+            batch.add(change).map_err(|why| {
+                failed = Some(why);
+                DumpError::from(io::Error::other("the copy could not be written"))
+            })
+        });
+        match (failed, applied) {
+            (Some(why), _) => return Err(self.failed(&why)),
+            (None, Err(DumpError::TooBusy)) => return Err(CutError::TooBusy),
+            (None, Err(why)) => return Err(unread(&why)),
+            (None, Ok(())) => {}
+        }
+        batch.send().map_err(|why| self.failed(&why))
+    }
+
+    fn failed(&self, why: &dyn fmt::Display) -> CutError {
+        CutError::Copy(self.scratch.0.clone(), why.to_string())
     }
 }
 

@@ -152,10 +152,27 @@ impl Recording {
         if state.over {
             return Err(GONE.into());
         }
-        state.asked = Instant::now();
         if state.hold.is_none_or(|hold| Instant::now() < hold.begins) {
             return Err("the node was not held".into());
         }
+        self.finish(&mut state)
+    }
+
+    /// Ends the recording of a node that is the only one of its volume, whose moments need not be
+    /// those of others: the bytes that have been recorded.
+    ///
+    /// # Errors
+    /// If not all was recorded.
+    pub fn end_alone(&self) -> Result<u64, String> {
+        let mut state = self.shared.state.lock();
+        if state.over {
+            return Err(GONE.into());
+        }
+        self.finish(&mut state)
+    }
+
+    fn finish(&self, state: &mut State) -> Result<u64, String> {
+        state.asked = Instant::now();
         let mark = state.mark.unwrap_or(state.bytes);
         state.mark = Some(mark);
         state.over = true;

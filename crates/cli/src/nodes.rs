@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_admin::info::{InfoError, TreeSums};
-use kestrel_client::remote::{MOVED_OUT, NodeLink, Panel, RemoteMetadata};
+use kestrel_client::remote::{Alone, MOVED_OUT, NodeLink, Panel, RemoteMetadata};
 use kestrel_meta::engine::EngineError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::{NodeId, Placement};
@@ -22,9 +22,9 @@ const ANSWER_TIME: Duration = Duration::from_secs(60);
 const DIRS: usize = 1000;
 
 /// The nodes of a volume, which can be asked one by one.
-pub trait Nodes: Send + Sync {
-    /// Who owns what.
-    fn placement(&self) -> &Placement;
+pub trait Asked: Send + Sync {
+    /// Their numbers, ascending.
+    fn members(&self) -> Vec<NodeId>;
 
     /// Asks a node.
     ///
@@ -33,9 +33,36 @@ pub trait Nodes: Send + Sync {
     fn ask(&self, node: NodeId, question: &Value) -> Result<Value, String>;
 }
 
+/// The nodes of a volume that several share.
+pub trait Nodes: Asked {
+    /// Who owns what.
+    fn placement(&self) -> &Placement;
+}
+
+impl Asked for Alone {
+    fn members(&self) -> Vec<NodeId> {
+        // A node that serves a volume alone has no number among others.
+        vec![0]
+    }
+
+    fn ask(&self, _node: NodeId, question: &Value) -> Result<Value, String> {
+        Alone::ask(self, question, ANSWER_TIME).map_err(|why| why.to_string())
+    }
+}
+
+fn members_of(placement: &Placement) -> Vec<NodeId> {
+    placement.map.members().iter().map(|member| member.id).collect()
+}
+
 impl Nodes for Panel {
     fn placement(&self) -> &Placement {
         &self.placement
+    }
+}
+
+impl Asked for Panel {
+    fn members(&self) -> Vec<NodeId> {
+        members_of(&self.placement)
     }
 
     fn ask(&self, node: NodeId, question: &Value) -> Result<Value, String> {
@@ -61,6 +88,12 @@ impl Nodes for OfMount {
     fn placement(&self) -> &Placement {
         &self.placement
     }
+}
+
+impl Asked for OfMount {
+    fn members(&self) -> Vec<NodeId> {
+        members_of(&self.placement)
+    }
 
     fn ask(&self, node: NodeId, question: &Value) -> Result<Value, String> {
         let link = self.links.iter().find(|link| link.node == node);
@@ -76,19 +109,14 @@ impl Nodes for OfMount {
     }
 }
 
-/// All of them, ascending.
-pub fn members(nodes: &dyn Nodes) -> impl Iterator<Item = NodeId> + '_ {
-    nodes.placement().map.members().iter().map(|member| member.id)
-}
-
 /// Asks all of them at the same time what `question` makes for each; the answers are in the order of their numbers.
 pub fn ask_each(
-    nodes: &dyn Nodes,
+    nodes: &dyn Asked,
     question: &(dyn Fn(NodeId) -> Value + Sync),
 ) -> Vec<(NodeId, Result<Value, String>)> {
     std::thread::scope(|scope| {
         let ask = |node| (node, scope.spawn(move || nodes.ask(node, &question(node))));
-        let asking: Vec<_> = members(nodes).map(ask).collect();
+        let asking: Vec<_> = nodes.members().into_iter().map(ask).collect();
         let answers = asking.into_iter().map(|(node, thread)| {
             let failed = |_| Err(format!("node {node}: the thread that asks has failed"));
             (node, thread.join().unwrap_or_else(failed))
@@ -101,7 +129,7 @@ pub fn ask_each(
 ///
 /// # Errors
 /// The first there is.
-pub fn ask_all(nodes: &dyn Nodes, question: &Value) -> Result<Vec<(NodeId, Value)>, String> {
+pub fn ask_all(nodes: &dyn Asked, question: &Value) -> Result<Vec<(NodeId, Value)>, String> {
     let answers = ask_each(nodes, &|_| question.clone()).into_iter();
     answers.map(|(node, answer)| answer.map(|answer| (node, answer))).collect()
 }

@@ -142,6 +142,71 @@ pub fn change_nodes(
     Descriptor::update_nodes(dirs, |descriptor, _| apply(descriptor, change, given, now))
 }
 
+/// What `change` makes of how objects of this volume are coded, for the process that serves it
+/// ([`recode`]). Keys stay here.
+///
+/// # Errors
+/// As for [`change`].
+pub fn changed(
+    descriptor: &Descriptor,
+    change: &Change,
+    given: Option<&Path>,
+    now: Nanos,
+) -> Result<Option<CodingSettings>, VolumeError> {
+    let mut changed = descriptor.clone();
+    apply(&mut changed, change, given, now)?;
+    Ok(changed.coding)
+}
+
+/// What a rotation makes of how objects of the volume at `place` are coded, for the process that
+/// serves it ([`recode`]). Keys stay here: what is sent is wrapped with them.
+///
+/// # Errors
+/// As for [`rotate`].
+pub fn rotated(
+    descriptor: &Descriptor,
+    place: &str,
+    old: Option<&Path>,
+    new: Option<&Path>,
+    now: Nanos,
+) -> Result<Option<CodingSettings>, VolumeError> {
+    let mut rotated = descriptor.clone();
+    rotate_in(&mut rotated, Path::new(place), old, new, now)?;
+    Ok(rotated.coding)
+}
+
+/// Puts `after` in the place of `before`, as somebody elsewhere made it of that. If that is done
+/// already, somebody did not hear of it.
+///
+/// # Errors
+/// If the settings are others than `before`, or data keys would be lost. Nothing is changed then.
+pub fn recode(
+    dir: &Path,
+    before: Option<&CodingSettings>,
+    after: Option<CodingSettings>,
+) -> Result<Descriptor, VolumeError> {
+    Descriptor::update(dir, |descriptor| {
+        if descriptor.coding == after {
+            return Ok(());
+        }
+        if descriptor.coding.as_ref() != before {
+            let why = "its settings or keys have changed meanwhile; look at them, and repeat it";
+            return Err(VolumeError::Invalid(format!("{}: {why}", dir.display())));
+        }
+        let keys = |coding: Option<&CodingSettings>| -> Vec<(u32, i64)> {
+            let encryption = coding.and_then(|coding| coding.encryption.as_ref());
+            let keys = encryption.into_iter().flat_map(|encryption| &encryption.keys);
+            keys.map(|key| (key.id, key.created)).collect()
+        };
+        if !keys(after.as_ref()).starts_with(&keys(before)) || (before.is_some() && after.is_none()) {
+            let why = "data keys or settings would be lost; nothing was changed";
+            return Err(VolumeError::Invalid(format!("{}: {why}", dir.display())));
+        }
+        descriptor.coding = after;
+        Ok(())
+    })
+}
+
 fn apply(
     descriptor: &mut Descriptor,
     change: &Change,
@@ -181,7 +246,9 @@ fn apply(
 }
 
 /// Gives the volume at `dir` a new data key for new objects, and a new volume key if `new` names one. No object is touched,
-/// and the volume may be in use. Returns the descriptor as it is now.
+/// and the volume may be in use. Returns the descriptor as it is now. If `new` is the volume's key
+/// already and `old` is not, a rotation to it was cut short after the change, and nothing is left
+/// to do.
 ///
 /// # Errors
 /// If the volume is not encrypted, `old` is not its key, a key cannot be read, or there are [`DATA_KEYS_MAX`] data keys. Nothing
@@ -244,6 +311,14 @@ fn rotate_in(
         return Err(VolumeError::Key(format!(
             "volume {name:?} has {DATA_KEYS_MAX} data keys, the most there may be; copy it to a new volume to start anew"
         )));
+    }
+    let is_key_of = |path: &Path| VolumeKey::read(path).map(|key| key.fingerprint() == encryption.volume_key);
+    if let (Some(new), Some(old)) = (new, key_file(old))
+        && is_key_of(new)?
+        && !is_key_of(&old)?
+    {
+        // Whoever rotated to this key was cut short after the change had been made.
+        return Ok(());
     }
     let old = volume_key(descriptor, &encryption, old)?;
     let new = match new {

@@ -44,7 +44,7 @@ pub use self::astray::table_in_parts;
 pub use self::contact::{CONTACT_DEFAULT, tell_waiting, wait_for_contact};
 pub use self::metadata::{MOVED_OUT, RemoteMetadata, is_answering};
 pub use self::nodes::NodeLink;
-pub use self::panel::Panel;
+pub use self::panel::{Alone, Panel, Reached};
 pub use self::url::{ADDRESSES_MAX, Ca, PORT_DEFAULT, RemoteUrl, SCHEME, address};
 
 use self::durable::SyncFirst;

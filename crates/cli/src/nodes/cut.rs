@@ -1,10 +1,11 @@
-//! The metadata of all nodes as they are at one moment, while they are in use (`kestrel_admin::recording`).
+//! The metadata of all nodes, or of the one there is, at one moment, while they are in use
+//! (`kestrel_admin::recording`).
 
 use std::io::{self, Read};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use kestrel_admin::cut::CutError;
+use kestrel_admin::cut::{Copying, Cut, CutError};
 use kestrel_admin::gather::{Gathered, Gathering};
 use kestrel_client::hex::from_hex;
 use kestrel_client::volume::scratch_reserve;
@@ -12,7 +13,7 @@ use kestrel_types::placement::NodeId;
 use serde_json::{Value, json};
 
 use super::rows::Pages;
-use super::{Nodes, ask_each};
+use super::{Asked, Nodes, ask_each};
 
 /// Time from a question to the hold that it asks for: the answer leaves first.
 const AFTER: Duration = Duration::from_millis(20);
@@ -33,14 +34,15 @@ const KEEP: Duration = Duration::from_secs(10);
 
 /// The recordings of all nodes. Dropped, they end.
 struct Recordings<'a> {
-    nodes: &'a dyn Nodes,
+    nodes: &'a dyn Asked,
     /// Each node's number of its own.
     numbers: Vec<(NodeId, u64)>,
     kept: Instant,
 }
 
 impl<'a> Recordings<'a> {
-    fn begin(nodes: &'a dyn Nodes) -> Result<Self, String> {
+    /// `table` is the version of the table by which their rows are told apart, if there is one.
+    fn begin(nodes: &'a dyn Asked, table: Option<u64>) -> Result<Self, String> {
         let mut begun = Self { nodes, numbers: Vec::new(), kept: Instant::now() };
         let answers = ask_each(nodes, &|_| json!({ "verb": "cut", "act": "begin" }));
         let mut refused = None;
@@ -48,7 +50,7 @@ impl<'a> Recordings<'a> {
             match answer {
                 Ok(answer) => {
                     begun.numbers.push((node, answer["cut"].as_u64().unwrap_or(0)));
-                    if answer["table"] != nodes.placement().version {
+                    if answer["table"].as_u64() != table {
                         let why = "its placement table is another one than others have: it is being changed; repeat it then";
                         refused = Some(format!("node {node}: {why}"));
                     }
@@ -77,6 +79,12 @@ impl<'a> Recordings<'a> {
             self.kept = Instant::now();
         }
         Ok(())
+    }
+
+    /// Ends the recording of a node that is the only one: every moment is one of the whole.
+    fn end_alone(&self) -> Result<u64, String> {
+        let ended = self.ask(&json!({ "verb": "cut", "act": "end" }))?;
+        Ok(ended.iter().map(|(_, answer)| answer["bytes"].as_u64().unwrap_or(0)).sum())
     }
 
     /// Ends all recordings at one moment; how much each has recorded until then.
@@ -145,7 +153,7 @@ impl Read for Recorded<'_> {
 pub fn gather(nodes: &dyn Nodes, parent: &Path, progress: &mut dyn FnMut(u64)) -> Result<Gathered, String> {
     let failed = |why: CutError| why.to_string();
     let mut gathering = Gathering::new(parent, scratch_reserve(parent), nodes.placement()).map_err(failed)?;
-    let mut recordings = Recordings::begin(nodes)?;
+    let mut recordings = Recordings::begin(nodes, Some(nodes.placement().version))?;
     let mut before = 0;
     for (node, _) in recordings.numbers.clone() {
         let (mut lost, mut done) = (None, 0);
@@ -169,4 +177,32 @@ pub fn gather(nodes: &dyn Nodes, parent: &Path, progress: &mut dyn FnMut(u64)) -
         recordings.keep()?;
     }
     gathering.finish().map_err(failed)
+}
+
+/// Copies the metadata of a volume that one node serves as it is at one moment during the call, to
+/// a scratch directory below `parent`. No change waits.
+///
+/// # Errors
+/// If the node does not answer, or there is no room; in words.
+pub fn copy(node: &dyn Asked, parent: &Path, progress: &mut dyn FnMut(u64)) -> Result<Cut, String> {
+    let failed = |why: CutError| why.to_string();
+    let copying = Copying::new(parent, scratch_reserve(parent)).map_err(failed)?;
+    let mut recordings = Recordings::begin(node, None)?;
+    for (id, number) in recordings.numbers.clone() {
+        let mut lost = None;
+        let rows = Pages::all(node, id).map(|row| row.map_err(CutError::Rows));
+        let mut tick = |rows| {
+            progress(rows);
+            lost = lost.take().or(recordings.keep().err());
+        };
+        copying.add(rows, &mut tick).map_err(failed)?;
+        if let Some(why) = lost {
+            return Err(why);
+        }
+        let end = recordings.end_alone()?;
+        let page = io::Cursor::new(Vec::new());
+        let recorded = Recorded { recordings: &recordings, node: id, number, at: 0, end, page };
+        copying.follow(io::BufReader::with_capacity(1 << 16, recorded)).map_err(failed)?;
+    }
+    Ok(copying.finish())
 }

@@ -203,7 +203,16 @@ fn may_ask(verb: &str, question: &Value, asker: &Asker) -> Result<(), String> {
     }
     match asker.token() {
         Some(token) if !token.admin && !matches!(verb, "table" | "whereabouts" | "alive") => {
-            Err(format!("{verb}: token {} ({}) may not administer the volume", token.id, token.name))
+            // People know nothing of the steps that a verb consists of.
+            let what = if matches!(verb, "rows" | "cut" | "sums" | "coding" | "settings") {
+                String::new()
+            } else {
+                format!("{verb}: ")
+            };
+            Err(format!("{what}token {} ({}) may not administer the volume", token.id, token.name))
+        }
+        None if verb == "settings" && question.get("after").is_some() => {
+            Err("settings and keys are changed where the volume's directory is: name that, or show a token that may administer".into())
         }
         None if verb == "backup" && question["act"] == "prune" => {
             // They are what is left when somebody has deleted all else.

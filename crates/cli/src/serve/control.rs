@@ -27,7 +27,7 @@ use super::successor::Succession;
 use crate::feed::Feed;
 use crate::metrics::{Snapshot, to_json};
 use crate::serve::process::process_word;
-use crate::verbs::{compact, dump, fsck, gc, info as info_verb, status, warmup};
+use crate::verbs::{compact, config, dump, fsck, gc, info as info_verb, status, warmup};
 
 /// What questions are about.
 pub struct Serving {
@@ -144,6 +144,9 @@ impl Serving {
             Some("compact") => self.compact(question, &feed),
             Some("warmup") => self.warmup(question, &feed),
             Some("whole") => warmup::whole::serve(&self.fs, &self.storage, question, &feed),
+            Some("rows") => super::part::rows::page(&*self.engine, question),
+            Some("cut") => super::part::cut::answer(self, question),
+            Some("settings") => config::answer(&self.dir, &self.descriptor, question),
             Some(other) => {
                 Err(format!("the serving process does not know {other:?}; it may be older than this program"))
             }
@@ -165,7 +168,7 @@ impl Serving {
             Some(
                 "status" | "stats" | "info" | "fsck" | "gc" | "compact" | "rows" | "sums" | "cut" | "reap"
                 | "coding" | "table" | "whereabouts" | "entries" | "change" | "forget" | "token" | "alive"
-                | "backup" | "yield" | "stand-in" | "unheard",
+                | "backup" | "yield" | "stand-in" | "unheard" | "settings",
             ) => self.answer_unheard(question, tell),
             verb => {
                 let verb = verb.unwrap_or("this");
@@ -304,6 +307,7 @@ fn administers(question: &Value) -> Option<String> {
         "dump" | "fsck" | "reap" | "change" | "forget" | "expect" | "warmup" | "yield" | "stand-in" => false,
         "gc" => question["delete"] != true,
         "compact" => question["dry_run"] == true,
+        "settings" => question.get("after").is_none(),
         "token" => matches!(question["action"].as_str(), Some("list" | "show")),
         "backup" => question["act"] == "list",
         _ => true,

@@ -2,7 +2,7 @@
 //! be done to the whole.
 
 pub mod cut;
-mod rows;
+pub mod rows;
 
 use kestrel_client::descriptor::ClusterSection;
 use kestrel_types::clock::{Clock, SystemClock};

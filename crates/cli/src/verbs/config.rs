@@ -1,11 +1,11 @@
 //! `kestrel config`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use kestrel_client::descriptor::Descriptor;
+use kestrel_client::descriptor::{CodingSettings, Descriptor};
 use kestrel_client::keys::{self, Change};
-use kestrel_client::remote::{Panel, RemoteUrl};
+use kestrel_client::remote::{Alone, Panel, Reached, RemoteUrl};
 use kestrel_client::volume::VolumeLock;
 use kestrel_data::store::coded::Compression;
 use kestrel_types::clock::{Clock, SystemClock};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::atime::AtimeArg;
 use super::{locate, print_json};
 use crate::failure::{Failure, Verdict};
-use crate::nodes::{ask_all, at_rest};
+use crate::nodes::{Asked, ask_all, at_rest};
 
 /// Show or change settings of a volume: how it stores new data, which reads change access times.
 #[derive(Debug, Args)]
@@ -24,6 +24,7 @@ use crate::nodes::{ask_all, at_rest};
   kestrel config /data/vol --atime relatime
   kestrel config /data/vol --encrypt --key-file /root/photos.key
   kestrel config kestrel://10.0.0.1/photos
+  kestrel config kestrel://10.0.0.1/photos --compress zstd:3 --token-file admin.token
   kestrel config /data/node1 --node /data/node2 --node /data/node3 --compress lz4
 
 Changes apply to what is written from the next mount on; what is stored already stays as it is and stays readable. A
@@ -31,7 +32,7 @@ mount's own option goes before the volume's --atime; of a served volume restart 
 that share a volume have the same settings: name the directories of all, and they are changed at all or at none; a change that was
 cut short is finished by the next.")]
 pub struct ConfigArgs {
-    /// The volume: a path or file:///path; to look at one of several nodes also kestrel://host[:port]/NAME
+    /// The volume: a path, file:///path or kestrel://host[:port]/NAME; one of several nodes is only looked at by URL
     pub volume: String,
     /// To change one that several nodes share: the directory of another node; once for each of them
     #[arg(long = "node", value_name = "DIR")]
@@ -79,7 +80,7 @@ pub fn run(args: &ConfigArgs) -> Result<Verdict, Failure> {
     let change = Change { compression: args.compress, encrypt, atime };
     let is_changed = change.compression.is_some() || change.encrypt.is_some() || atime.is_some();
     if RemoteUrl::is_one(&args.volume) {
-        return of_served(args, is_changed);
+        return of_served(args, &change);
     }
     let failed = |why| Failure::new("config", why);
     let dir = locate("config", &args.volume)?;
@@ -125,20 +126,110 @@ fn show(told: &Value, place: &dyn std::fmt::Display) {
     }
 }
 
-/// Shows the settings of a volume by its URL: those of all its nodes, which are the same.
-fn of_served(args: &ConfigArgs, is_changed: bool) -> Result<Verdict, Failure> {
+/// Answers for the process that serves a volume alone: how objects are coded from the next time it
+/// is opened on, and now. A question may bring how they are to be.
+///
+/// # Errors
+/// In words.
+pub fn answer(dir: &Path, opened: &Descriptor, question: &Value) -> Result<Value, String> {
+    let descriptor = match question.get("after") {
+        None => Descriptor::read(dir),
+        Some(after) => {
+            let coding = |value: &Value| serde_json::from_value::<Option<CodingSettings>>(value.clone());
+            let part = |value| coding(value).map_err(|why| format!("the question has no settings: {why}"));
+            keys::recode(dir, part(&question["before"])?.as_ref(), part(after)?)
+        }
+    };
+    let descriptor = descriptor.map_err(|why| why.to_string())?;
+    Ok(json!({ "coding": descriptor.coding, "is_in_use": descriptor.coding == opened.coding }))
+}
+
+/// The settings of a volume that one node serves, which may be changed.
+pub struct OfNode {
+    node: Alone,
+    /// What it will be when it is opened the next time.
+    pub descriptor: Descriptor,
+    /// That is what the node goes by now.
+    pub is_in_use: bool,
+}
+
+impl OfNode {
+    /// Asks the node.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn ask(node: Alone) -> Result<Self, String> {
+        let descriptor = node.descriptor().map_err(|why| why.to_string())?;
+        let mut asked = Self { node, descriptor, is_in_use: true };
+        asked.go_by(&json!({ "verb": "settings" }))?;
+        Ok(asked)
+    }
+
+    /// Has the node put these settings in the place of those it has.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn change(&mut self, coding: Option<CodingSettings>) -> Result<(), String> {
+        if coding == self.descriptor.coding {
+            return Ok(());
+        }
+        self.go_by(&json!({ "verb": "settings", "before": self.descriptor.coding, "after": coding }))
+    }
+
+    fn go_by(&mut self, question: &Value) -> Result<(), String> {
+        let answer = Asked::ask(&self.node, 0, question)?;
+        self.descriptor.coding = serde_json::from_value(answer["coding"].clone()).map_err(|why| {
+            format!("the server's answer is not valid: {why}; use the same version of kestrel")
+        })?;
+        self.is_in_use = answer["is_in_use"] == true;
+        Ok(())
+    }
+}
+
+/// What is said of settings that the node does not go by yet.
+pub const NOT_YET: &str =
+    "the server has the volume open: changes apply when it is started and volumes are mounted again";
+
+/// Shows or changes the settings of a volume that one node serves.
+fn of_node(node: Alone, args: &ConfigArgs, change: &Change) -> Result<Verdict, Failure> {
+    let failed = |why: String| Failure::new("config", why);
+    let mut node = OfNode::ask(node).map_err(failed)?;
+    if change.compression.is_some() || change.encrypt.is_some() {
+        let coding = keys::changed(&node.descriptor, change, args.key_file.as_deref(), SystemClock.now());
+        let coding = coding.map_err(|why| failed(why.to_string()))?;
+        node.change(coding).map_err(failed)?;
+    }
+    let mut told = describe(&node.descriptor);
+    if args.json {
+        told["volume"] = args.volume.as_str().into();
+        told["in_use"] = node.is_in_use.into();
+        print_json(&told);
+        return Ok(Verdict::Good);
+    }
+    show(&told, &args.volume);
+    if !node.is_in_use {
+        println!("{NOT_YET}");
+    }
+    Ok(Verdict::Good)
+}
+
+/// Shows the settings of a volume by its URL: those of all its nodes, which are the same. Changes
+/// those of one node.
+fn of_served(args: &ConfigArgs, change: &Change) -> Result<Verdict, Failure> {
     let failed = |why: &dyn std::fmt::Display| Failure::new("config", why);
-    if is_changed || !args.nodes.is_empty() {
-        return Err(Failure::usage(
-            "config: settings are changed where the volume's directory is, of several nodes where all their directories are: name \
-             those",
-        ));
+    if !args.nodes.is_empty() {
+        return Err(Failure::usage("config: a URL stands alone: --node is for directories of nodes"));
     }
     let who = crate::serve::who("kestrel config");
-    let panel = Panel::connect(&args.volume, &who).map_err(|why| failed(&why))?;
-    let panel = panel.ok_or_else(|| {
-        failed(&format!("{}: one node serves it; name its directory, where it is", args.volume))
-    })?;
+    let panel = match Panel::reach(&args.volume, &who).map_err(|why| failed(&why))? {
+        Reached::One(node) => return of_node(node, args, change),
+        Reached::Several(panel) => panel,
+    };
+    if change.compression.is_some() || change.encrypt.is_some() {
+        return Err(Failure::usage(
+            "config: several nodes share the volume; their settings are changed where all their directories are: name those",
+        ));
+    }
     let answers = ask_all(&panel, &json!({ "verb": "coding" })).map_err(|why| failed(&why))?;
     let Some((first, told)) = answers.first() else { return Err(failed(&"the volume has no nodes")) };
     let other = answers.iter().find(|(_, other)| other != told);

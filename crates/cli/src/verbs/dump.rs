@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use kestrel_admin::dump::{About, dump};
 use kestrel_client::descriptor::Descriptor;
-use kestrel_client::remote::{Panel, RemoteUrl};
+use kestrel_client::remote::{Panel, Reached, RemoteUrl};
 use kestrel_meta::engine::Engine;
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
@@ -27,15 +27,17 @@ use crate::units::{bytes, count};
   kestrel dump /data/vol /backup/vol.dump
   kestrel dump /data/vol /backup/vol.dump --force --json
 
+  kestrel dump kestrel://10.0.0.1/photos /backup/photos.dump
   kestrel dump kestrel://10.0.0.1,10.0.0.2,10.0.0.3/photos /backup/photos.dump
   kestrel dump /data/node1 /backup/photos.dump --node /data/node2 --node /data/node3
 
 Works on mounted and unmounted volumes; the dump of one in use is the state at one moment, also of one that several nodes
 serve: it takes all of them, and changes wait for a fraction of a second. It holds names, attributes, small files and the
 places of all others, so a dump and the objects restore everything, on one node or on several, whatever it was dumped from.
-The format is JSON Lines, described in docs/format/dump.md. A volume of one node that is served is dumped where its directory is.")]
+By URL it takes a token that may administer, and room for a copy of the metadata beside the file.
+The format is JSON Lines, described in docs/format/dump.md.")]
 pub struct DumpArgs {
-    /// The volume: a path or file:///path; of several nodes that run kestrel://host[:port]/NAME
+    /// The volume: a path, file:///path or, where it is served, kestrel://host[:port]/NAME
     pub volume: String,
     /// File to write
     pub file: PathBuf,
@@ -145,8 +147,9 @@ pub fn write(
     Ok(json!({ "file": file, "rows": counts.rows, "changes": counts.changes, "bytes": counts.bytes }))
 }
 
-/// The dump of what several nodes share; `None` if one node has the volume.
-fn of_several(args: &DumpArgs, file: &Path) -> Result<Option<Value>, Failure> {
+/// The dump of a volume that is served, by its URL, or of what several nodes share; `None` if it is
+/// in one directory.
+fn of_nodes(args: &DumpArgs, file: &Path) -> Result<Option<Value>, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("dump", why);
     let mut progress = Progress::new();
     let mut tick = |rows| progress.tick("gathering rows", rows);
@@ -155,12 +158,18 @@ fn of_several(args: &DumpArgs, file: &Path) -> Result<Option<Value>, Failure> {
             return Err(Failure::usage("dump: a URL stands alone: --node is for nodes that do not run"));
         }
         let who = crate::serve::who("kestrel dump");
-        let Some(panel) = Panel::connect(&args.volume, &who).map_err(|why| fail(&why))? else {
-            let why = "one node serves it, and the dump needs the volume's directory: run it there";
-            return Err(Failure::usage(format!("dump: {}: {why}", args.volume)));
+        let beside = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let panel = match Panel::reach(&args.volume, &who).map_err(|why| fail(&why))? {
+            Reached::Several(panel) => panel,
+            Reached::One(node) => {
+                let descriptor = node.descriptor().map_err(|why| fail(&why))?;
+                let copy = cut::copy(&node, beside, &mut tick).map_err(|why| fail(&why))?;
+                let mut tick = |rows| progress.tick("dumping rows", rows);
+                let written = write(copy.engine(), &descriptor, file, args.force, &mut tick);
+                return written.map(Some).map_err(|why| fail(&why));
+            }
         };
         let descriptor = panel.descriptor().map_err(|why| fail(&why))?;
-        let beside = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         (cut::gather(&panel, beside, &mut tick).map_err(|why| fail(&why))?, descriptor)
     } else if at_rest::is_meant("dump", &args.volume, &args.nodes) {
         let nodes = AtRest::open("dump", &args.volume, &args.nodes, &args.store)?;
@@ -189,7 +198,7 @@ pub fn run(args: &DumpArgs) -> Result<Verdict, Failure> {
         std::path::absolute(&args.file).map_err(|why| fail(&format!("{}: {why}", args.file.display())))?;
     let name = file.to_str().ok_or_else(|| Failure::usage("dump: the name of the file must be UTF-8"))?;
     let question = json!({ "verb": "dump", "file": name, "force": args.force });
-    let asked = match of_several(args, &file)? {
+    let asked = match of_nodes(args, &file)? {
         Some(done) => Some(done),
         None => {
             let dir = locate("dump", &args.volume)?;

@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use kestrel_client::descriptor::{Descriptor, Encryption};
 use kestrel_client::keys::{self, VolumeKey};
+use kestrel_client::remote::{Panel, Reached, RemoteUrl};
 use kestrel_client::volume::VolumeLock;
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
+use super::config::{NOT_YET, OfNode};
 use super::{locate, print_json};
 use crate::failure::{Failure, Verdict};
 use crate::nodes::at_rest;
@@ -51,9 +53,10 @@ struct CreateArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   kestrel key show /data/vol
-  kestrel key show /data/vol --key-file /root/photos.key     (and checks that the key opens it)")]
+  kestrel key show /data/vol --key-file /root/photos.key     (and checks that the key opens it)
+  kestrel key show kestrel://10.0.0.1/photos")]
 struct ShowArgs {
-    /// The volume: a path or file:///path
+    /// The volume: a path, file:///path or, where one node serves it, kestrel://host[:port]/NAME
     volume: String,
     /// Check that the key in this file opens every data key
     #[arg(long, value_name = "FILE")]
@@ -68,13 +71,14 @@ struct ShowArgs {
 #[command(after_help = "Examples:
   kestrel key rotate /data/vol --key-file /root/photos.key --new-key-file /root/photos-2.key
   kestrel key rotate /data/vol --key-file /root/photos.key     (a new data key only)
+  kestrel key rotate kestrel://10.0.0.1/photos --key-file /root/photos.key --new-key-file /root/photos-2.key
   kestrel key rotate /data/node1 --node /data/node2 --node /data/node3 --key-file /root/photos.key
 
 Nodes that share a volume have the same keys: name the directories of all, and they are changed at all or at none; one that was cut short
-is finished when it is repeated. The volume may be mounted. Copies of kestrel.json and dumps from before still open with the old key; what was written
+is finished when it is repeated. By URL it takes a token that may administer; keys stay on this machine. The volume may be mounted. Copies of kestrel.json and dumps from before still open with the old key; what was written
 before stays encrypted with the data keys of that time.")]
 struct RotateArgs {
-    /// The volume: a path or file:///path
+    /// The volume: a path, file:///path or, where one node serves it, kestrel://host[:port]/NAME
     volume: String,
     /// Of a volume that several nodes share: the directory of another node; once for each of them
     #[arg(long = "node", value_name = "DIR")]
@@ -114,9 +118,26 @@ fn create(args: &CreateArgs) -> Result<Verdict, Failure> {
     Ok(Verdict::Good)
 }
 
+/// The one node that serves the volume at a URL, and what that will be when it is opened the next
+/// time.
+fn node_at(url: &str) -> Result<OfNode, Failure> {
+    let who = crate::serve::who("kestrel key");
+    match Panel::reach(url, &who).map_err(failed)? {
+        Reached::One(node) => OfNode::ask(node).map_err(failed),
+        Reached::Several(_) => Err(Failure::usage(format!(
+            "key: {url}: several nodes share the volume; their keys are changed where all their directories are: name those"
+        ))),
+    }
+}
+
 fn show(args: &ShowArgs) -> Result<Verdict, Failure> {
-    let dir = locate("key", &args.volume)?;
-    let descriptor = Descriptor::read(&dir).map_err(failed)?;
+    let (dir, descriptor) = if RemoteUrl::is_one(&args.volume) {
+        (PathBuf::from(&args.volume), node_at(&args.volume)?.descriptor)
+    } else {
+        let dir = locate("key", &args.volume)?;
+        let descriptor = Descriptor::read(&dir).map_err(failed)?;
+        (dir, descriptor)
+    };
     let Some(encryption) = encryption(&descriptor) else {
         return Err(failed(format!("{}: the volume is not encrypted and has no keys", dir.display())));
     };
@@ -145,7 +166,27 @@ fn show(args: &ShowArgs) -> Result<Verdict, Failure> {
     Ok(Verdict::Good)
 }
 
+/// Rotates keys of a volume that one node serves.
+fn rotate_served(args: &RotateArgs) -> Result<Verdict, Failure> {
+    let url = &args.volume;
+    if !args.nodes.is_empty() {
+        return Err(Failure::usage("key: a URL stands alone: --node is for directories of nodes"));
+    }
+    let mut node = node_at(url)?;
+    let (old, new) = (args.key_file.as_deref(), args.new_key_file.as_deref());
+    let coding = keys::rotated(&node.descriptor, url, old, new, SystemClock.now()).map_err(failed)?;
+    node.change(coding).map_err(failed)?;
+    tell_rotated(args.json, Path::new(url), &node.descriptor)?;
+    if !args.json && !node.is_in_use {
+        println!("{NOT_YET}");
+    }
+    Ok(Verdict::Good)
+}
+
 fn rotate(args: &RotateArgs) -> Result<Verdict, Failure> {
+    if RemoteUrl::is_one(&args.volume) {
+        return rotate_served(args);
+    }
     let dir = locate("key", &args.volume)?;
     let (old, new) = (args.key_file.as_deref(), args.new_key_file.as_deref());
     let now = SystemClock.now();
@@ -155,22 +196,26 @@ fn rotate(args: &RotateArgs) -> Result<Verdict, Failure> {
     } else {
         (keys::rotate(&dir, old, new, now), vec![dir.clone()])
     };
-    let descriptor = descriptor.map_err(failed)?;
-    let Some(encryption) = encryption(&descriptor) else {
-        return Err(failed("the volume lost its keys meanwhile; look who changes it"));
-    };
-    if args.json {
-        print_json(&describe(&dir, encryption));
-        return Ok(Verdict::Good);
-    }
-    let newest = encryption.keys.last().map_or(0, |key| key.id);
-    println!("{}: volume key {}, data key {newest} is the newest", dir.display(), encryption.volume_key);
-    for pid in dirs.iter().filter_map(|dir| VolumeLock::holder(dir)) {
+    tell_rotated(args.json, &dir, &descriptor.map_err(failed)?)?;
+    for pid in dirs.iter().filter(|_| !args.json).filter_map(|dir| VolumeLock::holder(dir)) {
         println!(
             "process {pid} has the volume open and goes on with the data key it has until it is mounted again"
         );
     }
     Ok(Verdict::Good)
+}
+
+fn tell_rotated(json: bool, place: &Path, descriptor: &Descriptor) -> Result<(), Failure> {
+    let Some(encryption) = encryption(descriptor) else {
+        return Err(failed("the volume lost its keys meanwhile; look who changes it"));
+    };
+    if json {
+        print_json(&describe(place, encryption));
+        return Ok(());
+    }
+    let newest = encryption.keys.last().map_or(0, |key| key.id);
+    println!("{}: volume key {}, data key {newest} is the newest", place.display(), encryption.volume_key);
+    Ok(())
 }
 
 fn encryption(descriptor: &Descriptor) -> Option<&Encryption> {

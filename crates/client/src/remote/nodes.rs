@@ -85,7 +85,7 @@ pub(super) struct First {
     shows: Shows,
     holdings: Arc<Holdings>,
     seat: Arc<Seat>,
-    remote: Arc<Remote>,
+    pub(super) remote: Arc<Remote>,
     /// What the node told of the volume.
     pub offer: Offer,
     /// Who owns what, if there are several nodes.

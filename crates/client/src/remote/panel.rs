@@ -14,6 +14,21 @@ use crate::descriptor::Descriptor;
 use crate::error::VolumeError;
 use crate::storage::{Offer, Storage, StoreOptions};
 
+/// Whom the URL of a volume leads to.
+pub enum Reached {
+    /// The node that serves the volume alone.
+    One(Alone),
+    /// The nodes that share it.
+    Several(Panel),
+}
+
+/// The connection to the one node of a volume.
+pub struct Alone {
+    url: RemoteUrl,
+    offer: Offer,
+    remote: Arc<Remote>,
+}
+
 /// Connections to all nodes of a volume that several share.
 pub struct Panel {
     /// Who owns what.
@@ -32,6 +47,14 @@ impl Panel {
         Self::connect_to(url, who, |_, _| true)
     }
 
+    /// Connects to all nodes of the volume that `url` names, whether they are several or one.
+    ///
+    /// # Errors
+    /// If one of them does not answer.
+    pub fn reach(url: &str, who: &str) -> Result<Reached, VolumeError> {
+        Self::reach_those(url, who, |_, _| true)
+    }
+
     /// Connects to those nodes of a table that are `wanted`, and to no others.
     ///
     /// # Errors
@@ -41,16 +64,24 @@ impl Panel {
         who: &str,
         wanted: impl Fn(&Placement, NodeId) -> bool,
     ) -> Result<Option<Self>, VolumeError> {
+        Ok(match Self::reach_those(url, who, wanted)? {
+            Reached::One(_) => None,
+            Reached::Several(panel) => Some(panel),
+        })
+    }
+
+    fn reach_those(
+        url: &str,
+        who: &str,
+        wanted: impl Fn(&Placement, NodeId) -> bool,
+    ) -> Result<Reached, VolumeError> {
         let url = RemoteUrl::parse(url)?;
         let first = connect(&url, who, crate::control::QUICK)?;
         let offer = first.offer.clone();
         let (placement, connected, _) = first.those(&wanted);
         let Some(placement) = placement else {
-            connected
-                .into_iter()
-                .filter_map(|(_, reached)| reached.ok())
-                .for_each(|(remote, _)| remote.close());
-            return Ok(None);
+            let remote = first.remote.clone();
+            return Ok(Reached::One(Alone { url, offer, remote }));
         };
         let (mut links, mut failed) = (Vec::new(), None);
         for (member, reached) in connected {
@@ -61,7 +92,7 @@ impl Panel {
         }
         let panel = Self { placement, url, offer, links };
         match failed {
-            None => Ok(Some(panel)),
+            None => Ok(Reached::Several(panel)),
             Some(why) => Err(why),
         }
     }
@@ -124,6 +155,31 @@ impl Panel {
     /// As for [`Storage::open_offered`].
     pub fn open_storage(&self, options: &StoreOptions) -> Result<Storage, VolumeError> {
         Storage::open_offered(&self.offer, &self.url.to_string(), options)
+    }
+}
+
+impl Alone {
+    /// Asks the node. `limit` bounds how long its answer may take.
+    ///
+    /// # Errors
+    /// What it said, or that it does not answer.
+    pub fn ask(&self, question: &Value, limit: Duration) -> Result<Value, VolumeError> {
+        let answer = self.remote.admin(question, Some(limit), &mut |_| ());
+        answer.map_err(|why| VolumeError::Io(format!("{}: {why}", self.url)))
+    }
+
+    /// What the volume is, as the node tells clients.
+    ///
+    /// # Errors
+    /// If that is damaged.
+    pub fn descriptor(&self) -> Result<Descriptor, VolumeError> {
+        self.offer.descriptor(&self.url.to_string())
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.remote.close();
     }
 }
 

@@ -1,4 +1,5 @@
-//! This node's part in a cut of all nodes (`kestrel_admin::recording`): whoever makes it asks all nodes to begin, reads their rows, asks all to
+//! This node's part in a cut of all nodes (`kestrel_admin::recording`), or the cut of the only one:
+//! whoever makes it asks all nodes to begin, reads their rows, asks all to
 //! hold, sees to it that there was a moment in all holds, ends them, and reads what was recorded.
 
 use std::fs::OpenOptions;
@@ -35,6 +36,9 @@ pub fn answer(serving: &Serving, question: &Value) -> Result<Value, String> {
     match act {
         "keep" => recording.keep().map(|()| Value::Null),
         "hold" => recording.hold(time("after_ms")?, time("for_ms")?).map(|()| Value::Null),
+        "end" if serving.fs.member().is_none() => {
+            recording.end_alone().map(|bytes| json!({ "bytes": bytes }))
+        }
         "end" => recording.end().map(|bytes| json!({ "bytes": bytes })),
         "read" => Ok(json!({ "bytes": to_hex(&recording.read(number("from")?, PAGE_BYTES)?) })),
         "drop" => {
@@ -56,7 +60,7 @@ impl Cutting {
 fn begin(serving: &Serving) -> Result<Value, String> {
     let mut cutting = serving.cutting.0.lock();
     if cutting.1.as_ref().is_some_and(|recording| !recording.is_given_up()) {
-        return Err("the nodes are being dumped, checked or searched already; wait for that".into());
+        return Err("the volume is being dumped, checked or searched already; wait for that".into());
     }
     let path = serving.dir.join(".recording");
     let fail = |why: std::io::Error| format!("{}: {why}", path.display());
@@ -69,7 +73,6 @@ fn begin(serving: &Serving) -> Result<Value, String> {
         Recording::begin(serving.engine.clone(), file, scratch_room(&serving.dir)).map_err(fail)?;
     cutting.0 = u64::from_be_bytes(random().map_err(|why| why.to_string())?);
     cutting.1 = Some(Arc::new(recording));
-    let host = serving.fs.member().ok_or("this is no node of a cluster")?;
-    let table = host.placement().version;
+    let table = serving.fs.member().map(|host| host.placement().version);
     Ok(json!({ "cut": cutting.0, "table": table }))
 }

@@ -18,7 +18,7 @@ use super::{GcArgs, Target, collect as collect_rows, collect_and, options};
 use crate::failure::Failure;
 use crate::feed::Feed;
 use crate::nodes::at_rest::{self, AtRest};
-use crate::nodes::{Nodes, cut, members};
+use crate::nodes::{Asked, cut};
 
 /// Objects in one question.
 const OBJECTS: usize = 10_000;
@@ -95,9 +95,9 @@ pub fn served(how: &How, panel: &Panel, feed: &Feed<'_>) -> Result<Value, Failur
     let mut done = done.map_err(failed)?;
     done["dry_run"] = (!how.delete).into();
     if how.delete && !leaked.is_empty() {
-        let node = members(panel).next().ok_or_else(|| failed("the volume has no nodes"))?;
+        let node = panel.members().first().copied().ok_or_else(|| failed("the volume has no nodes"))?;
         for some in leaked.chunks(OBJECTS) {
-            Nodes::ask(panel, node, &json!({ "verb": "reap", "objects": some })).map_err(failed)?;
+            Asked::ask(panel, node, &json!({ "verb": "reap", "objects": some })).map_err(failed)?;
         }
         let left = wait_for(&*storage.store, &leaked, feed)?;
         done["deleted_objects"] = (leaked.len() - left).into();
