@@ -95,7 +95,9 @@ pub struct EmbeddedOptions {
     pub memory_bytes: u64,
     /// Syncs at least this often if anything was committed; `None`: only when asked.
     pub sync_interval: Option<Duration>,
-    /// Size of a log segment, bytes.
+    /// Size of a log segment of a volume that changes little, bytes.
+    pub first_segment_bytes: u64,
+    /// Size of one of a busy volume, bytes.
     pub segment_bytes: u64,
     /// Log that may pile up before rows are flushed to the runs, bytes. Bounds the time of a recovery.
     pub log_bytes_max: u64,
@@ -110,6 +112,7 @@ impl Default for EmbeddedOptions {
         Self {
             memory_bytes: 1 << 30,
             sync_interval: Some(Duration::from_secs(1)),
+            first_segment_bytes: 256 << 10,
             segment_bytes: 32 << 20,
             log_bytes_max: 512 << 20,
             reserve_bytes: 192 << 20,
@@ -124,6 +127,8 @@ impl EmbeddedOptions {
         self.memory_bytes = self.memory_bytes.max(MEMORY_BYTES_MIN);
         self.segment_bytes =
             self.segment_bytes.clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX).next_multiple_of(4096);
+        self.first_segment_bytes =
+            self.first_segment_bytes.clamp(SEGMENT_BYTES_MIN, self.segment_bytes).next_multiple_of(4096);
         self.log_bytes_max = self.log_bytes_max.max(2 * self.segment_bytes);
         self
     }

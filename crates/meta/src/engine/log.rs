@@ -86,14 +86,23 @@ struct Spare {
     stop: bool,
 }
 
+impl Spare {
+    /// Recycles the segment that is ready. If that fails nobody uses it, and the next opening takes
+    /// it away.
+    fn give_up_ready(&mut self) -> Result<(), EngineError> {
+        let Some(ready) = self.ready.take() else { return Ok(()) };
+        let retired = self.segments.retire(ready.generation, ready.bytes);
+        // Its new name first: with another header it must not be found under the old one.
+        let retired = retired.and_then(|()| self.segments.disk.sync_names());
+        retired.map_err(|why| failed("recycling", &why))
+    }
+}
+
 /// Batches in the log whose rows are not all in memory yet.
 struct Flight {
     appended: Position,
     open: BTreeSet<Position>,
 }
-
-/// Size of segments when the disk has no room for ordinary ones: enough for some thousand deletions. Bytes.
-const SEGMENT_BYTES_FULL_DISK: u64 = 256 << 10;
 
 /// What a log looks like when it was just recovered.
 pub(super) struct Start {
@@ -121,13 +130,9 @@ impl Log {
     /// The caller writes a checkpoint that names it and then gives `surplus` to [`Log::retire_surplus`].
     pub fn start(start: Start, reserve_bytes: u64) -> Result<Self, EngineError> {
         let mut segments = start.segments;
-        let mut prepared = segments.prepare(0);
-        // A full disk must not keep a volume from being opened: only what is in it can make room.
-        while prepared.as_ref().is_err_and(no_space) && segments.segment_bytes > SEGMENT_BYTES_FULL_DISK {
-            segments.segment_bytes = (segments.segment_bytes / 4).max(SEGMENT_BYTES_FULL_DISK);
-            prepared = segments.prepare(0);
-        }
-        let segment = prepared.map_err(|why| failed("making a segment", &why))?;
+        // A full disk must not keep a volume from being opened, for only what is in it can make
+        // room: the first segment is small, and a free file of any size will do.
+        let segment = segments.prepare(0).map_err(|why| failed("making a segment", &why))?;
         Ok(Self {
             tail: Mutex::new(Tail {
                 epoch: segments.epoch,
@@ -230,29 +235,30 @@ impl Log {
 
     fn next_segment(&self, tail: &mut MutexGuard<'_, Tail>, record_bytes: u64) -> Result<(), EngineError> {
         let mut spare = self.spare.lock();
-        let segment = if record_bytes > spare.segments.capacity() {
-            // Larger than any segment: one of its own. The one that was ready is older than it, so it cannot follow.
-            if let Some(ready) = spare.ready.take() {
-                spare
-                    .segments
-                    .retire(ready.generation, ready.bytes)
-                    .map_err(|why| failed("recycling", &why))?;
+        let needed = (SEGMENT_HEADER as u64 + record_bytes).next_multiple_of(SEGMENT_HEADER as u64);
+        let segment = loop {
+            match &spare.ready {
+                Some(ready) if ready.bytes >= needed => {}
+                None if needed <= spare.segments.sizes.next() => {}
+                _ => {
+                    // Larger than the next one: one of its own. The one that was ready is older
+                    // than it, so it cannot follow.
+                    spare.give_up_ready()?;
+                    spare.segments.sizes.grow(needed);
+                    break spare.segments.prepare(needed).map_err(|why| failed("making a segment", &why))?;
+                }
             }
-            let bytes = (SEGMENT_HEADER as u64 + record_bytes).next_multiple_of(SEGMENT_HEADER as u64);
-            spare.segments.prepare(bytes).map_err(|why| failed("making a segment", &why))?
-        } else {
-            loop {
-                if let Some(ready) = spare.ready.take() {
-                    break ready;
-                }
-                if let Some(why) = spare.failure.take() {
-                    // The keeper tries again; who asks later may have more luck.
-                    self.spare_changed.notify_all();
-                    return Err(why);
-                }
-                if spare.stop || self.spare_changed.wait_for(&mut spare, SEGMENT_WAIT).timed_out() {
-                    return Err(EngineError::Io("metadata log: no new segment in time".into()));
-                }
+            if let Some(ready) = spare.ready.take() {
+                spare.segments.sizes.grow(needed);
+                break ready;
+            }
+            if let Some(why) = spare.failure.take() {
+                // The keeper tries again; who asks later may have more luck.
+                self.spare_changed.notify_all();
+                return Err(why);
+            }
+            if spare.stop || self.spare_changed.wait_for(&mut spare, SEGMENT_WAIT).timed_out() {
+                return Err(EngineError::Io("metadata log: no new segment in time".into()));
             }
         };
         drop(spare);
@@ -399,7 +405,11 @@ impl Log {
         let mut quiet = 0;
         while !spare.stop {
             if spare.ready.is_none() && spare.failure.is_none() {
-                let made = spare.segments.prepare(0);
+                let mut made = spare.segments.prepare(0);
+                // A small one is better than none.
+                while made.as_ref().is_err_and(no_space) && spare.segments.sizes.shrink() {
+                    made = spare.segments.prepare(0);
+                }
                 match made {
                     Ok(segment) => spare.ready = Some(segment),
                     Err(why) => spare.failure = Some(failed("making a segment", &why)),
@@ -408,14 +418,32 @@ impl Log {
             }
             let free = spare.segments.disk.free_bytes().unwrap_or(0);
             let low = spare.failure.is_some() || free < self.reserve_bytes;
-            self.low.store(low, Ordering::Relaxed);
+            if !self.low.swap(low, Ordering::Relaxed) && low && spare.failure.is_none() {
+                // What deletions need is taken while it is there.
+                spare.segments.sizes.grow_fully();
+                let sizes = spare.segments.sizes;
+                if spare.ready.as_ref().is_some_and(|ready| ready.bytes < sizes.next()) {
+                    // If that fails, the next append makes one.
+                    let _ = spare.give_up_ready();
+                    continue;
+                }
+            }
             let timed_out = self.spare_changed.wait_for(&mut spare, SPACE_CHECK).timed_out();
             quiet = if timed_out { quiet + 1 } else { 0 };
             if timed_out {
                 spare.failure = None;
             }
-            if quiet == QUIET_CHECKS {
+            if quiet > 0 && quiet % QUIET_CHECKS == 0 {
+                // A step at a time, so that a volume that changes now and then does not begin anew
+                // each time.
+                if !low {
+                    spare.segments.sizes.shrink();
+                }
+                let sizes = spare.segments.sizes;
                 // What cannot be removed now is removed later, or used.
+                if spare.ready.as_ref().is_some_and(|ready| sizes.is_excess(ready.bytes)) {
+                    let _ = spare.give_up_ready();
+                }
                 let _ = spare.segments.trim(FREE_IDLE);
             }
         }
@@ -441,7 +469,7 @@ impl Log {
         };
         let spare = self.spare.lock();
         let ready = spare.ready.as_ref().map_or(0, |ready| ready.bytes);
-        older + current + ready + spare.segments.free.len() as u64 * spare.segments.segment_bytes
+        older + current + ready + spare.segments.free.iter().map(|(_, bytes)| bytes).sum::<u64>()
     }
 
     /// Bytes appended since the volume was opened.

@@ -15,7 +15,7 @@ use super::super::disk::real::RealDisk;
 use super::super::durability::Waiters;
 use super::super::log::format::{Change, SEGMENT_HEADER, Uuid};
 use super::super::log::recovery::{Means, Verify, recover};
-use super::super::log::segments::{Segments, generation_of};
+use super::super::log::segments::{Segments, Sizes, generation_of};
 use super::super::log::{Log, Start};
 use super::super::rows::Rows;
 use super::super::runs::Runs;
@@ -127,14 +127,14 @@ pub(super) fn assemble(
     verify: &mut Verify<'_>,
     lock: Option<File>,
 ) -> Result<EmbeddedEngine, EngineError> {
-    let segment_bytes = options.segment_bytes;
+    let sizes = Sizes::new(options.first_segment_bytes, options.segment_bytes);
     let rows = Rows::new();
     let (mut start, position) = match checkpoint::read(&*disk, &uuid)? {
         Some(checkpoint) => {
             let mut apply = |position: Position, changes: &[Change<'_>]| {
                 rows.apply(position, changes.len(), |index| changes[index]);
             };
-            let means = Means { disk: disk.clone(), uuid, segment_bytes };
+            let means = Means { disk: disk.clone(), uuid, sizes };
             let start = recover(means, checkpoint, verify, &mut apply)?;
             (start, checkpoint.position)
         }
@@ -147,7 +147,7 @@ pub(super) fn assemble(
                 epoch: fence.held(),
                 base: 0,
                 fence,
-                segment_bytes,
+                sizes,
                 next_generation: 1,
                 free: Vec::new(),
             };

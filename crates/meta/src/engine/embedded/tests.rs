@@ -5,6 +5,7 @@ mod faults;
 mod fence;
 mod model;
 mod salvage;
+mod sizes;
 mod stress;
 
 use std::collections::BTreeMap;
@@ -26,7 +27,8 @@ fn small_options() -> EmbeddedOptions {
     EmbeddedOptions {
         memory_bytes: 256 << 10,
         sync_interval: None,
-        segment_bytes: 16 << 10,
+        first_segment_bytes: 16 << 10,
+        segment_bytes: 64 << 10,
         log_bytes_max: 256 << 10,
         reserve_bytes: 0,
         ..EmbeddedOptions::default()
@@ -48,7 +50,7 @@ fn open_sim(
 
 /// Waits until the next segment is made, so that its writes are not in the way.
 fn wait_for_segment(engine: &EmbeddedEngine) {
-    while engine.stats().log_disk_bytes < 2 * small_options().segment_bytes {
+    while engine.stats().log_disk_bytes < 2 * small_options().first_segment_bytes {
         std::thread::yield_now();
     }
 }

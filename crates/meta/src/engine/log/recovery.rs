@@ -13,7 +13,7 @@ use super::format::{
     ALIGN, Change, Kind, RECORD_HEADER, SEGMENT_HEADER, Uuid, decode_header, decode_mutations, decode_record,
     decode_segment_header, encode_segment_header, to_owned,
 };
-use super::segments::{Segments, freed_generation_of, generation_of, name_of};
+use super::segments::{Segments, Sizes, freed_generation_of, generation_of, name_of};
 use super::{Older, Start};
 use crate::engine::disk::{Disk, DiskFile};
 use crate::engine::embedded::checkpoint::Checkpoint;
@@ -56,13 +56,13 @@ fn io(what: &str, file: &str, why: &std::io::Error) -> EngineError {
 pub(in crate::engine) struct Means {
     pub disk: Arc<dyn Disk>,
     pub uuid: Uuid,
-    pub segment_bytes: u64,
+    pub sizes: Sizes,
 }
 
 /// Recovers the log of a volume: begins an epoch, applies every batch above the checkpoint, cuts off what is not to be believed, and says
 /// where to go on. Changes nothing on the disk but the epoch if it fails.
 pub(in crate::engine) fn recover(
-    Means { disk, uuid, segment_bytes }: Means,
+    Means { disk, uuid, sizes }: Means,
     checkpoint: Checkpoint,
     verify: &mut Verify<'_>,
     apply: &mut Apply<'_>,
@@ -126,7 +126,7 @@ pub(in crate::engine) fn recover(
         epoch: fence.held(),
         base: end.next - 1,
         fence,
-        segment_bytes,
+        sizes,
         next_generation: highest + 1,
         free: Vec::new(),
     };

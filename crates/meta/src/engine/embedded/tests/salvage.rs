@@ -9,7 +9,9 @@ use super::crash::Random;
 use super::*;
 
 fn open_real(dir: &Path) -> EmbeddedEngine {
-    EmbeddedEngine::open(dir, UUID, small_options(), no_hook(), &mut |_| true).unwrap()
+    // All segments are small, so that there are many.
+    let options = EmbeddedOptions { segment_bytes: 16 << 10, ..small_options() };
+    EmbeddedEngine::open(dir, UUID, options, no_hook(), &mut |_| true).unwrap()
 }
 
 /// A volume with rows in several tables of the runs, newer versions of them, deletions, and a log.
