@@ -104,6 +104,10 @@ fn error(what: &str, dir: &Path, why: &lsm_tree::Error) -> EngineError {
         lsm_tree::Error::Io(why) if why.kind() == std::io::ErrorKind::NotFound => {
             EngineError::Corrupt(format!("{what} {place}: a file is missing: {why}"))
         }
+        // EINVAL: what was read points to a place that no file has.
+        lsm_tree::Error::Io(why) if why.kind() == std::io::ErrorKind::InvalidInput => {
+            EngineError::Corrupt(format!("{what} {place}: a file points outside of itself: {why}; {ADVICE}"))
+        }
         lsm_tree::Error::Io(why) => EngineError::Io(format!("{what} {place}: {why}")),
         lsm_tree::Error::InvalidVersion(version) => EngineError::Refused(format!(
             "{what} {place}: format {version} of the sorted runs is not known to this program; use a newer one"
