@@ -177,7 +177,7 @@ mod tests {
                 let fitted = fit(&plan, defaults.clone(), workers);
                 let threads = (fitted.workers + fitted.spare_workers) as u64;
                 let taken = threads * u64::from(fitted.max_write);
-                assert!(taken <= plan.transport_bytes.max((6 * 128) << 10), "{mib} MiB: {taken} bytes");
+                assert!(taken <= plan.transport_bytes.max(6 * (128 << 10)), "{mib} MiB: {taken} bytes");
                 assert!(fitted.spare_workers >= 4 && fitted.workers >= 2, "{mib} MiB: {fitted:?}");
                 assert!(fitted.congestion_threshold <= fitted.max_background);
             }
