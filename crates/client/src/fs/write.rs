@@ -41,6 +41,18 @@ const BUDGET_PATIENCE: Duration = Duration::from_secs(60);
 /// What a write counts for at least, bytes: a piece of a few bytes takes this much memory.
 const PIECE_COST_MIN: u64 = 256;
 
+/// Most small pieces of a file that are stored one by one to make room: the queue of the threads
+/// that store them is bounded, and a piece that finds it full waits for the next flush.
+const PIECES_ALONE_MAX: usize = 32;
+
+/// Pieces are small if they have fewer bytes than this on the average.
+const SMALL_PIECE_BYTES: u64 = 64 << 10;
+
+/// Whether nothing stores a piece that is in flight.
+fn is_left(piece: &Piece) -> bool {
+    piece.placed.is_none() && !piece.storing
+}
+
 /// What written bytes count for in the budget.
 fn cost(bytes: usize) -> u64 {
     (bytes as u64).max(PIECE_COST_MIN)
@@ -260,27 +272,38 @@ impl Fs {
     fn make_room(self: &Arc<Self>, bytes: u64) {
         // More than asked for, so that the next writer does not have to look again at once.
         let wanted = bytes.max(self.config.dirty_bytes_max / 4);
-        let (mut started, mut buffered) = (0, Vec::new());
+        let (mut started, mut held_back) = (0, Vec::new());
         for file in self.files.all() {
             let state = file.lock();
-            started += state.inflight.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
-            let held = state.buffer.bytes() as u64;
+            let (left, under_way): (Vec<_>, Vec<_>) = state.inflight.iter().partition(|piece| is_left(piece));
+            started += under_way.iter().map(|piece| piece.bytes.len() as u64).sum::<u64>();
+            let left: u64 = left.iter().map(|piece| piece.bytes.len() as u64).sum();
+            let held = state.buffer.bytes() as u64 + left;
             if !state.flushing && stored_first(&state).next().is_some() {
                 self.commit_early(&file, state);
             } else {
                 drop(state);
             }
             if held > 0 {
-                buffered.push((held, file));
+                held_back.push((held, file));
             }
         }
-        buffered.sort_by_key(|(held, _)| std::cmp::Reverse(*held));
-        for (held, file) in buffered {
+        held_back.sort_by_key(|(held, _)| std::cmp::Reverse(*held));
+        for (held, file) in held_back {
             if started >= wanted {
                 break;
             }
             started += held;
             let mut state = file.lock();
+            let count =
+                state.inflight.iter().filter(|piece| is_left(piece)).count() + state.buffer.pieces().count();
+            if count > PIECES_ALONE_MAX && held / (count as u64) < SMALL_PIECE_BYTES {
+                // One flush stores them together.
+                if !state.flushing {
+                    self.start_flush(&file, state);
+                }
+                continue;
+            }
             let pieces = state.buffer.take();
             let taken = push_inflight(&mut state, pieces);
             drop(state);
