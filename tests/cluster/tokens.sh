@@ -123,6 +123,16 @@ token chief --admin
 check "what it says is so" knows
 check "and for people" sh -c "'$KESTREL' info '$WORK/tenant/in/big' && '$KESTREL' info '$WORK/tenant/in'"
 refuses "status with a token that may not" 'may not administer' "$KESTREL" status "$(serve_url "$volume")" --token-file "$WORK/all.token"
+# The log takes so many refusals of an address in a second, and all clients here have one address.
+recorded() {
+    for _ in $(seq 60); do
+        ! grep -q 'may not administer' "$volume/audit.log.refused" || return 0
+        sleep 0.5
+        "$KESTREL" status "$(serve_url "$volume")" --token-file "$WORK/all.token" >/dev/null 2>&1 || true
+    done
+    return 1
+}
+check "that is on record" recorded
 check "status with one that may" "$KESTREL" status "$(serve_url "$volume")" --token-file "$WORK/chief.token"
 check "one that the environment names" env KESTREL_TOKEN_FILE="$WORK/chief.token" "$KESTREL" token list "$(serve_url "$volume")"
 refuses "tokens made by one that may not" 'may not administer' \
