@@ -258,6 +258,7 @@ impl Host {
             return false;
         }
         self.failed = true;
+        self.sessions.lock().fail_store();
         self.engine().fail_sync(EngineError::Io(NO_ANSWER.into()));
         self.engine().sync().expect_err("a fault was injected");
         self.tick(now);

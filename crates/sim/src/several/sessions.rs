@@ -53,6 +53,8 @@ pub struct Sessions {
     abandoned: Vec<InodeId>,
     /// Releases of such that the member has not answered.
     releasing: usize,
+    /// The store of this process has failed: what it gave no answer to is not asked again.
+    failed: bool,
     /// What must not have happened.
     pub wrong: Option<String>,
 }
@@ -86,6 +88,7 @@ impl Sessions {
 
     /// A call is answered. Whether anybody wants to hear that.
     pub fn finish(&mut self, client: ClientId, seq: u64, op: &Op, reply: &Reply) -> bool {
+        let last_word = self.is_last_word(reply);
         let session = self.clients.entry(client).or_default();
         let wanted = !session.gone && session.last == seq;
         let releases = std::mem::take(&mut session.releases);
@@ -97,7 +100,7 @@ impl Sessions {
                     self.abandoned.push(inode.ino);
                 }
             }
-            (Op::Release(ino), Err(_)) if releases => {
+            (Op::Release(ino), Err(_)) if releases && !last_word => {
                 if wanted {
                     *session.opens.entry(*ino).or_default() += 1;
                 } else {
@@ -177,10 +180,23 @@ impl Sessions {
         match reply {
             Ok(_) => {}
             Err(why) if is_timeout(why) => self.abandoned.push(ino),
-            // A store has failed, this process's own or that of a node that had a part in it.
+            Err(_) if self.is_last_word(reply) => {}
+            // The store of another node has failed, which had a part in it: nothing has changed.
             Err(_) if is_no_answer(reply) => self.abandoned.push(ino),
             Err(why) => self.wrong = Some(format!("an open of file {ino} is not given back: {why:?}")),
         }
+    }
+
+    /// The store of this process fails.
+    pub fn fail_store(&mut self) {
+        self.failed = true;
+    }
+
+    /// Whether the process's own store gave no answer to a request. A release may then be counted in
+    /// the process's memory already, which nothing takes back: to ask again would be to give back an
+    /// open that is none (`EBADF`). The process ends, and all that it counted with it.
+    fn is_last_word(&self, reply: &Reply) -> bool {
+        self.failed && is_no_answer(reply)
     }
 
     /// Whether nothing is open and nothing has to be given back.
@@ -203,3 +219,6 @@ fn take(opens: &mut BTreeMap<InodeId, u32>, ino: InodeId) -> bool {
     }
     true
 }
+
+#[cfg(test)]
+mod tests;
