@@ -189,6 +189,9 @@ impl Batch {
             (Effect::Releases { ino, write }, Err(_)) => {
                 if alive {
                     state.opens.add(ino, 1, write);
+                } else {
+                    // The session has ended meanwhile; this open was not among those it held then.
+                    self.shared.releases.lock().push((ino, 1));
                 }
                 alive
             }
@@ -251,3 +254,6 @@ impl Ear for Batch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
