@@ -242,6 +242,60 @@ fn files_without_names_wait_for_their_clients() {
     fixture.check();
 }
 
+/// A file that was made without a name may be given one after a restart by a client that did not
+/// make it, whose claim cannot say so, and by one whose open is counted again; one that was made
+/// to stay without a name, or lost its name, may not. What the node notes of it goes with the
+/// file.
+#[test]
+fn names_for_nameless_files_after_a_restart() {
+    let mut fixture = fixture(2);
+    let make = |exclusive| Op::TmpFile { dir: ROOT, mode: 0o600, exclusive };
+    // An open that changes something is recorded, so it is answered again.
+    let flags = OpenFlags { write: true, truncate: true, ..OpenFlags::default() };
+    let open = |ino| Op::Open(InodeRef::by_id(ino), flags);
+    let link = |ino, path: &str| Op::Link(InodeRef::by_id(ino), at(ROOT, path));
+    let made: Vec<u64> = (1..=4).map(|seq| ino(&ask(&fixture, seq, false, make(false)))).collect();
+    let [claimed, again, closed, unclaimed] = made[..] else { unreachable!() };
+    let exclusive = ino(&ask(&fixture, 5, false, make(true)));
+    let removed = ino(&ask(&fixture, 6, false, create("removed")));
+    assert_eq!(errno(&ask(&fixture, 7, false, Op::Unlink(at(ROOT, "removed")))), 0);
+    assert_eq!(rows(&fixture, Table::Moved), 4);
+    assert_eq!(errno(&ask(&fixture, 8, false, Op::Release(closed))), 0);
+    assert_eq!(rows(&fixture, Table::Moved), 3);
+    // Another client opens it; the one that made it does not live to see the restart.
+    for (seq, ino) in [(9, claimed), (10, again)] {
+        assert_eq!(errno(&ask(&fixture, seq, false, open(ino))), 0);
+    }
+    fixture = fixture.crash(true);
+    assert_eq!(rows(&fixture, Table::Moved), 3);
+    for file in [claimed, exclusive, removed] {
+        assert_eq!(ino(&claim(&fixture, InodeRef::by_id(file), 1)), file);
+    }
+    assert_eq!(ino(&ask(&fixture, 10, true, open(again))), again);
+    assert_eq!(errno(&ask(&fixture, 11, false, link(claimed, "claimed"))), 0);
+    assert_eq!(errno(&ask(&fixture, 12, false, link(again, "again"))), 0);
+    assert_eq!(errno(&ask(&fixture, 13, false, link(exclusive, "x"))), libc::ENOENT);
+    assert_eq!(errno(&ask(&fixture, 14, false, link(removed, "x"))), libc::ENOENT);
+    fixture.check();
+    // What has got a name and lost it gets none any more, after another restart either.
+    assert_eq!(errno(&ask(&fixture, 15, false, Op::Unlink(at(ROOT, "claimed")))), 0);
+    assert_eq!(fixture.node.end_grace().unwrap(), 1, "nobody claimed {unclaimed}");
+    fixture.engine.sync().unwrap();
+    assert_eq!(rows(&fixture, Table::Moved), 1, "where {again} is");
+    fixture = fixture.crash(true);
+    assert_eq!(ino(&claim(&fixture, InodeRef::by_id(claimed), 1)), claimed);
+    assert_eq!(errno(&ask(&fixture, 16, false, link(claimed, "x"))), libc::ENOENT);
+    fixture.node.end_grace().unwrap();
+    fixture.engine.sync().unwrap();
+    assert_eq!(rows(&fixture, Table::Moved), 0);
+    // A node of one process only keeps no note, and takes none for a place.
+    assert_eq!(errno(&ask(&fixture, 17, false, make(false))), 0);
+    assert_eq!(rows(&fixture, Table::Moved), 1);
+    fixture.config = NodeConfig { durability: Durability::Fsync, ..config(1) };
+    fixture = fixture.crash(false);
+    assert_eq!((rows(&fixture, Table::Moved), rows(&fixture, Table::Link)), (0, 0));
+}
+
 #[test]
 fn a_writer_finds_its_file_after_a_rename_and_a_restart() {
     let mut fixture = fixture(3);

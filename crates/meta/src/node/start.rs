@@ -94,12 +94,13 @@ fn nameless(engine: &dyn Engine, own: &dyn Fn(InodeId) -> bool) -> FsResult<Vec<
     Ok(nameless)
 }
 
-/// Where files went that were open when the node stopped. `None` for a damaged row, which tells nothing.
+/// Where files went that were open when the node stopped: parent 0 for one without a name that may be
+/// given one. `None` for a damaged row, which tells nothing.
 fn moved_rows(engine: &dyn Engine) -> FsResult<Vec<(InodeId, Option<NewPlace>)>> {
     let mut rows = Vec::new();
     let visited = engine.scan_table(Table::Moved, None, &mut |key, row| {
         if key.suffix.is_empty() {
-            let place = decode_dir_id(row).ok().filter(|(parent, _)| *parent != 0);
+            let place = decode_dir_id(row).ok();
             rows.push((key.id, place.map(|(parent, name)| (parent, name.into()))));
         }
         ControlFlow::Continue(())
@@ -211,6 +212,8 @@ impl Node {
             match place {
                 // Read as rows: clients of any node find the file by them until it goes.
                 _ if cluster.is_some() => {}
+                // Read as rows too, when clients claim what they had open.
+                Some((0, _)) if config.serves => {}
                 Some(place) if config.serves => moved.set(ino, Moved::To { place, row: true }, &opens),
                 _ => changes.push(Mutation { key: Key::new(Table::Moved, ino, b""), value: None }),
             }

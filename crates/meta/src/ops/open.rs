@@ -198,14 +198,16 @@ pub fn claim(view: &mut View<'_>, op: &Op, claim: Claim) -> Run<Answer> {
         return Err(fail(libc::ESTALE, "the file does not exist any more"));
     }
     let strayed = view.strayed(asked, &found);
+    let alone = view.core.cluster.is_none();
+    let noted = alone && nameless && view.is_noted_linkable(ino)?;
     view.begin()?;
-    if view.core.cluster.is_some() {
+    if !alone {
         for _ in 0..claim.count {
             view.count_open(ino);
         }
         return Ok(Answer::Opened { inode: Box::new(found.inode), created: false, parent: None });
     }
-    let linkable = claim.linkable || (state.count > 0 && state.linkable);
+    let linkable = claim.linkable || noted || (state.count > 0 && state.linkable);
     let count = state.count.saturating_add(claim.count);
     view.set_open(ino, OpenState { count, orphan: nameless, linkable: nameless && linkable });
     if let Some((parent, name)) = strayed {
@@ -238,10 +240,14 @@ pub fn again(view: &mut View<'_>, op: &Op, told: &Told) -> Run<Answer> {
     }
     let cell = view.link_cell(ino);
     let nameless = view.link(cell)?.is_some_and(|inode| inode.nlink == 0);
+    let noted = nameless && view.is_noted_linkable(ino)?;
     view.begin()?;
     let state = view.open_state(ino);
-    let linkable =
-        if state.count > 0 { state.linkable } else { matches!(op, Op::TmpFile { exclusive: false, .. }) };
+    let linkable = match state.count {
+        // A file that an earlier version made has no row.
+        0 => noted || matches!(op, Op::TmpFile { exclusive: false, .. }),
+        _ => state.linkable,
+    };
     view.set_open(
         ino,
         OpenState { count: state.count.saturating_add(1), orphan: nameless, linkable: nameless && linkable },

@@ -80,11 +80,21 @@ impl View<'_> {
         Ok(at_home && !moved)
     }
 
-    /// Whether a file without names may be given one. Of several nodes a row of table `moved` that leads nowhere says so, since
+    /// Whether a file without names may be given one. Of several nodes only the row can tell, since
     /// whoever gives it a name may be another one than where it is open.
     pub fn is_linkable(&mut self, ino: InodeId) -> Run<bool> {
         if self.core.cluster.is_none() {
             return Ok(self.open_state(ino).linkable);
+        }
+        self.is_noted_linkable(ino)
+    }
+
+    /// Whether a row of table `moved` that leads nowhere says that a file without names may be
+    /// given one. It outlives a restart of the node, after which a client that did not make the
+    /// file cannot say so when it claims its opens.
+    pub fn is_noted_linkable(&mut self, ino: InodeId) -> Run<bool> {
+        if !self.notes_linkable() {
+            return Ok(false);
         }
         let cell = self.rows.cell(Table::Moved, ino, b"");
         let Some(bytes) = self.bytes(cell)? else { return Ok(false) };
@@ -92,24 +102,33 @@ impl View<'_> {
         Ok(parent == 0)
     }
 
+    /// Clients have files open that outlive the node.
+    fn notes_linkable(&self) -> bool {
+        self.core.serves || self.core.cluster.is_some()
+    }
+
     /// A file without names goes. Ask for [`View::want_moved`] before.
     pub fn forget_linkable(&mut self, ino: InodeId) {
-        if self.core.cluster.is_some() {
-            self.move_away(ino);
+        if self.notes_linkable() {
+            let cell = self.rows.cell(Table::Moved, ino, b"");
+            if self.rows.exists(cell) {
+                self.put(cell, Value::Absent);
+            }
         }
     }
 
     /// A new file without names may be given one.
     pub fn set_linkable(&mut self, ino: InodeId) {
-        if self.core.cluster.is_some() {
+        if self.notes_linkable() {
             let cell = self.rows.cell(Table::Moved, ino, b"");
             self.put(cell, Value::Bytes(encode_dir_id(0, b"")));
         }
     }
 
-    /// Asks for what [`View::move_away`] needs. Before [`View::begin`].
+    /// Asks for what [`View::move_away`] and [`View::forget_linkable`] need. Before
+    /// [`View::begin`].
     pub fn want_moved(&mut self, ino: InodeId) -> Run<()> {
-        if self.core.cluster.is_some() {
+        if self.notes_linkable() {
             let cell = self.rows.cell(Table::Moved, ino, b"");
             self.fetched(cell)?;
         }
