@@ -33,7 +33,7 @@ suites=(
     "fuzz 900 fuzz/run.sh"
     "sim-nodes 2400 cargo run --locked --quiet --release -p kestrel-sim -- --nodes 3 --seconds ${SIM_NODES_SECONDS:-600}"
     "sim 1200 cargo run --locked --quiet --release -p kestrel-sim -- --seconds ${SIM_SECONDS:-180}"
-    "semantics 300 tests/posix/semantics.sh"
+    "semantics 600 tests/posix/semantics.sh"
     "access-times 600 tests/posix/access_times.sh"
     "handles 300 tests/posix/handles.sh"
     "options 300 tests/posix/options.sh"
@@ -73,7 +73,7 @@ suites+=(
 # The same on a volume that a server serves, and what only concerns one: below 6 minutes.
 serve="env KESTREL_SERVE=1"
 suites+=(
-    "serve-semantics 300 $serve tests/posix/semantics.sh"
+    "serve-semantics 600 $serve tests/posix/semantics.sh"
     "serve-access-times 600 $serve tests/posix/access_times.sh"
     "serve-handles 300 $serve tests/posix/handles.sh"
     "serve-options 300 $serve tests/posix/options.sh"
@@ -129,7 +129,7 @@ pg="env KESTREL_METADATA=postgres"
 suites+=(
     "pg-volume 300 tests/pg/volume.sh"
     "pg-standby 300 tests/pg/standby.sh"
-    "pg-semantics 300 $pg tests/posix/semantics.sh"
+    "pg-semantics 600 $pg tests/posix/semantics.sh"
     "pg-handles 300 $pg tests/posix/handles.sh"
     "pg-compare 600 $pg COMPARE_OPS=${PG_COMPARE_OPS:-1000} COMPARE_SEEDS=1 tests/posix/compare.sh"
     "pg-kill 600 $pg CYCLES=${PG_CYCLES:-4} tests/crash/kill.sh"

@@ -697,12 +697,13 @@ def stat_after_each_call(d):
 
 
 class Protection:
-    """Sets fs.protected_* of this machine for a while; others who do so wait."""
+    """Sets fs.protected_* of this machine for a while: scripts that need another setting wait (hardening.sh), and
+    are waited for."""
 
     NAMES = ("symlinks", "regular", "fifos", "hardlinks")
 
     def __enter__(self):
-        self.lock = open("/run/lock/kestrel-protected", "w")
+        self.lock = open("/run/lock/kestrel-compare", "a")
         fcntl.flock(self.lock, fcntl.LOCK_EX)
         self.before = {name: read(f"/proc/sys/fs/protected_{name}") for name in self.NAMES}
         return self
