@@ -61,7 +61,7 @@ bench-s3:
 	bench/s3.py
 
 bench-cluster: build
-	cargo build --release --locked -p kestrel-net --examples
+	cargo build --release --locked -p kestrel-rpc --examples
 	bench/cluster.py
 
 bench-passthrough: build
@@ -71,7 +71,7 @@ bench-listing: build
 	bench/listing.py
 
 bench-shortcut: build
-	cargo build --release --locked -p kestrel-net --examples
+	cargo build --release --locked -p kestrel-rpc --examples
 	bench/shortcut.py
 
 # Deterministic simulation: make sim SEEDS=1..10000; of several nodes: make sim NODES=3

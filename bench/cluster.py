@@ -6,8 +6,8 @@
                      [--nodes 1,2,4]
 
 - echo: the physical limit: the same frames between the same sockets, answered by a server that does nothing
-  (crates/net/examples/echo); `raw` is written by hand, `link` has everything but a node.
-- native: one connection with whole paths, 1 to 1,024 calls in flight (crates/net/examples/netload); requests are counted.
+  (crates/network/rpc/examples/echo); `raw` is written by hand, `link` has everything but a node.
+- native: one connection with whole paths, 1 to 1,024 calls in flight (crates/network/rpc/examples/netload); requests are counted.
 - tls: the same with 16 and 256 in flight, in clear and encrypted.
 - threads: 64 threads that wait for each answer, as the prototype of issue 4 had.
 - merging: 256 calls in flight with a server that executes what has come together, and with one that executes one at a time.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Metadata in PostgreSQL (crates/postgres/examples/pg_bench.rs) against the same server's bare batched upserts, alone and with a synchronous
+"""Metadata in PostgreSQL (crates/metadata/postgres/examples/pg_bench.rs) against the same server's bare batched upserts, alone and with a synchronous
 standby, and against the embedded engine. Needs root (the servers run as user postgres), PostgreSQL 15, and
 cargo build --release -p kestrel-postgres --example pg_bench.
 

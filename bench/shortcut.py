@@ -5,7 +5,7 @@
                       [--only requests,traverse,latency,alone,limit]
 
 - requests: requests to the metadata server of a cold open, stat, create, unlink, mkdir and rename at depths of 1, 4 and 8 names,
-  on a plain mount, on one in shortcut mode, and of the native client (crates/net/examples/netload; paths of six names).
+  on a plain mount, on one in shortcut mode, and of the native client (crates/network/rpc/examples/netload; paths of six names).
 - traverse: FalconFS §6.4. A tree of 8 levels, --fanout subdirectories each, --files files in the leaves; 64 threads open files at
   random. The memory of their control group is their own, 4 MiB, and 10, 50, 100 % of what the kernel takes to keep all names and
   inodes of the tree (measured first, without a limit). Plain, plain with names kept for ten minutes (what a client with a cache
@@ -20,7 +20,7 @@
   /dev/fuse and, where the kernel has it, io_uring (root sets /sys/module/fuse/parameters/enable_uring; it is set back).
 
 Figures of one machine that everything shares, medians of the rounds, which are run in turn; requests are exact. Prints them with the bars of issue
-6; writes shortcut.json and shortcut.svg. Needs root and examples of kestrel-net for the native client.
+6; writes shortcut.json and shortcut.svg. Needs root and examples of kestrel-rpc for the native client.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 //! What must hold for any bytes in the place of what one metadata node says to another. The fuzz target calls this with what libFuzzer
-//! thinks of, `crates/meta/tests/envelope_corpus` with the corpus and simple mutations of it.
+//! thinks of, `crates/metadata/node/tests/envelope_corpus` with the corpus and simple mutations of it.
 
 use kestrel_meta::member::Envelope;
 

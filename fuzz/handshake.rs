@@ -1,19 +1,19 @@
 //! Who is let in, whatever a stranger says: a server on an engine in memory, with two tokens, one of which is over. The fuzz target calls
-//! this with what libFuzzer thinks of, `crates/cluster/tests/handshake.rs` with the corpus and simple mutations of it.
+//! this with what libFuzzer thinks of, `crates/network/server/tests/handshake.rs` with the corpus and simple mutations of it.
 //!
 //! An input is how the server lets clients in, what the connection runs over, and messages: a kind, the length of the payload (two
 //! bytes, the smaller part first), the payload. Kind [`HONEST`] stands for the proof that whoever has the good token answers with.
 
 use std::sync::Arc;
 
-use kestrel_cluster::admin::{Admin, Asker};
-use kestrel_cluster::config::{Access, ServerConfig};
-use kestrel_cluster::locks::LockLimits;
-use kestrel_cluster::server::Server;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Node, NodeConfig, Replies, RootAttr};
-use kestrel_net::handler::Outbox;
-use kestrel_net::token::Token;
+use kestrel_rpc::handler::Outbox;
+use kestrel_rpc::token::Token;
+use kestrel_server::admin::{Admin, Asker};
+use kestrel_server::config::{Access, ServerConfig};
+use kestrel_server::locks::LockLimits;
+use kestrel_server::server::Server;
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::security::{PeerName, Security};
 use kestrel_types::token::TokenRecord;

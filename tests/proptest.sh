@@ -19,7 +19,8 @@ property_tests() {
 failed=0 runs=0
 for ((seed = first; seed < first + seeds; seed++)); do
     echo "seed $seed"
-    for crate in crates/*/; do
+    for manifest in crates/*/Cargo.toml crates/*/*/Cargo.toml; do
+        crate=${manifest%/Cargo.toml}
         mapfile -t names < <(property_tests "$crate")
         [ ${#names[@]} -gt 0 ] || continue
         package=$(sed -n 's/^name = "\(.*\)"/\1/p' "$crate/Cargo.toml" | head -n 1)

@@ -25,7 +25,7 @@ mod tree;
 use std::collections::HashMap;
 use std::fmt;
 
-use kestrel_data::store::BlockStore;
+use kestrel_blockstore::store::BlockStore;
 use kestrel_meta::engine::{Engine, EngineError};
 use kestrel_types::clock::Nanos;
 use kestrel_types::entry::Entry;
@@ -132,7 +132,7 @@ pub enum CheckError {
     /// The engine failed.
     Engine(EngineError),
     /// The store could not be listed, or did not answer.
-    Store(kestrel_data::error::Error),
+    Store(kestrel_blockstore::error::Error),
 }
 
 impl fmt::Display for CheckError {
@@ -152,8 +152,8 @@ impl From<EngineError> for CheckError {
     }
 }
 
-impl From<kestrel_data::error::Error> for CheckError {
-    fn from(error: kestrel_data::error::Error) -> Self {
+impl From<kestrel_blockstore::error::Error> for CheckError {
+    fn from(error: kestrel_blockstore::error::Error) -> Self {
         CheckError::Store(error)
     }
 }

@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kestrel_data::store::{BlockStore, list_all};
+use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_meta::engine::{Engine, EngineError, Tap};
 use kestrel_types::clock::Nanos;
 use kestrel_types::ids::ObjectId;
@@ -91,7 +91,7 @@ pub enum Event<'a> {
     /// Nothing refers to it, but its account says so; left alone.
     Disputed(ObjectId),
     /// It could not be deleted.
-    Failed(ObjectId, &'a kestrel_data::Error),
+    Failed(ObjectId, &'a kestrel_blockstore::Error),
     /// A name that is no object's.
     Unknown(&'a str),
 }
@@ -100,7 +100,7 @@ pub enum Event<'a> {
 #[derive(Debug)]
 pub enum GcError {
     /// The store could not be listed completely.
-    Listing(kestrel_data::Error),
+    Listing(kestrel_blockstore::Error),
     /// The metadata could not be read completely.
     Engine(EngineError),
     /// A row that may hold references cannot be decoded.

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 
-use kestrel_data::store::{BlockStore, list_all};
+use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_meta::engine::{Engine, EngineError};
 use kestrel_types::clock::Nanos;
 use kestrel_types::codec::DecodeError;
@@ -80,7 +80,7 @@ pub enum SparseError {
     /// The metadata could not be read.
     Engine(EngineError),
     /// The store could not be listed or did not answer.
-    Store(kestrel_data::Error),
+    Store(kestrel_blockstore::Error),
 }
 
 impl std::fmt::Display for SparseError {
@@ -100,8 +100,8 @@ impl From<EngineError> for SparseError {
     }
 }
 
-impl From<kestrel_data::Error> for SparseError {
-    fn from(error: kestrel_data::Error) -> Self {
+impl From<kestrel_blockstore::Error> for SparseError {
+    fn from(error: kestrel_blockstore::Error) -> Self {
         SparseError::Store(error)
     }
 }
@@ -172,7 +172,7 @@ fn listed_sizes_differ(store: &dyn BlockStore, sample: &[(ObjectId, u64)]) -> Re
             Ok(size) if size != *listed => return Ok(true),
             Ok(_) => {}
             // Gone since: it tells nothing.
-            Err(error) if error.kind() == kestrel_data::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == kestrel_blockstore::ErrorKind::NotFound => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -336,7 +336,7 @@ pub fn find_among(
         let referenced = u64::try_from(crate::info::referenced_bytes(engine, *object)?).unwrap_or(0);
         let size = match store.size(*object) {
             Ok(size) => size,
-            Err(error) if error.kind() == kestrel_data::ErrorKind::NotFound => continue,
+            Err(error) if error.kind() == kestrel_blockstore::ErrorKind::NotFound => continue,
             Err(error) => return Err(error.into()),
         };
         found.stored_bytes += size;

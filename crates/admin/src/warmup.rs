@@ -10,8 +10,8 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-use kestrel_data::frame::stored_window;
-use kestrel_data::store::NearCache;
+use kestrel_blockstore::frame::stored_window;
+use kestrel_blockstore::store::NearCache;
 use kestrel_meta::engine::Engine;
 use kestrel_types::extent::{ExtentList, Source};
 use kestrel_types::ids::ObjectId;
@@ -228,7 +228,7 @@ impl Work<'_> {
     fn fill(&mut self, near: &dyn NearCache, pieces: &[Span], tell: &mut dyn FnMut(u64, u64)) {
         let (next, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
         let (send, receive) = mpsc::channel();
-        let work = |send: mpsc::Sender<(Span, kestrel_data::Result<()>)>| {
+        let work = |send: mpsc::Sender<(Span, kestrel_blockstore::Result<()>)>| {
             while !stop.load(Ordering::Relaxed)
                 && let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed))
             {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use kestrel_judge::stop::StopOnDrop;
+use kestrel_testkit::stop::StopOnDrop;
 use std::fs::File;
 use std::io::Cursor;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use common::*;
 use kestrel_admin::dump::load::{keep_clear_of, load, verify};
 use kestrel_admin::dump::{About, Counts, DumpError, dump};
 use kestrel_admin::rows::{USAGE, decode_ceiling, put};
-use kestrel_data::store::BlockStore;
+use kestrel_blockstore::store::BlockStore;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::engine::{BatchKind, Engine};
 use kestrel_types::entry::Entry;
@@ -63,7 +63,10 @@ fn rich() -> Volume {
 }
 
 fn fresh() -> Volume {
-    Volume { engine: MemoryEngine::new(SyncWhen::Asked), store: kestrel_data::store::MemoryStore::new() }
+    Volume {
+        engine: MemoryEngine::new(SyncWhen::Asked),
+        store: kestrel_blockstore::store::MemoryStore::new(),
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use kestrel_admin::dump::load::load;
 use kestrel_admin::dump::{About, dump};
 use kestrel_admin::finding::{FindingKind as K, Severity};
 use kestrel_admin::rows::{USAGE, put};
-use kestrel_data::store::MemoryStore;
+use kestrel_blockstore::store::MemoryStore;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_types::key::{Key, Table};
 

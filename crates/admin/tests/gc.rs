@@ -10,8 +10,8 @@ use std::sync::Arc;
 use common::*;
 use kestrel_admin::gc::{Event, GcError, Options, Totals, collect};
 use kestrel_admin::rows::put;
-use kestrel_data::store::local::LocalConfig;
-use kestrel_data::store::{BlockStore, LocalStore};
+use kestrel_blockstore::store::local::LocalConfig;
+use kestrel_blockstore::store::{BlockStore, LocalStore};
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use kestrel_types::key::Table;
 
@@ -100,7 +100,7 @@ fn a_damaged_row_stops_everything() {
 
 #[test]
 fn a_failed_listing_stops_everything() {
-    use kestrel_data::store::failing::{Call, FailingStore, Fault, Rule};
+    use kestrel_blockstore::store::failing::{Call, FailingStore, Fault, Rule};
     let dir = tempfile::tempdir().unwrap();
     let (volume, store) = local(dir.path());
     let store = Arc::new(store);

@@ -19,7 +19,7 @@ use kestrel_admin::dump::{About, DumpError, dump};
 use kestrel_admin::gather::{Gathered, Gathering};
 use kestrel_admin::recording::Recording;
 use kestrel_admin::rows::{CLOCK, DirId, Rows, USAGE, decode_ceiling, encode_usage, get, put};
-use kestrel_data::store::BlockStore;
+use kestrel_blockstore::store::BlockStore;
 use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::engine::{BatchKind, Engine, Mutation};
@@ -111,7 +111,7 @@ fn content(volume: &Volume) -> HashMap<Key, Box<[u8]>> {
     volume.all().into_iter().filter(|(key, _)| owned(key)).collect()
 }
 
-fn fresh(store: kestrel_data::store::MemoryStore) -> Volume {
+fn fresh(store: kestrel_blockstore::store::MemoryStore) -> Volume {
     Volume { engine: MemoryEngine::new(SyncWhen::Asked), store }
 }
 

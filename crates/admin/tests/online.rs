@@ -4,7 +4,7 @@
 
 mod common;
 
-use kestrel_judge::stop::StopOnDrop;
+use kestrel_testkit::stop::StopOnDrop;
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,8 +16,8 @@ use kestrel_admin::cut::Cut;
 use kestrel_admin::finding::{FindingKind, Severity};
 use kestrel_admin::gc::{Event, GcError, Options, Totals, collect};
 use kestrel_admin::rows::put;
-use kestrel_data::error::Result as StoreResult;
-use kestrel_data::store::{AppendStore, BlockStore, MemoryStore, Page, Usage};
+use kestrel_blockstore::error::Result as StoreResult;
+use kestrel_blockstore::store::{AppendStore, BlockStore, MemoryStore, Page, Usage};
 use kestrel_meta::engine::{Engine, EngineError, Layer, Mutation};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::inode::{Data, Kind};
@@ -71,7 +71,7 @@ impl BlockStore for Paged<'_> {
             if self.silently {
                 return Ok(Page::default());
             }
-            return Err(kestrel_data::Error::Deadline { during: "listing" });
+            return Err(kestrel_blockstore::Error::Deadline { during: "listing" });
         }
         self.store.list(after, 2)
     }

@@ -15,7 +15,7 @@ use kestrel_admin::repair::RepairError;
 use kestrel_admin::rows::{
     CLOCK, DirId, INODES, OBJECTS, SHARES, decode_ceiling, encode_ceiling, encode_xattr, get, put,
 };
-use kestrel_data::store::BlockStore;
+use kestrel_blockstore::store::BlockStore;
 use kestrel_meta::engine::memory::MemoryEngine;
 use kestrel_meta::engine::{BatchKind, Engine, EngineError, Layer, Mutation};
 use kestrel_meta::locks::TxnId;

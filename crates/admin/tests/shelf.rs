@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use kestrel_admin::dump::Counts;
 use kestrel_admin::dump::shelf::{PART_BYTES, Shelf, ShelfError, Stamp};
-use kestrel_data::store::coded::{Coding, Compression, DataKey, Keys};
-use kestrel_data::store::{BlockStore, CodedStore, MemoryStore, list_all};
+use kestrel_blockstore::store::coded::{Coding, Compression, DataKey, Keys};
+use kestrel_blockstore::store::{BlockStore, CodedStore, MemoryStore, list_all};
 use kestrel_types::clock::{Nanos, SECOND};
 use serde_json::json;
 

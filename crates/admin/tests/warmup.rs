@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use common::*;
 use kestrel_admin::info::InfoError;
 use kestrel_admin::warmup::{Act, Options, Totals, run};
-use kestrel_data::store::NearCache;
+use kestrel_blockstore::store::NearCache;
 use kestrel_types::ids::ObjectId;
 
 /// A cache of single bytes.
@@ -23,9 +23,9 @@ struct Bytes {
 }
 
 impl NearCache for Bytes {
-    fn fill(&self, object: ObjectId, offset: u64, len: u64) -> kestrel_data::Result<()> {
+    fn fill(&self, object: ObjectId, offset: u64, len: u64) -> kestrel_blockstore::Result<()> {
         if self.refuses == Some(object) {
-            return Err(kestrel_data::Error::NotFound { object });
+            return Err(kestrel_blockstore::Error::NotFound { object });
         }
         self.fills.lock().unwrap().push((object, offset, len));
         self.held.lock().unwrap().entry(object).or_default().extend(offset..offset + len);

@@ -4,7 +4,7 @@
 
 mod common;
 
-use kestrel_judge::stop::StopOnDrop;
+use kestrel_testkit::stop::StopOnDrop;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};

@@ -10,8 +10,8 @@ use std::sync::atomic::AtomicBool;
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use kestrel_data::Grant;
-use kestrel_data::packer::Placed;
+use kestrel_blockstore::Grant;
+use kestrel_blockstore::packer::Placed;
 use kestrel_meta::perm::{GROUP_EXEC, SET_GID, SET_UID, in_group, without_set_ids};
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
@@ -411,8 +411,8 @@ pub(crate) fn bad_handle() -> FsError {
 }
 
 /// Passes an error of the data plane on as the errno an application should see.
-pub(crate) fn data_error(error: &kestrel_data::Error) -> FsError {
-    use kestrel_data::ErrorKind;
+pub(crate) fn data_error(error: &kestrel_blockstore::Error) -> FsError {
+    use kestrel_blockstore::ErrorKind;
     let errno = match error.kind() {
         ErrorKind::NoSpace => libc::ENOSPC,
         ErrorKind::Deadline => libc::ETIMEDOUT,

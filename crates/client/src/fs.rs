@@ -32,10 +32,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use kestrel_data::packer::Packer;
-use kestrel_data::reader::Reader;
-use kestrel_data::store::BlockStore;
-use kestrel_data::{Budget, Buffers, Payload, Placed, Pool, ReadAheadConfig, Turn};
+use kestrel_blockstore::packer::Packer;
+use kestrel_blockstore::reader::Reader;
+use kestrel_blockstore::store::BlockStore;
+use kestrel_blockstore::{Budget, Buffers, Payload, Placed, Pool, ReadAheadConfig, Turn};
 use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::node::Node;
 use kestrel_types::clock::{Clock, Nanos};
@@ -81,7 +81,7 @@ const IO_DEADLINE: Duration = Duration::from_secs(60);
 pub type Done<T> = Box<dyn FnOnce(FsResult<T>) + Send>;
 
 /// Completion of [`Fs::store_bytes`].
-type Stored = Box<dyn FnOnce(kestrel_data::Result<Placed>) + Send>;
+type Stored = Box<dyn FnOnce(kestrel_blockstore::Result<Placed>) + Send>;
 
 /// Who calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -445,7 +445,7 @@ impl Fs {
         self.where_waiting_is_fine(move |turn| match turn {
             Turn::Run => fs.packer.store(payload, ino, done),
             Turn::Late => {
-                done(Err(kestrel_data::Error::Deadline { during: "waiting for a thread to store" }))
+                done(Err(kestrel_blockstore::Error::Deadline { during: "waiting for a thread to store" }))
             }
         });
     }

@@ -2,12 +2,12 @@
 //!
 //! **Contract.** A volume key lives in a file outside the volume; nothing here writes it anywhere else or shows it. It
 //! wraps the volume's data keys, which lie in the descriptor, and those encrypt objects
-//! ([`kestrel_data::store::coded`]). So the volume key can be replaced without touching an object. The descriptor knows
+//! ([`kestrel_blockstore::store::coded`]). So the volume key can be replaced without touching an object. The descriptor knows
 //! the volume key's fingerprint, so that a wrong key is told before anything is tried with it.
 
 use std::path::{Path, PathBuf};
 
-use kestrel_data::store::coded::{Coding, Compression, Keys};
+use kestrel_blockstore::store::coded::{Coding, Compression, Keys};
 use kestrel_types::clock::Nanos;
 
 use crate::accesses::AtimeMode;

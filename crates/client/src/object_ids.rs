@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use kestrel_data::Packer;
-use kestrel_data::packer::ObjectIds;
+use kestrel_blockstore::Packer;
+use kestrel_blockstore::packer::ObjectIds;
 use kestrel_types::ids::ObjectId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer, Creds, Op, Request};
@@ -304,7 +304,7 @@ impl ObjectIdPool {
 }
 
 impl ObjectIds for ObjectIdPool {
-    fn next(&self) -> kestrel_data::Result<ObjectId> {
+    fn next(&self) -> kestrel_blockstore::Result<ObjectId> {
         let mut state = self.numbers.0.state.lock();
         let failures = state.failures;
         loop {
@@ -317,7 +317,7 @@ impl ObjectIds for ObjectIdPool {
                 return Ok(id);
             }
             if state.failures != failures {
-                return Err(kestrel_data::Error::Closed { during: "getting object numbers" });
+                return Err(kestrel_blockstore::Error::Closed { during: "getting object numbers" });
             }
             if state.asking {
                 self.numbers.0.answered.wait(&mut state);

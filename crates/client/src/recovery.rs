@@ -8,9 +8,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kestrel_data::reader::{Reader, ReaderConfig};
-use kestrel_data::store::BlockStore;
-use kestrel_data::{Error, ErrorKind};
+use kestrel_blockstore::reader::{Reader, ReaderConfig};
+use kestrel_blockstore::store::BlockStore;
+use kestrel_blockstore::{Error, ErrorKind};
 use kestrel_meta::engine::Mutation;
 use kestrel_types::codec::Reader as Bytes;
 use kestrel_types::entry::Entry;

@@ -9,10 +9,10 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use kestrel_blockstore::store::coded::{CodedStore, CodingMemory, Compression};
+use kestrel_blockstore::store::local::{LocalConfig, LocalStore};
+use kestrel_blockstore::store::{BlockStore, key};
 use kestrel_cache::{CacheOptions, CachedStore, WholeCopies};
-use kestrel_data::store::coded::{CodedStore, CodingMemory, Compression};
-use kestrel_data::store::local::{LocalConfig, LocalStore};
-use kestrel_data::store::{BlockStore, key};
 use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Options, S3Store};
 use kestrel_types::ids::ObjectId;
 
@@ -112,7 +112,7 @@ fn refused(error: OpenError) -> VolumeError {
     }
 }
 
-fn block_store(place: &Path, error: &kestrel_data::Error) -> VolumeError {
+fn block_store(place: &Path, error: &kestrel_blockstore::Error) -> VolumeError {
     VolumeError::Io(format!("block store {}: {error}", place.display()))
 }
 

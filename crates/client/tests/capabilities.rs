@@ -6,8 +6,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{READ_WRITE, client, file_system, open};
+use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{Caller, FileHandle, Fs, wait};
-use kestrel_data::store::MemoryStore;
 use kestrel_types::error::FsResult;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::name::{Name, Place};

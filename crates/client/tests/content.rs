@@ -8,8 +8,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{BLOCK, file_system, open};
+use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{Caller, CopyRange, Fallocate, FileHandle, Fs, Hole, Seek, wait};
-use kestrel_data::store::MemoryStore;
 use kestrel_types::request::SetAttr;
 use proptest::prelude::*;
 

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
 use common::{client, open};
+use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{FileHandle, Fs, LockWait, LockedRange, Outdated, wait};
 use kestrel_client::metadata::{Embedded, LockCall, LockServer, Metadata};
-use kestrel_cluster::locks::{Locks, Owner, Set, Ticket};
-use kestrel_data::store::MemoryStore;
 use kestrel_meta::engine::memory::MemoryEngine;
 use kestrel_meta::node::{Done, Node, NodeConfig, RootAttr};
 use kestrel_meta::stats::NodeStats;
+use kestrel_server::locks::{Locks, Owner, Set, Ticket};
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::request::Request;

@@ -7,8 +7,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{file_system, open};
+use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{Caller, Fs, wait};
-use kestrel_data::store::MemoryStore;
 use kestrel_types::error::FsError;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::inode::Inode;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{BLOCK, file_system, open};
+use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{Caller, wait};
-use kestrel_data::store::MemoryStore;
 use kestrel_types::clock::SECOND;
 use kestrel_types::ids::ROOT;
 use kestrel_types::name::{Name, Place};

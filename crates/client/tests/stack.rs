@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use common::{client, open};
+use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{FileHandle, Fs, wait};
 use kestrel_client::metadata::{Embedded, Metadata};
-use kestrel_data::store::MemoryStore;
 use kestrel_meta::engine::memory::MemoryEngine;
 use kestrel_meta::node::{Done, Node, NodeConfig, RootAttr};
 use kestrel_meta::stats::NodeStats;

@@ -7,8 +7,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{BLOCK, file_system, open};
+use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{Caller, Fallocate, FileHandle, Fs, Hole, wait};
-use kestrel_data::store::MemoryStore;
 use kestrel_types::clock::{Clock, SECOND};
 use kestrel_types::request::{SetAttr, SetTime};
 

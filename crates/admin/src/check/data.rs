@@ -7,9 +7,9 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kestrel_data::scan::verify_range;
-use kestrel_data::store::{BlockStore, Page, Usage};
-use kestrel_data::{Error, ErrorKind, Result};
+use kestrel_blockstore::scan::verify_range;
+use kestrel_blockstore::store::{BlockStore, Page, Usage};
+use kestrel_blockstore::{Error, ErrorKind, Result};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::key::Key;
 use kestrel_types::range::Range;

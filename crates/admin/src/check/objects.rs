@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kestrel_data::ErrorKind;
-use kestrel_data::store::{BlockStore, ObjectInfo, list_all};
+use kestrel_blockstore::ErrorKind;
+use kestrel_blockstore::store::{BlockStore, ObjectInfo, list_all};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::stat::ObjStat;

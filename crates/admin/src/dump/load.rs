@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::BufRead;
 
-use kestrel_data::store::{BlockStore, list_all};
+use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_meta::engine::{BatchKind, Engine, Mutation};
 use kestrel_types::ids::{ObjectId, ROOT};
 use kestrel_types::key::{Key, Table};

@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::sync::Arc;
 
-use kestrel_data::store::{BlockStore, list_all};
-use kestrel_data::{Error, ErrorKind};
+use kestrel_blockstore::store::{BlockStore, list_all};
+use kestrel_blockstore::{Error, ErrorKind};
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::ids::ObjectId;
 use serde_json::{Value, json};

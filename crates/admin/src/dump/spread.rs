@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::io::BufRead;
 use std::path::Path;
 
-use kestrel_data::store::{BlockStore, list_all};
+use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_meta::member::change::records::ChangeRecords;

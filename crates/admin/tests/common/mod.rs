@@ -12,7 +12,7 @@ use kestrel_admin::check::{self, Options, Totals};
 use kestrel_admin::finding::{Finding, FindingKind, Fix};
 use kestrel_admin::repair::repair;
 use kestrel_admin::rows::{DirId, INODES, OBJECTS, encode_ceiling, encode_xattr, put};
-use kestrel_data::store::{BlockStore, MemoryStore};
+use kestrel_blockstore::store::{BlockStore, MemoryStore};
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::engine::{BatchKind, Engine, Mutation};
 use kestrel_types::entry::Entry;

@@ -8,7 +8,7 @@ use kestrel_admin::finding::{Finding, Fix};
 use kestrel_admin::gather::{Gathered, gather};
 use kestrel_admin::repair::{RepairError, several};
 use kestrel_admin::rows::{CLOCK, INODES, OBJECTS, Rows, SHARES, encode_ceiling, put};
-use kestrel_data::store::MemoryStore;
+use kestrel_blockstore::store::MemoryStore;
 use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::engine::{BatchKind, Engine, Mutation};

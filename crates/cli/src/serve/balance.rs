@@ -1,15 +1,15 @@
-//! The coordinator balances by itself: from time to time it asks all nodes what they have and does what [`kestrel_placement::next`] decides. Every node
+//! The coordinator balances by itself: from time to time it asks all nodes what they have and does what [`kestrel_balancer::next`] decides. Every node
 //! of a cluster has this thread, since any may come to lead changes; those that do not lead only look whether they do.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use kestrel_balancer::next::{Decision, ROUNDS_MAX, Reason, Sight, decide};
+use kestrel_balancer::report::Report;
 use kestrel_meta::engine::Engine;
 use kestrel_meta::member::change::Phase;
 use kestrel_meta::member::host::MemberHost;
-use kestrel_placement::next::{Decision, ROUNDS_MAX, Reason, Sight, decide};
-use kestrel_placement::report::Report;
 use kestrel_types::error::FsResult;
 use kestrel_types::placement::{NodeId, Placement};
 use parking_lot::Mutex;
@@ -151,7 +151,7 @@ impl Balancer {
 struct Looker {
     host: Arc<MemberHost>,
     me: NodeId,
-    peers: Arc<kestrel_cluster::peers::Peers>,
+    peers: Arc<kestrel_server::peers::Peers>,
     balancing: Arc<Balancing>,
     rest: Rest,
 }

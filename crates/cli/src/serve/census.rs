@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kestrel_balancer::frequent::{Frequent, NAMES_MAX};
+use kestrel_balancer::report::{Report, names_wanted};
 use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::engine::Engine;
 use kestrel_meta::member::host::MemberHost;
-use kestrel_placement::frequent::{Frequent, NAMES_MAX};
-use kestrel_placement::report::{Report, names_wanted};
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;
 use parking_lot::{Condvar, Mutex};

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
 
-use kestrel_cluster::admin::{Admin, Asker};
-use kestrel_cluster::listen::Door;
+use kestrel_server::admin::{Admin, Asker};
+use kestrel_server::listen::Door;
 use kestrel_types::clock::SECOND;
 use kestrel_types::error::FsError;
 use parking_lot::Mutex;
@@ -33,7 +33,7 @@ pub struct Clients {
     /// The server.
     pub door: Door,
     /// The sockets, until they are closed.
-    pub sockets: Mutex<Option<kestrel_net::server::Serving>>,
+    pub sockets: Mutex<Option<kestrel_rpc::server::Serving>>,
 }
 
 impl Clients {
@@ -101,7 +101,7 @@ impl Clients {
         ] {
             tell(name, value);
         }
-        let Some(wire) = self.sockets.lock().as_ref().map(kestrel_net::server::Serving::figures) else {
+        let Some(wire) = self.sockets.lock().as_ref().map(kestrel_rpc::server::Serving::figures) else {
             return;
         };
         for (name, value) in [

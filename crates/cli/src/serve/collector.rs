@@ -16,7 +16,7 @@ use kestrel_admin::watched::Watched;
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_client::storage::StoreOptions;
 use kestrel_meta::engine::EngineError;
-use kestrel_net::tls::Mode;
+use kestrel_rpc::tls::Mode;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use parking_lot::Mutex;
 use serde_json::{Value, json};

@@ -5,13 +5,13 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use kestrel_admin::info;
+use kestrel_blockstore::store::BlockStore;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::Fs;
 use kestrel_client::storage::Storage;
-use kestrel_cluster::admin::Asker;
-use kestrel_cluster::audit;
-use kestrel_data::store::BlockStore;
 use kestrel_meta::engine::Engine;
+use kestrel_server::admin::Asker;
+use kestrel_server::audit;
 use kestrel_types::token::TokenId;
 use parking_lot::Mutex;
 use serde_json::Value;

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use kestrel_client::fs::Fs;
 use kestrel_fuse::mount::{MountEntry, find};
-use kestrel_mount::{Mode, Mount, PassthroughState, Shortcut};
+use kestrel_vfs::{Mode, Mount, PassthroughState, Shortcut};
 use serde_json::{Value, json};
 
 use crate::serve::memory::Memory;

@@ -16,7 +16,7 @@ use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_client::storage::{Storage, StoreOptions};
 use kestrel_meta::engine::Engine;
-use kestrel_net::tls::Mode;
+use kestrel_rpc::tls::Mode;
 use kestrel_types::clock::{Clock, Nanos, SECOND, SystemClock};
 use parking_lot::Mutex;
 use serde_json::{Value, json};

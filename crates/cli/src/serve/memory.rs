@@ -4,8 +4,8 @@ use kestrel_client::memory::{LIMIT_MIN, MemoryLimit, MemoryPlan, Wanted, Work};
 use kestrel_client::storage::StoreOptions;
 use kestrel_client::volume::Resources;
 use kestrel_fuse::Config;
-use kestrel_mount::NodesMax;
-use kestrel_net::server::ServerConfig;
+use kestrel_rpc::server::ServerConfig;
+use kestrel_vfs::NodesMax;
 
 use crate::failure::Failure;
 use crate::units::bytes;

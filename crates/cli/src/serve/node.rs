@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use kestrel_client::descriptor::{ClusterSection, random};
 use kestrel_client::volume::Volume;
-use kestrel_cluster::peers::{Identity, Peers};
-use kestrel_cluster::server::Server;
 use kestrel_meta::member::host::MemberHost;
+use kestrel_server::peers::{Identity, Peers};
+use kestrel_server::server::Server;
 use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::wire::PeerSecret;
 use serde_json::{Value, json};
@@ -106,7 +106,7 @@ impl NodeOfCluster {
 
     /// What a status tells of the connections to members.
     pub fn peers(&self, placement: &Placement) -> Value {
-        let link = |(node, figures): (NodeId, kestrel_net::peer::PeerFigures)| {
+        let link = |(node, figures): (NodeId, kestrel_rpc::peer::PeerFigures)| {
             json!({
                 "node": node,
                 "up": figures.up,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::Args;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{self, Ca, RemoteUrl};
-use kestrel_net::tls::{Authority, ClientTls, Mode, OwnFiles, ServerTls};
+use kestrel_rpc::tls::{Authority, ClientTls, Mode, OwnFiles, ServerTls};
 use kestrel_types::placement::NodeId;
 use kestrel_types::security::is_loopback;
 

@@ -198,7 +198,7 @@ impl Place {
         match Descriptor::read(&dir) {
             Ok(descriptor) => Ok(Self::Volume(dir, Box::new(descriptor))),
             // A directory with objects; or nothing, and then what is missing is the volume.
-            Err(_) if dir.join(kestrel_data::store::key::DUMPS).is_dir() => {
+            Err(_) if dir.join(kestrel_blockstore::store::key::DUMPS).is_dir() => {
                 let path = dir.to_str().ok_or_else(|| Failure::usage("backup: the path must be UTF-8"))?;
                 Ok(Self::Store(format!("file://{path}")))
             }

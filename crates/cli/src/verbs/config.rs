@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use kestrel_blockstore::store::coded::Compression;
 use kestrel_client::descriptor::{CodingSettings, Descriptor};
 use kestrel_client::keys::{self, Change};
 use kestrel_client::remote::{Alone, Panel, Reached, RemoteUrl};
 use kestrel_client::volume::VolumeLock;
-use kestrel_data::store::coded::Compression;
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 

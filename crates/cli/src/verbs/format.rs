@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use clap::{Args, ValueEnum};
+use kestrel_blockstore::store::coded::Compression;
 use kestrel_client::descriptor::{Durability, Settings};
 use kestrel_client::keys;
 use kestrel_client::volume::{self, NewVolume};
-use kestrel_data::store::coded::Compression;
 use serde_json::json;
 
 use super::atime::AtimeArg;

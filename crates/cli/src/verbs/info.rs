@@ -6,10 +6,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kestrel_admin::info::{self, InfoError};
+use kestrel_blockstore::frame::stored_window;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_client::storage::Storage;
-use kestrel_data::frame::stored_window;
 use kestrel_meta::engine::Engine;
 use kestrel_types::inode::Inode;
 use kestrel_types::range::Range;

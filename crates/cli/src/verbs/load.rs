@@ -13,12 +13,12 @@ use kestrel_admin::dump::Counts;
 use kestrel_admin::dump::load::{Header, keep_clear_of, load, verify};
 use kestrel_admin::finding::FindingKind;
 use kestrel_admin::references::{Seen, for_each};
+use kestrel_blockstore::store::BlockStore;
+use kestrel_blockstore::store::coded::Compression;
 use kestrel_client::descriptor::{CodingSettings, Descriptor, Settings};
 use kestrel_client::keys;
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{self, NewVolume, Volume};
-use kestrel_data::store::BlockStore;
-use kestrel_data::store::coded::Compression;
 use kestrel_meta::engine::Engine;
 use kestrel_types::ids::ObjectId;
 use serde_json::json;
@@ -257,11 +257,11 @@ fn copy_objects(
     wanted.dedup();
     let mut copied = 0;
     for (index, object) in wanted.iter().enumerate() {
-        let fail = |why: kestrel_data::Error| Failure::new("load", format!("copying objects: {why}"));
+        let fail = |why: kestrel_blockstore::Error| Failure::new("load", format!("copying objects: {why}"));
         let size = match from.size(*object) {
             Ok(size) => size,
             // Counted by the check that follows.
-            Err(why) if why.kind() == kestrel_data::ErrorKind::NotFound => continue,
+            Err(why) if why.kind() == kestrel_blockstore::ErrorKind::NotFound => continue,
             Err(why) => return Err(fail(why)),
         };
         if size > OBJECT_BYTES_MAX {

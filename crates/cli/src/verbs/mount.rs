@@ -15,8 +15,8 @@ use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
 use kestrel_fuse::mount::{find, remount};
 use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
-use kestrel_mount::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
-use kestrel_net::tls::Mode;
+use kestrel_rpc::tls::Mode;
+use kestrel_vfs::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
 
 use super::atime::{self, AtimeArg};
 use super::store_args::{CacheArgs, StoreArgs};
@@ -507,7 +507,7 @@ fn attend(
             (PassthroughArg::Auto, Ok(copies)) => PassthroughConfig::Auto(copies.clone()),
         },
     };
-    let mount = kestrel_mount::mount(fs.clone(), dir, &config).map_err(|why| fail(&why))?;
+    let mount = kestrel_vfs::mount(fs.clone(), dir, &config).map_err(|why| fail(&why))?;
     facts.learn(&mount);
     unmount_on_signal(&mount.session, dir);
     log::info!("transport {}: {}", mount.session.transport(), mount.session.transport_why());

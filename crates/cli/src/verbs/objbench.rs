@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use kestrel_data::store::BlockStore;
-use kestrel_data::store::local::{LocalConfig, LocalStore};
+use kestrel_blockstore::store::BlockStore;
+use kestrel_blockstore::store::local::{LocalConfig, LocalStore};
 use kestrel_s3::objbench::{self, Check, Ended, Measurement, Plan, Stop, Verdict as Found};
 use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Options, S3Store};
 use serde_json::{Value, json};

@@ -14,15 +14,15 @@ use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::PORT_DEFAULT;
 use kestrel_client::storage::{Offer, StoreOptions};
 use kestrel_client::volume::{MountedVolume, Resources, VolumeLock};
-use kestrel_cluster::LEFT_BEHIND;
-use kestrel_cluster::audit::Audit;
-use kestrel_cluster::backend::Backend;
-use kestrel_cluster::config::{Access, LEASE_MAX, LEASE_MIN, ServerConfig};
-use kestrel_cluster::listen::Door;
-use kestrel_cluster::locks::LockLimits;
-use kestrel_cluster::server::Server;
 use kestrel_meta::member::host::MemberHost;
-use kestrel_net::tls::Mode;
+use kestrel_rpc::tls::Mode;
+use kestrel_server::LEFT_BEHIND;
+use kestrel_server::audit::Audit;
+use kestrel_server::backend::Backend;
+use kestrel_server::config::{Access, LEASE_MAX, LEASE_MIN, ServerConfig};
+use kestrel_server::listen::Door;
+use kestrel_server::locks::LockLimits;
+use kestrel_server::server::Server;
 use kestrel_types::clock::{Clock, Nanos, SystemClock};
 use kestrel_types::placement::NodeId;
 use kestrel_types::placement::map::ADDRESS_MAX;
@@ -543,8 +543,8 @@ fn attend(
         let _ = signalled.send(());
     });
     let config = memory
-        .fit_server(kestrel_net::server::ServerConfig { tls: tls.server.clone(), ..Default::default() });
-    let sockets = kestrel_net::server::serve(listener, Arc::new(door.clone()), config)
+        .fit_server(kestrel_rpc::server::ServerConfig { tls: tls.server.clone(), ..Default::default() });
+    let sockets = kestrel_rpc::server::serve(listener, Arc::new(door.clone()), config)
         .map_err(|why| fail(format!("--listen {}: {why}", plan.listen)))?;
     let address = sockets.address();
     let clients =

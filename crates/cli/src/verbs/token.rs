@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::volume::{Resources, Volume};
-use kestrel_net::token::Token;
+use kestrel_rpc::token::Token;
 use kestrel_types::clock::{Clock, Nanos, SystemClock};
 use serde_json::{Value, json};
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kestrel_admin::warmup::{self, Act, THREADS_MAX};
 use kestrel_admin::watched::Watched;
-use kestrel_data::store::BlockStore;
+use kestrel_blockstore::store::BlockStore;
 use kestrel_meta::engine::Engine;
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! How objects of a volume are coded: compression, and the data keys, wrapped (`docs/encryption.md`).
 
-use kestrel_data::store::coded::Compression;
+use kestrel_blockstore::store::coded::Compression;
 use serde::{Deserialize, Serialize};
 
 use crate::error::VolumeError;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use kestrel_net::tls::Authority;
+use kestrel_rpc::tls::Authority;
 use serde::{Deserialize, Serialize};
 
 use super::{Descriptor, SECRET_BYTES, random};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kestrel_data::{Payload, Placed, Turn};
+use kestrel_blockstore::{Payload, Placed, Turn};
 use kestrel_types::error::FsResult;
 use kestrel_types::extent::{Extent, ExtentList, Source, WINDOW_BYTES};
 use kestrel_types::ids::InodeId;
@@ -164,8 +164,9 @@ impl Fs {
 
     fn store_now(self: &Arc<Self>, ino: InodeId, bytes: Vec<u8>) -> FsResult<Placed> {
         super::wait(|done| {
-            let stored =
-                move |placed: kestrel_data::Result<Placed>| done(placed.map_err(|error| data_error(&error)));
+            let stored = move |placed: kestrel_blockstore::Result<Placed>| {
+                done(placed.map_err(|error| data_error(&error)))
+            };
             self.packer.store(Payload::from(bytes), ino, Box::new(stored));
         })
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kestrel_data::Turn;
+use kestrel_blockstore::Turn;
 use kestrel_types::error::FsError;
 use kestrel_types::inode::FILE_SIZE_MAX;
 use kestrel_types::request::Op;

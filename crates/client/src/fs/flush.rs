@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::MutexGuard;
 
-use kestrel_data::{Payload, Placed, Turn};
+use kestrel_blockstore::{Payload, Placed, Turn};
 use kestrel_types::clock::{MILLISECOND, Nanos};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, Source, chunk_parts};
@@ -341,7 +341,7 @@ impl Fs {
 
     fn store_whole(self: &Arc<Self>, file: &Arc<OpenFile>, content: Vec<u8>) {
         let (fs, again) = (self.clone(), file.clone());
-        let done = move |placed: kestrel_data::Result<Placed>| match placed {
+        let done = move |placed: kestrel_blockstore::Result<Placed>| match placed {
             Ok(placed) => fs.commit(&again, NewData::Packed(placed.range), Some(placed)),
             Err(error) => fs.flush_failed(&again, data_error(&error)),
         };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use kestrel_data::ReadAhead;
+use kestrel_blockstore::ReadAhead;
 use kestrel_types::ids::InodeId;
 
 use super::{Fs, Progress};

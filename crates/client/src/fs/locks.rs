@@ -1,6 +1,6 @@
 //! Locks that all clients of a volume see: `fcntl(2)` and `flock(2)` on a volume that a server serves.
 //!
-//! The server decides; see `kestrel_cluster::locks` for the semantics. Here locks are tied to handles and processes, and to
+//! The server decides; see `kestrel_server::locks` for the semantics. Here locks are tied to handles and processes, and to
 //! the content they protect, as NFS does it: who gives up a lock has what it wrote committed first, and who gets one sees
 //! what others committed before. So programs that lock what they share (SQLite, mbox) work across machines, although content
 //! is otherwise only brought up to date when a file is opened.

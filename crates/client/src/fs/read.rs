@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_data::{Budget, Buffer, Buffers, ErrorKind, Grant, Piece, Turn, Window};
+use kestrel_blockstore::{Budget, Buffer, Buffers, ErrorKind, Grant, Piece, Turn, Window};
 use kestrel_types::error::FsResult;
 use kestrel_types::extent::{Extent, Source, chunk_parts};
 use kestrel_types::ids::InodeId;
@@ -242,7 +242,7 @@ impl Fs {
     }
 
     /// Reads what memory or the page cache has; returns the first part that would block.
-    fn try_stored(&self, stored: &[Stored], out: &mut [u8]) -> kestrel_data::Result<Option<usize>> {
+    fn try_stored(&self, stored: &[Stored], out: &mut [u8]) -> kestrel_blockstore::Result<Option<usize>> {
         for (index, part) in stored.iter().enumerate() {
             if !self.reader.try_read(part.range, part.skip, &mut out[part.at..part.at + part.len])? {
                 return Ok(Some(index));
@@ -286,7 +286,7 @@ impl Fs {
     }
 
     /// Answers a read whose stored bytes were read into `result`.
-    fn finish(self: &Arc<Self>, mut read: Read, ready: Ready, result: kestrel_data::Result<Buffer>) {
+    fn finish(self: &Arc<Self>, mut read: Read, ready: Ready, result: kestrel_blockstore::Result<Buffer>) {
         match result {
             Ok(mut room) => {
                 for (offset, bytes) in &ready.overlay {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kestrel_data::Turn;
+use kestrel_blockstore::Turn;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, ExtentList, Source, chunk_parts};
 use kestrel_types::inode::{CHUNK_BYTES, Data, FILE_SIZE_MAX, InodeFlags};

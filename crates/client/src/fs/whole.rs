@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use kestrel_data::ReadAhead;
+use kestrel_blockstore::ReadAhead;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};

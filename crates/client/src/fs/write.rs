@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
 
-use kestrel_data::{Payload, Placed, Turn};
+use kestrel_blockstore::{Payload, Placed, Turn};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::inode::{FILE_SIZE_MAX, InodeFlags};
 
@@ -238,7 +238,7 @@ impl Fs {
         self: &Arc<Self>,
         file: &Arc<OpenFile>,
         bytes: &Arc<Vec<u8>>,
-        placed: kestrel_data::Result<Placed>,
+        placed: kestrel_blockstore::Result<Placed>,
     ) {
         let mut state = file.lock();
         let found = state.inflight.iter_mut().find(|piece| Arc::ptr_eq(&piece.bytes, bytes));

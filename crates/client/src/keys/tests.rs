@@ -1,7 +1,7 @@
 use std::fs;
 
-use kestrel_data::store::coded::CodedStore;
-use kestrel_data::store::{BlockStore, MemoryStore};
+use kestrel_blockstore::store::coded::CodedStore;
+use kestrel_blockstore::store::{BlockStore, MemoryStore};
 use tempfile::TempDir;
 
 use super::*;

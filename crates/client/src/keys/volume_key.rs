@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kestrel_data::store::coded::{DATA_KEY_BYTES, DataKey};
+use kestrel_blockstore::store::coded::{DATA_KEY_BYTES, DataKey};
 use kestrel_types::clock::Nanos;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hmac;

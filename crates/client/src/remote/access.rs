@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use kestrel_net::token::{TEXT_MAX, Token};
+use kestrel_rpc::token::{TEXT_MAX, Token};
 
 use crate::error::VolumeError;
 

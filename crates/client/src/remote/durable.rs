@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use kestrel_data::store::BlockStore;
+use kestrel_blockstore::store::BlockStore;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, Source};
 use kestrel_types::ids::ObjectId;
@@ -131,8 +131,8 @@ pub fn names_bytes_in(op: &Op, is_one: impl Fn(ObjectId) -> bool) -> bool {
 mod tests {
     use std::sync::mpsc;
 
-    use kestrel_data::store::MemoryStore;
-    use kestrel_data::store::failing::{Call, FailingStore, Fault, Rule};
+    use kestrel_blockstore::store::MemoryStore;
+    use kestrel_blockstore::store::failing::{Call, FailingStore, Fault, Rule};
 
     use super::*;
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use kestrel_meta::node::Done;
 use kestrel_meta::ops;
 use kestrel_meta::stats::{self, LaneCounters, NodeStats};
-use kestrel_net::remote::{Remote, RemoteStats};
+use kestrel_rpc::remote::{Remote, RemoteStats};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::placement::Placement;

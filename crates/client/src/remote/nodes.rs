@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kestrel_net::remote::{ConnectError, Remote, RemoteConfig, RemoteStats};
-use kestrel_net::tls::ClientTls;
-use kestrel_net::token::Token;
+use kestrel_rpc::remote::{ConnectError, Remote, RemoteConfig, RemoteStats};
+use kestrel_rpc::tls::ClientTls;
+use kestrel_rpc::token::Token;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use parking_lot::{Mutex, RwLock};
 

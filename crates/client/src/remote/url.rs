@@ -6,8 +6,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use kestrel_net::tls::{ClientTls, Fingerprint, Mode, OwnFiles, TlsError, Trust};
-use kestrel_net::token::Token;
+use kestrel_rpc::tls::{ClientTls, Fingerprint, Mode, OwnFiles, TlsError, Trust};
+use kestrel_rpc::token::Token;
 use kestrel_types::security::is_loopback;
 
 use crate::error::VolumeError;

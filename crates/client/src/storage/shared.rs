@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use kestrel_data::store::key::MARKER;
+use kestrel_blockstore::store::key::MARKER;
 use kestrel_types::placement::{Placement, PlacementError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use kestrel_data::packer::{Packer, PackerConfig};
-use kestrel_data::reader::{Reader, ReaderConfig};
-use kestrel_data::store::BlockStore;
-use kestrel_data::{Pool, ReadAheadConfig};
+use kestrel_blockstore::packer::{Packer, PackerConfig};
+use kestrel_blockstore::reader::{Reader, ReaderConfig};
+use kestrel_blockstore::store::BlockStore;
+use kestrel_blockstore::{Pool, ReadAheadConfig};
 use kestrel_types::clock::{Clock, SECOND};
 
 use super::Resources;
@@ -60,7 +60,7 @@ impl Assembly {
         store: Arc<dyn BlockStore>,
         resources: &Resources,
     ) -> Result<Arc<Fs>, VolumeError> {
-        let failed = |error: kestrel_data::Error| VolumeError::Io(error.to_string());
+        let failed = |error: kestrel_blockstore::Error| VolumeError::Io(error.to_string());
         let ids = ObjectIdPool::new(self.metadata.clone(), self.numbers);
         let memory = &resources.store.memory;
         let config = PackerConfig {

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use kestrel_data::store::key;
+use kestrel_blockstore::store::key;
 use kestrel_meta::engine::embedded::is_own_file;
 
 use super::META_DIR;

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_data::store::BlockStore;
+use kestrel_blockstore::store::BlockStore;
 use kestrel_etcd::{EtcdEngine, EtcdOptions};
 use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::engine::{BeforeSync, Engine, EngineError};

@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
+use kestrel_blockstore::packer::{ObjectIds, Packer, PackerConfig};
+use kestrel_blockstore::reader::{Reader, ReaderConfig};
+use kestrel_blockstore::store::BlockStore;
+use kestrel_blockstore::{Pool, ReadAheadConfig};
 use kestrel_client::fs::{Caller, Creation, FileHandle, Fs, FsConfig, FsParts, IoPools, wait};
 use kestrel_client::metadata::{Embedded, Metadata};
-use kestrel_data::packer::{ObjectIds, Packer, PackerConfig};
-use kestrel_data::reader::{Reader, ReaderConfig};
-use kestrel_data::store::BlockStore;
-use kestrel_data::{Pool, ReadAheadConfig};
 use kestrel_meta::engine::memory::MemoryEngine;
 use kestrel_meta::node::{Node, NodeConfig, RootAttr};
 use kestrel_types::clock::{ManualClock, SECOND};
@@ -23,7 +23,7 @@ pub const BLOCK: u32 = 64 * 1024;
 struct Ids(std::sync::atomic::AtomicU64);
 
 impl ObjectIds for Ids {
-    fn next(&self) -> kestrel_data::Result<u64> {
+    fn next(&self) -> kestrel_blockstore::Result<u64> {
         Ok(self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
     }
 }

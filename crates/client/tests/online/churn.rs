@@ -1,11 +1,11 @@
 //! Writers that know what their files should hold, beside an administrator.
 
-use kestrel_judge::stop::StopOnDrop;
+use kestrel_testkit::stop::StopOnDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kestrel_blockstore::store::BlockStore;
 use kestrel_client::fs::{Caller, Compacted, FileHandle, Fs, wait};
-use kestrel_data::store::BlockStore;
 use kestrel_types::ids::ROOT;
 use kestrel_types::name::Place;
 use kestrel_types::request::{RenameFlags, SetAttr};

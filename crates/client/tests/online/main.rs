@@ -11,9 +11,9 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use churn::churn;
+use kestrel_blockstore::store::MemoryStore;
+use kestrel_blockstore::store::failing::{Call, FailingStore, Fault, Rule};
 use kestrel_client::fs::{Caller, CompactOptions, Compacted, wait};
-use kestrel_data::store::MemoryStore;
-use kestrel_data::store::failing::{Call, FailingStore, Fault, Rule};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Data;
 use kestrel_types::name::Place;

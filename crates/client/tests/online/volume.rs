@@ -7,14 +7,14 @@ use kestrel_admin::check::{Live, Options, ReadData, check};
 use kestrel_admin::cut::Cut;
 use kestrel_admin::finding::Severity;
 use kestrel_admin::gc;
+use kestrel_blockstore::packer::{ObjectIds, Packer, PackerConfig};
+use kestrel_blockstore::reader::{Reader, ReaderConfig};
+use kestrel_blockstore::store::{BlockStore, list_all};
+use kestrel_blockstore::{Pool, ReadAheadConfig};
 use kestrel_client::fs::{
     Caller, CompactOptions, Compacted, CopyRange, Creation, FileHandle, Fs, FsConfig, FsParts, IoPools, wait,
 };
 use kestrel_client::metadata::Embedded;
-use kestrel_data::packer::{ObjectIds, Packer, PackerConfig};
-use kestrel_data::reader::{Reader, ReaderConfig};
-use kestrel_data::store::{BlockStore, list_all};
-use kestrel_data::{Pool, ReadAheadConfig};
 use kestrel_meta::engine::Engine;
 use kestrel_meta::engine::memory::MemoryEngine;
 use kestrel_meta::node::{Node, NodeConfig, RootAttr};
@@ -31,7 +31,7 @@ pub const READ_WRITE: OpenFlags =
 struct Ids(AtomicU64);
 
 impl ObjectIds for Ids {
-    fn next(&self) -> kestrel_data::Result<u64> {
+    fn next(&self) -> kestrel_blockstore::Result<u64> {
         Ok(self.0.fetch_add(1, Ordering::Relaxed))
     }
 }

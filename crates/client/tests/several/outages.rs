@@ -1,6 +1,6 @@
 //! One node goes away, or comes back without knowing anybody.
 
-use kestrel_judge::stop::StopOnDrop;
+use kestrel_testkit::stop::StopOnDrop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 

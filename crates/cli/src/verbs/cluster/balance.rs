@@ -1,8 +1,8 @@
 //! `kestrel cluster balance`: the same number of slots for every node, and exceptions for names that would overflow one.
 
 use clap::Args;
-use kestrel_placement::balance::Change;
-use kestrel_placement::next::{ROUNDS_MAX, even_names, even_slots};
+use kestrel_balancer::balance::Change;
+use kestrel_balancer::next::{ROUNDS_MAX, even_names, even_slots};
 use kestrel_types::placement::{NodeId, Placement, Rule};
 use serde_json::{Value, json};
 

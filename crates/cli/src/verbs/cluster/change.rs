@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use kestrel_balancer::report::{NameCount, Report};
+use kestrel_balancer::slots::resize;
 use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_client::remote::{Panel, RemoteUrl};
-use kestrel_placement::report::{NameCount, Report};
-use kestrel_placement::slots::resize;
 use kestrel_types::name::Name;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::{Value, json};

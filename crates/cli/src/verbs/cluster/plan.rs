@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
 use clap::Args;
-use kestrel_placement::balance::{Goal, exceptions_allowed};
-use kestrel_placement::census::Census;
+use kestrel_balancer::balance::{Goal, exceptions_allowed};
+use kestrel_balancer::census::Census;
 use kestrel_types::placement::map::MEMBERS_MAX;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, Placement, Rule};
 use serde_json::{Value, json};

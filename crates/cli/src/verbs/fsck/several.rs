@@ -5,8 +5,8 @@ use kestrel_admin::cut::Cut;
 use kestrel_admin::finding::Finding;
 use kestrel_admin::gather::Gathered;
 use kestrel_admin::repair::several::{self, Several};
+use kestrel_blockstore::store::BlockStore;
 use kestrel_client::volume::scratch_reserve;
-use kestrel_data::store::BlockStore;
 use serde_json::Value;
 
 use super::{FsckArgs, finding_event, mend, readers, summary};

@@ -8,9 +8,9 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_client::remote::Panel;
 use kestrel_client::storage::StoreOptions;
-use kestrel_data::store::{BlockStore, list_all};
 use kestrel_types::ids::ObjectId;
 use serde_json::{Value, json};
 

@@ -3,8 +3,8 @@
 use kestrel_admin::check::Options;
 use kestrel_admin::dump::Counts;
 use kestrel_admin::dump::spread::{keep_clear_of, load_into};
+use kestrel_blockstore::store::BlockStore;
 use kestrel_client::volume::scratch_reserve;
-use kestrel_data::store::BlockStore;
 
 use super::{LoadArgs, copy_objects, look, reader, tell};
 use crate::failure::{Failure, Verdict};

@@ -1,0 +1,319 @@
+//! One request for what several readers want: single flight, and neighbours gathered.
+//!
+//! **Rules.** Whoever misses pages looks at the object's *seats* under its lock. Pages that a flight brings already are
+//! joined. For the others it takes a seat of its own, and makes the request on its own thread. At most [`GETS_MAX`] flights
+//! of an object are under way at a time; the next one waits on the ground, and who wants pages near those of a waiting
+//! flight is added to it. So a lone reader never waits, and many readers of one pack share requests the more the slower the
+//! store is, without a timer.
+//!
+//! **No deadlock.** A thread first makes the requests of its own seats, one after another, and only then waits for flights
+//! of others; a waiting flight is called by the end of one that is under way. A thread that dies lands its flights as failed.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use kestrel_blockstore::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+
+use crate::page::{self, PAGE_BYTES};
+
+/// Requests under way for one object before those that come are gathered.
+pub(crate) const GETS_MAX: usize = 4;
+
+/// Pages between two wanted ones that are fetched along rather than making two requests: 256 KiB.
+pub(crate) const GAP_PAGES: u32 = (256 * 1024 / PAGE_BYTES) as u32;
+
+/// Most pages that gathering makes one request for: 4 MiB.
+pub(crate) const GATHER_PAGES_MAX: u32 = (4 * 1024 * 1024 / PAGE_BYTES) as u32;
+
+/// Bytes of an object that came from the store.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    /// The pages asked for.
+    pub asked: Range<u32>,
+    /// Their bytes; fewer if the object ends there.
+    pub bytes: Vec<u8>,
+}
+
+impl Fetched {
+    /// The data of a page, as far as the object goes; none if it was not asked for or lies behind the object's end.
+    pub fn page(&self, page: u32) -> Option<&[u8]> {
+        let at = page::page_at(page.checked_sub(self.asked.start)?) as usize;
+        let end = self.bytes.len().min(at + PAGE_BYTES as usize);
+        self.bytes.get(at..end)
+    }
+
+    /// The pages that have data.
+    pub fn pages(&self) -> Range<u32> {
+        self.asked.start..self.asked.start + (self.bytes.len() as u64).div_ceil(PAGE_BYTES) as u32
+    }
+
+    /// Bytes of data of a page.
+    pub fn page_len(&self, page: u32) -> usize {
+        self.page(page).map_or(0, <[u8]>::len)
+    }
+
+    /// Whether the object ends within this page.
+    pub fn is_short(&self, page: u32) -> bool {
+        self.page_len(page) < PAGE_BYTES as usize
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Phase {
+    /// Waits for its turn.
+    Grounded,
+    /// The request may be made, or is.
+    Flying,
+    Landed(Arc<Fetched>),
+    Failed(Error),
+}
+
+/// What became of the bytes on the cache disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    Written,
+    Dropped,
+}
+
+/// One request.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    phase: Mutex<(Phase, Option<Kept>)>,
+    changed: Condvar,
+    /// Its bytes turned out to be wrong: they must be neither served nor stay on the cache disk.
+    stale: AtomicBool,
+}
+
+impl Flight {
+    fn new(is_grounded: bool) -> Arc<Self> {
+        let phase = if is_grounded { Phase::Grounded } else { Phase::Flying };
+        let stale = AtomicBool::new(false);
+        Arc::new(Self { phase: Mutex::new((phase, None)), changed: Condvar::new(), stale })
+    }
+
+    /// Waits until the request may be made.
+    pub fn wait_for_turn(&self) {
+        let mut phase = self.phase.lock();
+        while matches!(phase.0, Phase::Grounded) {
+            self.changed.wait(&mut phase);
+        }
+    }
+
+    /// Waits for what it brings.
+    ///
+    /// # Errors
+    /// That of the request.
+    pub fn wait(&self) -> Result<Arc<Fetched>> {
+        let mut phase = self.phase.lock();
+        loop {
+            match &phase.0 {
+                Phase::Grounded | Phase::Flying => self.changed.wait(&mut phase),
+                Phase::Landed(fetched) => return Ok(Arc::clone(fetched)),
+                Phase::Failed(error) => return Err(error.clone()),
+            }
+        }
+    }
+
+    /// What it brought, if it is here.
+    pub fn landed(&self) -> Option<Arc<Fetched>> {
+        match &self.phase.lock().0 {
+            Phase::Landed(fetched) => Some(Arc::clone(fetched)),
+            _ => None,
+        }
+    }
+
+    /// Waits until its bytes are on the cache disk or it is clear that they will not be; none if that takes too long.
+    pub fn wait_kept(&self, until: Instant) -> Option<Kept> {
+        let mut phase = self.phase.lock();
+        while phase.1.is_none() && !matches!(phase.0, Phase::Failed(_)) {
+            if self.changed.wait_until(&mut phase, until).timed_out() {
+                break;
+            }
+        }
+        phase.1
+    }
+
+    fn change(&self, change: impl FnOnce(&mut (Phase, Option<Kept>))) {
+        change(&mut self.phase.lock());
+        self.changed.notify_all();
+    }
+
+    /// Tells those who wait for it what became of its bytes.
+    pub fn kept(&self, kept: Kept) {
+        self.change(|phase| phase.1 = Some(kept));
+    }
+
+    /// Its bytes are wrong.
+    pub fn mark_stale(&self) {
+        self.stale.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether its bytes are wrong.
+    pub fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::SeqCst)
+    }
+}
+
+/// A flight of an object, and the pages it brings.
+#[derive(Debug)]
+struct Seat {
+    pages: Range<u32>,
+    flight: Arc<Flight>,
+    is_grounded: bool,
+}
+
+/// The flights of one object: under way, waiting, and landed with bytes that are not on the cache disk yet.
+#[derive(Debug, Default)]
+pub(crate) struct Seats {
+    seats: Vec<Seat>,
+    flying: usize,
+}
+
+impl Seats {
+    pub fn is_empty(&self) -> bool {
+        self.seats.is_empty()
+    }
+
+    /// The flight that brings, or has brought, a page.
+    pub fn of(&self, page: u32) -> Option<&Arc<Flight>> {
+        let serves = |seat: &&Seat| seat.pages.contains(&page) && !seat.flight.is_stale();
+        self.seats.iter().find(serves).map(|seat| &seat.flight)
+    }
+
+    /// Adds pages to a flight that waits and brings pages near them.
+    pub fn gather(&mut self, pages: &Range<u32>) -> Option<Arc<Flight>> {
+        let seat = self.seats.iter_mut().filter(|seat| seat.is_grounded).find(|seat| {
+            let (start, end) = (seat.pages.start.min(pages.start), seat.pages.end.max(pages.end));
+            let is_near =
+                pages.start <= seat.pages.end + GAP_PAGES && seat.pages.start <= pages.end + GAP_PAGES;
+            is_near && end - start <= GATHER_PAGES_MAX
+        })?;
+        seat.pages = seat.pages.start.min(pages.start)..seat.pages.end.max(pages.end);
+        Some(Arc::clone(&seat.flight))
+    }
+
+    /// Takes a seat. Whoever does must wait for its turn, ask for its [`Seats::pages`] and [`Seats::land`] it.
+    pub fn take(&mut self, pages: Range<u32>) -> Arc<Flight> {
+        let is_grounded = self.flying >= GETS_MAX;
+        self.flying += usize::from(!is_grounded);
+        let flight = Flight::new(is_grounded);
+        self.seats.push(Seat { pages, flight: Arc::clone(&flight), is_grounded });
+        flight
+    }
+
+    /// The pages of a flight. They may grow until its turn has come.
+    pub fn pages(&self, flight: &Arc<Flight>) -> Range<u32> {
+        let seat = self.seats.iter().find(|seat| Arc::ptr_eq(&seat.flight, flight));
+        seat.map_or(0..0, |seat| seat.pages.clone())
+    }
+
+    /// Notes the end of a request and calls the next flight. Landed bytes stay until [`Seats::leave`].
+    pub fn land(&mut self, flight: &Arc<Flight>, result: Result<Arc<Fetched>>) {
+        let Some(at) = self.seats.iter().position(|seat| Arc::ptr_eq(&seat.flight, flight)) else { return };
+        if self.seats[at].is_grounded {
+            // Given up before its turn.
+            self.seats[at].is_grounded = false;
+        } else {
+            self.flying -= 1;
+        }
+        let phase = match result {
+            Ok(fetched) => Phase::Landed(fetched),
+            Err(error) => {
+                self.seats.remove(at);
+                Phase::Failed(error)
+            }
+        };
+        flight.change(|old| old.0 = phase);
+        if self.flying < GETS_MAX
+            && let Some(next) = self.seats.iter_mut().find(|seat| seat.is_grounded)
+        {
+            next.is_grounded = false;
+            self.flying += 1;
+            next.flight.change(|old| old.0 = Phase::Flying);
+        }
+    }
+
+    /// Gives up the seat of a landed flight: its bytes are on the cache disk, or will not be.
+    pub fn leave(&mut self, flight: &Arc<Flight>) {
+        self.seats.retain(|seat| !Arc::ptr_eq(&seat.flight, flight));
+    }
+
+    /// Marks flights that bring any of these pages as wrong.
+    pub fn mark_stale(&self, pages: &Range<u32>) {
+        let overlaps = |seat: &&Seat| seat.pages.start < pages.end && pages.start < seat.pages.end;
+        self.seats.iter().filter(overlaps).for_each(|seat| seat.flight.mark_stale());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages_of(seats: &Seats, flight: &Arc<Flight>) -> Range<u32> {
+        seats.pages(flight)
+    }
+
+    fn bytes(pages: Range<u32>) -> Result<Arc<Fetched>> {
+        let bytes = vec![1; pages.len() * PAGE_BYTES as usize];
+        Ok(Arc::new(Fetched { asked: pages, bytes }))
+    }
+
+    #[test]
+    fn few_fly_the_rest_gathers_and_is_called_in_turn() {
+        let mut seats = Seats::default();
+        let flying: Vec<_> = (0..4).map(|i| seats.take(i * 100..i * 100 + 2)).collect();
+        let waiting = seats.take(1000..1002);
+        assert!(seats.gather(&(50..52)).is_none());
+        assert!(seats.gather(&(1005..1007)).is_some_and(|flight| Arc::ptr_eq(&flight, &waiting)));
+        assert!(seats.gather(&(990..991)).is_none());
+        assert!(seats.gather(&(1000..1000 + GATHER_PAGES_MAX + 1)).is_none());
+        assert_eq!(pages_of(&seats, &waiting), 1000..1007);
+        assert!(seats.of(1006).is_some() && seats.of(1007).is_none());
+        seats.land(&flying[0], bytes(0..2));
+        waiting.wait_for_turn();
+        assert!(seats.gather(&(1007..1008)).is_none());
+        assert_eq!(flying[0].wait().unwrap().page(1).map(<[u8]>::len), Some(PAGE_BYTES as usize));
+        assert!(seats.of(0).is_some());
+        seats.leave(&flying[0]);
+        assert!(seats.of(0).is_none());
+        seats.land(&waiting, Err(Error::NotFound { object: 1 }));
+        assert!(waiting.wait().is_err() && seats.of(1000).is_none());
+    }
+
+    #[test]
+    fn a_flight_given_up_before_its_turn_keeps_the_count() {
+        let mut seats = Seats::default();
+        let flying: Vec<_> = (0..4).map(|i| seats.take(i * 100..i * 100 + 2)).collect();
+        let (first, second) = (seats.take(1000..1001), seats.take(2000..2001));
+        seats.land(&first, Err(Error::NotFound { object: 1 }));
+        assert!(second.landed().is_none() && seats.flying == 4);
+        flying.iter().for_each(|flight| seats.land(flight, Err(Error::NotFound { object: 1 })));
+        second.wait_for_turn();
+        seats.land(&second, bytes(2000..2001));
+        assert_eq!(seats.flying, 0);
+    }
+
+    #[test]
+    fn stale_flights_serve_nobody() {
+        let mut seats = Seats::default();
+        let flight = seats.take(10..20);
+        seats.land(&flight, bytes(10..20));
+        seats.mark_stale(&(20..30));
+        assert!(seats.of(12).is_some());
+        seats.mark_stale(&(19..30));
+        assert!(seats.of(12).is_none() && flight.is_stale());
+    }
+
+    #[test]
+    fn a_short_answer_ends_the_object() {
+        let fetched = Fetched { asked: 2..5, bytes: vec![7; PAGE_BYTES as usize + 10] };
+        assert_eq!(fetched.pages(), 2..4);
+        assert_eq!(fetched.page(3).map(<[u8]>::len), Some(10));
+        assert_eq!((fetched.page(1), fetched.page(4)), (None, None));
+        let fetched = Fetched { asked: 2..3, bytes: Vec::new() };
+        assert_eq!((fetched.pages(), fetched.page(2).map(<[u8]>::len)), (2..2, Some(0)));
+    }
+}

@@ -1,0 +1,190 @@
+//! Writing an object with one request.
+//!
+//! The put is conditional, so that the store itself decides who is first. If an answer was lost and the next attempt hears
+//! that the object exists, it may be ours: then its content is read back and compared, and only another's is an error.
+//! Stores without conditional puts are asked before the first attempt; later ones overwrite what is ours.
+
+use std::cell::Cell;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use kestrel_blockstore::store::key;
+use kestrel_types::ids::ObjectId;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore, PutMode, PutOptions, PutPayload};
+
+use super::S3Store;
+use crate::client::Attempt;
+use crate::fault::{Cause, Failure, Fault};
+use crate::gate::Direction;
+use crate::wire::Trace;
+
+impl S3Store {
+    /// Puts an object with one request.
+    pub(super) async fn put_whole(&self, object: ObjectId, parts: &[Bytes]) -> Result<(), Failure> {
+        let path = self.client.path(&key::key(object));
+        self.refuse_present(object).await?;
+        let turn = self.client.turn(Direction::Up).await?;
+        let done = self.put_bytes(&path, parts.iter().cloned().collect()).await;
+        drop(turn);
+        match done {
+            Err(failure) if failure.fault.cause == Cause::Present && failure.maybe_done() => {
+                self.accept_if_ours(&path, parts, failure).await
+            }
+            other => other,
+        }
+    }
+
+    /// Attempts to put these bytes; the caller has the turn.
+    pub(crate) async fn put_bytes(&self, path: &Path, payload: PutPayload) -> Result<(), Failure> {
+        let mode = if self.conditional_put { PutMode::Create } else { PutMode::Overwrite };
+        let len = payload.content_length() as u64;
+        let unheard = Cell::new(false);
+        let once = async || -> Attempt<()> {
+            // A server that refuses a put before it has read the body may end the connection so that its answer is lost,
+            // time after time. So after an attempt without an answer the question is put without a body.
+            if self.conditional_put && unheard.get() && self.is_there(path).await? {
+                return Err(Fault::found(Cause::Present, "the object is there already").into());
+            }
+            unheard.set(true);
+            let options = PutOptions { mode: mode.clone(), ..PutOptions::default() };
+            let done = self.client.s3.put_opts(path, payload.clone(), options).await;
+            unheard.set(Trace::current().is_broken());
+            Ok(done.map(drop)?)
+        };
+        self.client.attempts(Direction::Up, len, false, once).await
+    }
+
+    async fn is_there(&self, path: &Path) -> object_store::Result<bool> {
+        let options = GetOptions { head: true, ..GetOptions::default() };
+        match self.client.s3.get_opts(path, options).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks whether the object is there, if the store cannot be told not to overwrite it: for its first byte, since the
+    /// answer to a HEAD does not explain what is missing.
+    pub(super) async fn refuse_present(&self, object: ObjectId) -> Result<(), Failure> {
+        if self.conditional_put {
+            return Ok(());
+        }
+        let path = self.client.path(&key::key(object));
+        let once = async || -> Attempt<()> {
+            let options = GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
+            Ok(self.client.s3.get_opts(&path, options).await.map(drop)?)
+        };
+        match self.client.request(Direction::Down, 0, once).await {
+            Err(failure) if failure.fault.cause == Cause::Missing => Ok(()),
+            // It is there and empty.
+            Err(failure) if failure.fault.cause != Cause::Short => Err(failure),
+            Ok(()) | Err(_) => {
+                let fault = Fault::found(Cause::Present, "the object is there already");
+                Err(Failure { fault, attempts: 1, took: std::time::Duration::ZERO })
+            }
+        }
+    }
+
+    /// Succeeds if the object consists of these bytes; else fails as told, or as comparing fails.
+    pub(super) async fn accept_if_ours(
+        &self,
+        path: &Path,
+        parts: &[Bytes],
+        otherwise: Failure,
+    ) -> Result<(), Failure> {
+        let len: u64 = parts.iter().map(|part| part.len() as u64).sum();
+        let once = async || -> Attempt<bool> {
+            let answer = self.client.s3.get_opts(path, GetOptions::default()).await?;
+            if answer.meta.size != len {
+                return Ok(false);
+            }
+            let mut expected = Comparison { parts, part: 0, at: 0 };
+            let mut body = answer.into_stream();
+            while let Some(piece) = body.next().await {
+                if !expected.continues_with(&piece?) {
+                    return Ok(false);
+                }
+            }
+            if !expected.is_over() {
+                return Err(Fault::unbelievable("the answer's body ends early").into());
+            }
+            Ok(true)
+        };
+        if self.client.request(Direction::Down, len, once).await? { Ok(()) } else { Err(otherwise) }
+    }
+}
+
+/// Up to `len` bytes of `parts` from byte `offset` on, as parts.
+pub(super) fn cut(parts: &[Bytes], mut offset: usize, len: usize) -> Vec<Bytes> {
+    let mut left = len;
+    let mut out = Vec::new();
+    for part in parts {
+        let skipped = offset.min(part.len());
+        offset -= skipped;
+        let taken = (part.len() - skipped).min(left);
+        if taken > 0 {
+            out.push(part.slice(skipped..skipped + taken));
+        }
+        left -= taken;
+    }
+    out
+}
+
+/// How far a body has been compared with buffers.
+struct Comparison<'a> {
+    parts: &'a [Bytes],
+    part: usize,
+    at: usize,
+}
+
+impl Comparison<'_> {
+    fn continues_with(&mut self, mut piece: &[u8]) -> bool {
+        while !piece.is_empty() {
+            let Some(part) = self.parts.get(self.part) else { return false };
+            let count = piece.len().min(part.len() - self.at);
+            if piece[..count] != part[self.at..self.at + count] {
+                return false;
+            }
+            piece = &piece[count..];
+            self.at += count;
+            if self.at == part.len() {
+                self.part += 1;
+                self.at = 0;
+            }
+        }
+        true
+    }
+
+    fn is_over(&self) -> bool {
+        self.parts[self.part.min(self.parts.len())..].iter().all(|part| part.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_cut_and_compared_across_their_bounds() {
+        let all: Vec<u8> = (0..100).collect();
+        let parts = [&all[..3], &[], &all[3..50], &all[50..]].map(Bytes::copy_from_slice);
+        for offset in [0usize, 2, 3, 49, 99, 100, 200] {
+            for len in [0, 1, 5, 60, usize::MAX] {
+                let end = offset.min(100).saturating_add(len).min(100);
+                assert_eq!(cut(&parts, offset, len).concat(), all[offset.min(100)..end]);
+            }
+        }
+        for step in [1, 7, 50, 100] {
+            let mut comparison = Comparison { parts: &parts, part: 0, at: 0 };
+            for piece in all.chunks(step) {
+                assert!(!comparison.is_over());
+                assert!(comparison.continues_with(piece));
+            }
+            assert!(comparison.is_over());
+            assert!(!comparison.continues_with(&[0]));
+        }
+        let mut comparison = Comparison { parts: &parts, part: 0, at: 0 };
+        assert!(!comparison.continues_with(&[0, 1, 2, 9]));
+    }
+}

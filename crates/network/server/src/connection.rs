@@ -1,0 +1,570 @@
+//! One connection of a client, and the way of a batch through it.
+//!
+//! 1. With the session's lock held every message is looked at: does it belong to the session, has its call been executed, may
+//!    the client ask for it. What is decided then is noted in the session at once.
+//! 2. Without it the node gets what is to be executed, as one batch, and what was gathered meanwhile is sent.
+//!
+//! A client that breaks the protocol is told so and loses the connection, not its session. Another node's connection has no
+//! session: what it brings goes to the member.
+
+use std::sync::Arc;
+
+use kestrel_meta::ops;
+use kestrel_meta::txn::Origin;
+use kestrel_rpc::handler::Outbox;
+use kestrel_types::clock::Nanos;
+use kestrel_types::error::FsError;
+use kestrel_types::request::{Creds, Op, Outcome, Request};
+use kestrel_types::security::Security;
+use kestrel_types::token::TokenId;
+use kestrel_types::wire::{
+    Answered, Body, Call, Checksum, Hello, LockRequest, PeerHello, ToClient, ToServer, WireError,
+};
+
+use crate::admin::Asker;
+use crate::admit::{Effect, admit};
+use crate::audit::{self, REFUSALS_MAX};
+use crate::grant::{Doubt, Grant, Judged};
+use crate::server::{Batch, Guest, Outside, Says, Server, Submitted, Verdict};
+use crate::session::window::{Admission, Waiter};
+use crate::session::{Claims, Line, Phase, Session, State};
+
+const SECOND_HELLO: FsError = FsError::new(libc::EPROTO, "a connection begins with one Hello");
+const UNPROVED: FsError =
+    FsError::new(libc::EPROTO, "a client proves that it has its token before it says anything else");
+const NO_NODE: FsError = FsError::new(libc::EPROTO, "a client is no node of the cluster");
+const TOO_EARLY: FsError =
+    FsError::new(libc::EPROTO, "a client says what it holds before it asks for anything else");
+const BEYOND: FsError =
+    FsError::new(libc::EPROTO, "more numbered calls are unanswered than the window allows");
+const MISNUMBERED: FsError =
+    FsError::new(libc::EPROTO, "calls that change something are numbered, and no others");
+
+/// A request that fails with `EBADF` and changes nothing, unless its number has a recorded answer.
+const RECALL: Request = Request { creds: Creds { uid: 0, gid: 0, groups: None }, op: Op::Release(0) };
+
+/// Where a connection stands.
+enum Stage {
+    /// Nothing has been said.
+    Silent,
+    /// The client has to prove what its Hello says, in answer to this.
+    Proving(Box<Hello>, [u8; 32]),
+    /// It serves this session, as its connection with this number.
+    Serving(Arc<Session>, u64),
+    /// A node says that it is there, and is to prove that it is of the cluster, by this random number.
+    Challenged(Box<PeerHello>, [u8; 16]),
+    /// It is another node's.
+    Peer(Guest),
+    /// Nothing more is taken from it.
+    Over,
+}
+
+/// A connection of a client, or of another node.
+pub struct Connection {
+    server: Arc<Server>,
+    outbox: Arc<dyn Outbox>,
+    security: Security,
+    /// What that asks for.
+    checksum: Checksum,
+    peer: Arc<str>,
+    /// Who the client says it is, and the token that it names.
+    who: Arc<str>,
+    token: Option<TokenId>,
+    stage: Stage,
+}
+
+/// What is left to do with a batch when the session's lock has been let go.
+#[derive(Default)]
+struct Work {
+    /// For the node, and beside each what its answer is for.
+    requests: Vec<(Request, Option<Origin>)>,
+    submitted: Vec<Submitted>,
+    questions: Vec<(u64, Box<[u8]>)>,
+    /// What names node ids of which it is not known yet whether the session may.
+    doubtful: Vec<(Vec<Doubt>, Doubtful)>,
+    /// What was not allowed, and why, as far as it will be told.
+    refused: Vec<(&'static str, FsError)>,
+    /// Calls, whatever they ask.
+    calls: u64,
+    claims: bool,
+    bye: bool,
+}
+
+/// A call that waits until its node ids are known.
+enum Doubtful {
+    Request(Box<Request>, Option<Origin>, Submitted),
+    Lock(u64, LockRequest),
+}
+
+impl Work {
+    fn refused(&mut self, what: &'static str, why: &FsError) {
+        if self.refused.len() < REFUSALS_MAX as usize + 1 {
+            self.refused.push((what, why.clone()));
+        }
+    }
+}
+
+impl Connection {
+    pub(crate) fn new(
+        server: Arc<Server>,
+        outbox: Arc<dyn Outbox>,
+        security: Security,
+        peer: Arc<str>,
+    ) -> Self {
+        let checksum = security.checksum();
+        let (who, token) = ("".into(), None);
+        Self { server, outbox, security, checksum, peer, who, token, stage: Stage::Silent }
+    }
+
+    /// Lets a client in.
+    fn enter(&mut self, hello: Hello, grant: Option<Arc<Grant>>, now: Nanos) {
+        let line = Line {
+            outbox: self.outbox.clone(),
+            checksum: self.checksum,
+            security: self.security.clone(),
+            peer: self.peer.clone(),
+        };
+        self.token = grant.as_ref().map(|grant| grant.record.id);
+        let incarnation = hello.incarnation;
+        match self.server.greet(hello, line, grant, now) {
+            Ok(session) => self.stage = Stage::Serving(session, incarnation),
+            Err(why) => self.break_off(why),
+        }
+    }
+
+    /// Answers to calls of a session.
+    fn batch(&self, session: &Arc<Session>, incarnation: u64, grant: Option<Arc<Grant>>) -> Arc<Batch> {
+        let (session, outbox) = (session.clone(), self.outbox.clone());
+        Batch::new(&self.server, session, (incarnation, grant), outbox, self.checksum)
+    }
+
+    fn audit(&self, event: audit::Event, what: &str, why: &FsError) {
+        let (who, from, result) = (&*self.who, &*self.peer, &*why.reason);
+        let entry = audit::Entry { event, who, from, token: self.token, what, result };
+        self.server.audit().tell(self.server.clock.now(), entry);
+    }
+
+    /// Carries out what names node ids that are not known, when that is settled.
+    fn resolve(
+        &self,
+        doubtful: Vec<(Vec<Doubt>, Doubtful)>,
+        session: &Arc<Session>,
+        incarnation: u64,
+        grant: &Arc<Grant>,
+    ) {
+        let Some(root) = grant.root() else { return };
+        for (doubts, call) in doubtful {
+            let answers = self.batch(session, incarnation, Some(grant.clone()));
+            answers.submitted();
+            let (server, waiting) = (self.server.clone(), session.clone());
+            let (peer, who, token) = (self.peer.clone(), self.who.clone(), self.token);
+            let settled = move |outside: Outside| {
+                let refused = outside.into_iter().next().map(|(ino, why)| {
+                    server.shared.counts.calls_refused.add(1);
+                    let (event, what) = (audit::Event::Operation, format!("inode {ino}"));
+                    let (who, from, what, result) = (&*who, &*peer, &*what, &*why.reason);
+                    let entry = audit::Entry { event, who, from, token, what, result };
+                    server.audit().tell(server.clock.now(), entry);
+                    why
+                });
+                match (call, refused) {
+                    (Doubtful::Request(request, origin, submitted), None) => {
+                        answers.expect(vec![submitted]);
+                        server.backend.submit_batch(vec![(*request, origin)], &answers);
+                    }
+                    // As in `take_op`: it may have been carried out when the node id was good.
+                    (Doubtful::Request(_, Some(origin), submitted), Some(_)) if origin.retry => {
+                        answers.expect(vec![Submitted { refused: true, ..submitted }]);
+                        server.backend.submit_batch(vec![(RECALL, Some(origin))], &answers);
+                    }
+                    (Doubtful::Request(_, _, submitted), Some(why)) => {
+                        answers.reply(submitted, Err(Outcome::Failed(why)));
+                    }
+                    (Doubtful::Lock(id, request), None) => {
+                        let state = waiting.state.lock();
+                        if state.is_current(incarnation)
+                            && let Some(reply) = server.shared.desk.lock().serve(state.holder, id, &request)
+                        {
+                            answers.answer(id, Answered::Lock(reply));
+                        }
+                    }
+                    (Doubtful::Lock(id, _), Some(why)) => answers.answer(id, Answered::Lock(Err(why))),
+                }
+            };
+            self.server.settle(session, root, doubts, Box::new(settled));
+        }
+    }
+
+    /// Takes a batch of messages, in the order in which they came. One thread at a time.
+    pub fn receive(&mut self, batch: &mut Vec<ToServer>, now: Nanos) {
+        let mut messages = batch.drain(..);
+        if let Stage::Silent = self.stage {
+            match messages.next() {
+                None => return,
+                Some(ToServer::Hello(hello)) => {
+                    self.who = hello.who.as_str().into();
+                    self.token = hello.token;
+                    match self.server.admission(&hello, &self.security) {
+                        Ok(Verdict::Enter(grant)) => self.enter(hello, grant, now),
+                        Ok(Verdict::Prove(nonce)) => {
+                            let challenge = ToClient::Challenge(nonce);
+                            self.server.shared.send(&*self.outbox, self.checksum, &challenge);
+                            self.stage = Stage::Proving(Box::new(hello), nonce);
+                        }
+                        Err(why) => return self.break_off(why),
+                    }
+                }
+                Some(ToServer::PeerHello(hello)) => match self.server.challenge_peer(&hello) {
+                    Ok(challenge) => {
+                        self.stage = Stage::Challenged(Box::new(hello), challenge.nonce);
+                        let challenge = ToClient::PeerChallenge(challenge);
+                        self.server.shared.send(&*self.outbox, self.checksum, &challenge);
+                    }
+                    Err(why) => return self.break_off(why),
+                },
+                Some(_) => return self.break_off(SECOND_HELLO),
+            }
+        }
+        if let Stage::Challenged(hello, nonce) = &self.stage {
+            let greeted = match messages.next() {
+                None => return,
+                Some(ToServer::PeerProof(proof)) => {
+                    let says = Says { hello, nonce, proof: &proof, security: &self.security };
+                    self.server.greet_peer(&says, &self.outbox, &self.peer)
+                }
+                Some(_) => Err(SECOND_HELLO),
+            };
+            match greeted {
+                Ok(guest) => self.stage = Stage::Peer(guest),
+                Err(why) => return self.break_off(why),
+            }
+        }
+        if let Stage::Proving(hello, nonce) = &self.stage {
+            let (hello, nonce) = (Hello::clone(hello), *nonce);
+            match messages.next() {
+                None => return,
+                Some(ToServer::Proof(proof)) => {
+                    match self.server.proved(&hello, &nonce, &self.security, &proof) {
+                        Ok(grant) => self.enter(hello, Some(grant), now),
+                        Err(why) => return self.break_off(why),
+                    }
+                }
+                Some(_) => return self.break_off(UNPROVED),
+            }
+        }
+        if let Stage::Peer(guest) = self.stage {
+            if let Err(why) = self.server.hear_peer(guest, messages) {
+                self.break_off(why);
+            }
+            return;
+        }
+        let Stage::Serving(session, incarnation) = &self.stage else { return };
+        let (session, incarnation) = (session.clone(), *incarnation);
+        if messages.len() == 0 {
+            return;
+        }
+        let shared = &self.server.shared;
+        shared.counts.batches.add(1);
+        let mut work = Work {
+            requests: Vec::with_capacity(messages.len()),
+            submitted: Vec::with_capacity(messages.len()),
+            ..Work::default()
+        };
+        let mut broken = None;
+        let answers = {
+            let mut state = session.state.lock();
+            if !state.is_current(incarnation) {
+                shared.counts.stale_messages.add(messages.len() as u64);
+                return;
+            }
+            session.hear(now);
+            let answers = self.batch(&session, incarnation, state.grant.clone());
+            if let Some(grant) = state.grant.clone() {
+                // However long ago the server had time to look.
+                grant.look(self.server.clock.now());
+            }
+            state.denied = None;
+            for message in &mut messages {
+                if let Err(why) = self.take(message, &session, &mut state, &answers, &mut work) {
+                    broken = Some(why);
+                    break;
+                }
+                if work.bye {
+                    break;
+                }
+            }
+            answers
+        };
+        shared.counts.calls.add(work.calls);
+        self.carry_out(work, &session, incarnation, &answers, now);
+        if let Some(why) = broken {
+            self.break_off(why);
+        }
+    }
+
+    /// Looks at one message, with the session's lock held.
+    // This and the next two are called from one place: a request ends up in the work without being moved from one to the other.
+    #[inline(always)]
+    fn take(
+        &self,
+        message: ToServer,
+        session: &Arc<Session>,
+        state: &mut State,
+        answers: &Arc<Batch>,
+        work: &mut Work,
+    ) -> Result<(), FsError> {
+        match message {
+            ToServer::Hello(_) | ToServer::PeerHello(_) => return Err(SECOND_HELLO),
+            ToServer::Peer(_) | ToServer::PeerProof(_) => return Err(NO_NODE),
+            ToServer::Proof(_) => return Err(UNPROVED),
+            ToServer::Ping { oldest_open_object } => {
+                settle(state);
+                self.server.shared.objects.lock().raise(state.holder, oldest_open_object);
+                // By the answer the client knows that it still has its locks. Each answers the oldest Ping that has none, so without one
+                // the connection has to end.
+                if !self.server.backend.may_answer() {
+                    return Err(self.server.why_mute());
+                }
+                answers.send_pong();
+            }
+            ToServer::Cancel { id } => {
+                if let Some(reply) = self.server.shared.desk.lock().cancel(state.holder, id) {
+                    answers.answer(id, Answered::Lock(reply));
+                }
+            }
+            ToServer::Bye => work.bye = true,
+            ToServer::Call(call) => {
+                work.calls += 1;
+                if call.retry {
+                    self.server.shared.counts.retries.add(1);
+                }
+                state.window.ack(call.acked);
+                if let Body::Reclaim(reclaim) = call.body {
+                    state.claims.parked.push_back((call.id, reclaim));
+                    work.claims = true;
+                    return Ok(());
+                }
+                if state.phase != Phase::Live {
+                    return Err(TOO_EARLY);
+                }
+                if !call.retry {
+                    settle(state);
+                }
+                return self.take_call(call, session, state, answers, work);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn take_call(
+        &self,
+        call: Call,
+        session: &Arc<Session>,
+        state: &mut State,
+        answers: &Arc<Batch>,
+        work: &mut Work,
+    ) -> Result<(), FsError> {
+        if (call.seq != 0) != call.body.is_numbered() {
+            return Err(MISNUMBERED);
+        }
+        let Call { id, seq, retry, body, .. } = call;
+        match body {
+            Body::Op(request) => {
+                return self.take_op((id, seq, retry), request, session, state, answers, work);
+            }
+            Body::Lock(request) => {
+                let doubt = match state.grant.clone() {
+                    None => Ok(None),
+                    Some(grant) => {
+                        grant.judge_lock(&request, &mut state.given, &state.opens, &self.server.backend)
+                    }
+                };
+                match doubt {
+                    Ok(None) => {
+                        let mut desk = self.server.shared.desk.lock();
+                        if let Some(reply) = desk.serve(state.holder, id, &request) {
+                            answers.answer(id, Answered::Lock(reply));
+                        }
+                    }
+                    Ok(Some(doubt)) => work.doubtful.push((vec![doubt], Doubtful::Lock(id, request))),
+                    Err(why) => {
+                        work.refused("lock", &why);
+                        answers.answer(id, Answered::Lock(Err(why)));
+                    }
+                }
+            }
+            Body::Admin(question) => work.questions.push((id, question)),
+            // Taken before.
+            Body::Reclaim(_) => {}
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn take_op(
+        &self,
+        (id, seq, retry): (u64, u64, bool),
+        mut request: Request,
+        session: &Arc<Session>,
+        state: &mut State,
+        answers: &Arc<Batch>,
+        work: &mut Work,
+    ) -> Result<(), FsError> {
+        let counts = &self.server.shared.counts;
+        if seq != 0 {
+            match state.window.admit(seq, Waiter { id, incarnation: state.incarnation }, retry) {
+                Admission::Run => {}
+                Admission::Answered(reply) => {
+                    let reply = reply.clone();
+                    counts.retries_answered.add(1);
+                    answers.answer(id, Answered::Op(reply));
+                    return Ok(());
+                }
+                Admission::Running => {
+                    counts.retries_running.add(1);
+                    return Ok(());
+                }
+                Admission::Stale => return Ok(()),
+                Admission::Beyond => return Err(BEYOND),
+            }
+        }
+        let judged = match state.grant.clone() {
+            None => Ok(Judged::default()),
+            Some(grant) => {
+                let tree = &self.server.backend;
+                grant.judge(&mut request, &mut state.given, &state.opens, tree).inspect_err(|why| {
+                    work.refused(ops::KINDS[ops::kind(&request.op)], why);
+                })
+            }
+        };
+        let refused = judged.is_err();
+        let admitted = judged.and_then(|judged| {
+            let effect = admit(&request, &mut state.opens, self.server.shared.config.opens_max)?;
+            Ok((judged, effect))
+        });
+        let (judged, effect) = match admitted {
+            Ok(admitted) => admitted,
+            // It may have been carried out when the session still allowed it: then that answer is the answer.
+            Err(_) if retry && seq != 0 => {
+                request = RECALL;
+                (Judged::default(), Effect::None)
+            }
+            Err(why) => {
+                counts.calls_refused.add(1);
+                let reply = Err(Outcome::Failed(why));
+                answers.answer(id, Answered::Op(reply.clone()));
+                if seq != 0 {
+                    state.window.finish(seq, reply, true);
+                }
+                return Ok(());
+            }
+        };
+        if retry {
+            counts.retries_submitted.add(1);
+        }
+        let origin = (seq != 0).then_some(Origin { client: session.client, seq, retry });
+        let lists = match request.op {
+            Op::ReadDir { dir, .. } | Op::ReadDirPlus { dir, .. } => Some(dir),
+            _ => None,
+        };
+        let submitted = Submitted { id, seq, effect, lists, listed: judged.listed, refused };
+        if !judged.doubts.is_empty() {
+            work.doubtful.push((judged.doubts, Doubtful::Request(Box::new(request), origin, submitted)));
+            return Ok(());
+        }
+        work.requests.push((request, origin));
+        work.submitted.push(submitted);
+        Ok(())
+    }
+
+    /// Does what a batch has come to, with no lock held.
+    fn carry_out(
+        &mut self,
+        work: Work,
+        session: &Arc<Session>,
+        incarnation: u64,
+        answers: &Arc<Batch>,
+        now: Nanos,
+    ) {
+        let server = &self.server;
+        if !work.requests.is_empty() {
+            answers.expect(work.submitted);
+            server.backend.submit_batch(work.requests, answers);
+        }
+        answers.submitted();
+        if let Some(grant) = answers.grant().filter(|_| !work.doubtful.is_empty()) {
+            self.resolve(work.doubtful, session, incarnation, grant);
+        }
+        for (what, why) in work.refused {
+            self.audit(audit::Event::Operation, what, &why);
+        }
+        let server = &self.server;
+        if work.claims {
+            server.go_on_reclaiming(session);
+        }
+        for (id, question) in work.questions {
+            let asker = Asker {
+                outbox: self.outbox.clone(),
+                checksum: self.checksum,
+                session: session.clone(),
+                peer: self.peer.clone(),
+                grant: answers.grant().cloned(),
+                incarnation,
+                id,
+                table: server.backend.table(),
+            };
+            server.admin.submit(question, asker);
+        }
+        if work.bye {
+            // What it gives up somebody else would get. Who may answer lets its session expire.
+            if server.backend.may_answer() {
+                server.end(session, now);
+                self.stage = Stage::Over;
+            } else {
+                self.closed();
+            }
+        }
+    }
+
+    /// Bytes came that are no message: tells the client. The transport closes.
+    pub fn refuse(&mut self, error: &WireError) {
+        let errno = if let WireError::Version(_) = error { libc::EPROTONOSUPPORT } else { libc::EPROTO };
+        self.break_off(FsError::because(errno, error.to_string()));
+    }
+
+    /// Tells the client why nothing more is taken from it.
+    fn break_off(&mut self, why: FsError) {
+        self.server.log_refused(&self.peer, &why);
+        // Others pass: the same client is let in a moment later.
+        let lasts = matches!(why.errno, libc::EACCES | libc::ENOENT | libc::EPROTO | libc::EPROTONOSUPPORT);
+        if lasts && matches!(self.stage, Stage::Silent | Stage::Proving(..)) {
+            self.audit(audit::Event::Handshake, "connect", &why);
+        }
+        self.server.shared.refuse(&*self.outbox, self.checksum, why);
+        self.closed();
+    }
+
+    /// Nothing more comes or goes. The session lives on until its lease ends.
+    pub fn closed(&mut self) {
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Serving(session, incarnation) => {
+                let mut state = session.state.lock();
+                if state.is_current(incarnation) {
+                    state.line = None;
+                    self.server.shared.desk.lock().disconnect(state.holder);
+                }
+            }
+            Stage::Peer(guest) => self.server.peer_left(guest),
+            Stage::Silent | Stage::Proving(..) | Stage::Challenged(..) | Stage::Over => {}
+        }
+    }
+}
+
+/// Something came that is neither claim nor retry: if everything has been reclaimed, all retries have come before it.
+fn settle(state: &mut State) {
+    if state.phase == Phase::Live && !state.settled {
+        state.settled = true;
+        state.claims = Claims::default();
+    }
+}

@@ -1,0 +1,234 @@
+//! The other nodes of the cluster: connections to them, over which envelopes of this node's member leave.
+//!
+//! What comes from them comes over connections that they have dialed, to the same port that clients use
+//! ([`crate::server`]'s gate).
+//!
+//! A node is dialed where it was last heard of ([`kestrel_meta::member::whereabouts`]): at once when it, or somebody else, says where that is. The
+//! connection to where it was is given up then: that start of it has ended, or must not be talked to any more. Whoever is connected to is told
+//! first where the others are.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, OnceLock};
+
+use kestrel_meta::member::host::{Carrier, MemberHost, Unsent};
+use kestrel_meta::member::whereabouts::{Whereabout, Whereabouts};
+use kestrel_meta::member::{Envelope, Message};
+use kestrel_rpc::peer::{Greeting, PeerConfig, PeerFigures, PeerLink};
+use kestrel_rpc::tls::ClientTls;
+use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::wire::{PeerHello, PeerSecret, Versions};
+use parking_lot::RwLock;
+
+/// What tells nodes of one cluster from all others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The volume's number.
+    pub volume: [u8; 16],
+    /// What its nodes know and nobody else.
+    pub secret: PeerSecret,
+    /// The word that this node's directory was born with.
+    pub birth: u64,
+    /// Random, of this process.
+    pub start: u64,
+    /// Where others reach it, `host:port`; 1 to 255 bytes.
+    pub address: String,
+}
+
+/// Who this node is to the others.
+struct Introduction {
+    identity: Identity,
+    me: NodeId,
+    epoch: u64,
+    tls: ClientTls,
+    whereabouts: Arc<Whereabouts>,
+}
+
+impl Introduction {
+    fn dial(&self, node: NodeId, address: String, table: u64) -> io::Result<PeerLink> {
+        let identity = &self.identity;
+        let hello = PeerHello {
+            versions: Versions::OURS,
+            volume: identity.volume,
+            from: self.me,
+            to: node,
+            table,
+            nonce: [0; 16],
+            birth: identity.birth,
+            epoch: self.epoch,
+            start: identity.start,
+            address: identity.address.clone(),
+        };
+        let seed = u64::from(self.me) << 32 | u64::from(node);
+        let mut config = PeerConfig::new(address, hello, identity.secret, &self.tls);
+        let (me, whereabouts) = (self.me, self.whereabouts.clone());
+        config.greeting = Some(Greeting(Arc::new(move || {
+            // Who hears it knows where he is himself, and has just been told where this node is.
+            let others = whereabouts.all().into_iter().filter(|at| at.node != me && at.node != node);
+            envelope(me, others.collect())
+        })));
+        PeerLink::start(config, seed)
+    }
+
+    fn envelope(&self, nodes: Vec<Whereabout>) -> Option<Vec<u8>> {
+        envelope(self.me, nodes)
+    }
+}
+
+/// What tells where these nodes are; none if there is nothing to tell.
+fn envelope(from: NodeId, nodes: Vec<Whereabout>) -> Option<Vec<u8>> {
+    if nodes.is_empty() {
+        return None;
+    }
+    let (envelope, mut bytes) =
+        (Envelope { from, stamp: 0, message: Message::Whereabouts(nodes) }, Vec::new());
+    // As many as a cluster has nodes fit.
+    envelope.encode(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// See the module's header. Dropping it closes the connections. What is to be carried before they are begun is lost, which a
+/// carrier may do.
+#[derive(Default)]
+pub struct Peers {
+    introduction: OnceLock<Introduction>,
+    links: RwLock<BTreeMap<NodeId, PeerLink>>,
+}
+
+impl Peers {
+    /// Tells who this node is to the others, and how it proves that ([`ClientTls::of_node`]): once, when its member has counted its start.
+    pub fn introduce(self: &Arc<Self>, identity: &Identity, host: &MemberHost, tls: ClientTls) {
+        let (me, epoch, whereabouts) = (host.me(), host.epoch(), host.whereabouts_kept().clone());
+        whereabouts.met(&Whereabout { node: me, epoch, address: identity.address.clone() });
+        let weak = Arc::downgrade(self);
+        whereabouts.listen(Box::new(move |at, is_new| {
+            if let Some(peers) = weak.upgrade() {
+                peers.found(at, is_new);
+            }
+        }));
+        let _ =
+            self.introduction.set(Introduction { identity: identity.clone(), me, epoch, tls, whereabouts });
+    }
+
+    /// Begins to connect to those nodes of a table that there are no connections to, each where it was last heard of. Does not wait for them.
+    ///
+    /// # Errors
+    /// If a thread does not start; the rest is tried again when this is called again.
+    pub fn meet(&self, placement: &Placement) -> io::Result<()> {
+        let Some(introduction) = self.introduction.get() else { return Ok(()) };
+        let mut links = self.links.write();
+        for member in placement.map.members().iter().filter(|member| member.id != introduction.me) {
+            if links.contains_key(&member.id) {
+                continue;
+            }
+            let address = introduction.whereabouts.of(member.id).map(|at| at.address);
+            let address = address.unwrap_or_else(|| member.address.clone());
+            links.insert(member.id, introduction.dial(member.id, address, placement.version)?);
+        }
+        Ok(())
+    }
+
+    /// A node has said where it is, or others have.
+    fn found(&self, at: &Whereabout, is_new: bool) {
+        let Some(introduction) = self.introduction.get() else { return };
+        if at.node == introduction.me {
+            return;
+        }
+        let is_elsewhere = match self.links.read().get(&at.node) {
+            Some(link) if link.address() == at.address => {
+                link.hurry();
+                false
+            }
+            link => link.is_some(),
+        };
+        if is_elsewhere {
+            self.redirect(introduction, at.node);
+        }
+        if is_new {
+            self.pass_on(introduction, at);
+        }
+    }
+
+    /// Dials a node where it is by now, in the place of the connection there was.
+    fn redirect(&self, introduction: &Introduction, node: NodeId) {
+        let mut links = self.links.write();
+        // Somebody else may have been faster, with newer news.
+        let Some(at) = introduction.whereabouts.of(node) else { return };
+        let Some(link) = links.get(&node).filter(|link| link.address() != at.address) else { return };
+        let before = link.address().to_string();
+        match introduction.dial(node, at.address.clone(), 0) {
+            Ok(link) => {
+                log::info!(
+                    "cluster: node {node} is at {} now, by its start {}; it was at {before}",
+                    at.address,
+                    at.epoch
+                );
+                let before = links.insert(node, link);
+                drop(links);
+                // What ends a connection waits for its thread, which may be dialing; whoever brings news must not. Without a thread it waits.
+                let _ =
+                    std::thread::Builder::new().name("kestrel-peer-end".into()).spawn(move || drop(before));
+            }
+            Err(why) => log::error!("cluster: no thread to connect to node {node} at {}: {why}", at.address),
+        }
+    }
+
+    /// Tells all other nodes that one is elsewhere. Whoever does not hear it is told when he is connected to.
+    fn pass_on(&self, introduction: &Introduction, at: &Whereabout) {
+        let links = self.links.read();
+        let Some(envelope) = introduction.envelope(vec![at.clone()]) else { return };
+        for (_, link) in links.iter().filter(|(node, _)| **node != at.node) {
+            // It fits: it is one address.
+            let _ = link.send(&envelope);
+            link.flush();
+        }
+    }
+
+    /// Lets go of nodes that are not in the table any more, when they have gone. Until then they may have to hear that.
+    pub fn forget_former(&self, placement: &Placement) {
+        if let Some(introduction) = self.introduction.get() {
+            introduction.whereabouts.forget(|node| placement.heir_of(node).is_some());
+        }
+        let goes = |node: &NodeId, link: &PeerLink| placement.heir_of(*node).is_some() && !link.figures().up;
+        let is_any = self.links.read().iter().any(|(node, link)| goes(node, link));
+        if is_any {
+            let mut links = self.links.write();
+            let gone: Vec<NodeId> =
+                links.iter().filter(|(node, link)| goes(node, link)).map(|(node, _)| *node).collect();
+            let gone: Vec<_> = gone.into_iter().filter_map(|node| links.remove(&node)).collect();
+            // What ends a connection waits for its thread.
+            drop(links);
+            drop(gone);
+        }
+    }
+
+    /// Why there is no connection to a node, if there is none and that is known.
+    pub fn why_down(&self, node: NodeId) -> Option<String> {
+        self.links.read().get(&node)?.why_down()
+    }
+
+    /// Another node has refused this one for good, and said so: this node must end.
+    pub fn expelled(&self) -> Option<String> {
+        self.links.read().values().find_map(PeerLink::expelled)
+    }
+
+    /// What the connections have carried, by node.
+    pub fn figures(&self) -> BTreeMap<NodeId, PeerFigures> {
+        self.links.read().iter().map(|(node, link)| (*node, link.figures())).collect()
+    }
+}
+
+impl Carrier for Peers {
+    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Unsent>> {
+        // Nobody else would take it: it is from a node that is not in the table.
+        let links = self.links.read();
+        let Some(link) = links.get(&to) else { return Ok(()) };
+        let mut bytes = Vec::new();
+        let sent = envelope.encode(&mut bytes).and_then(|()| link.send(&bytes));
+        sent.map_err(|why| Box::new(Unsent { envelope, why }))
+    }
+
+    fn flush(&self) {
+        self.links.read().values().for_each(PeerLink::flush);
+    }
+}

@@ -1,0 +1,221 @@
+//! A client's session: what the node keeps for it, and in which phase of its life it is.
+//!
+//! ```text
+//!            Hello                    all reclaimed
+//!  (nothing) ─────▶ Reclaiming ───────────────────────▶ Live ──Bye──▶ (gone)
+//!      │                ▲  │ lease ends                 │
+//!      └───Hello────────┼──┼───────────────────────────▶│ lease ends
+//!                       │  ▼                            ▼
+//!                       └─ Expired ◀────────────────────┘ ──30 min──▶ (gone)
+//! ```
+//!
+//! - **Live**: calls are served, as soon as the record of the session is durable.
+//! - **Reclaiming**: the node does not know what the client holds, because it restarted, had given the session up, or never
+//!   heard of a client that says it was here. Nothing but Reclaim is served.
+//! - **Expired**: the client was not heard of for the lease. Its opens and locks are gone; what became of its calls is still
+//!   known, so one that comes back executes nothing twice.
+//!
+//! A session has one connection at most, that with the highest incarnation. Under the session's lock it is decided whether a
+//! frame belongs to it; what is found to do then is marked there (a numbered call as running, a lock as taken) before the
+//! lock is let go, so that nothing an older connection brought can take effect after a newer one was welcomed.
+
+pub mod given;
+pub mod opens;
+pub mod window;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use kestrel_rpc::handler::Outbox;
+use kestrel_types::clock::Nanos;
+use kestrel_types::ids::InodeId;
+use kestrel_types::security::Security;
+use kestrel_types::wire::{Checksum, ClientId, LockSpan, Reclaim, Reclaimed, SessionState};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use given::Given;
+use opens::Opens;
+use window::Window;
+
+use crate::grant::Grant;
+
+/// See the module's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// The client must say what it holds.
+    Reclaiming,
+    /// Calls are served.
+    Live,
+    /// Given up.
+    Expired,
+    /// The client said farewell.
+    Ended,
+}
+
+/// The connection of a session.
+pub struct Line {
+    /// Where frames are put.
+    pub outbox: Arc<dyn Outbox>,
+    /// Whether they carry checksums.
+    pub checksum: Checksum,
+    /// What it runs over, and whom the client has proved to be.
+    pub security: Security,
+    /// Where from, for people.
+    pub peer: Arc<str>,
+}
+
+/// A message of claims that is being worked on.
+#[derive(Debug)]
+pub struct Part {
+    /// The call to answer.
+    pub call: u64,
+    /// Claims that the node has not answered.
+    pub pending: usize,
+    /// What could not be had.
+    pub lost: Reclaimed,
+    /// Nothing more follows.
+    pub last: bool,
+    /// The client has begun again: nobody waits for the answer.
+    pub superseded: bool,
+}
+
+/// What a client has told so far of what it holds.
+#[derive(Debug, Default)]
+pub struct Claims {
+    /// The message that is being worked on: one at a time.
+    pub part: Option<Part>,
+    /// Messages that came meanwhile: call and content.
+    pub parked: VecDeque<(u64, Reclaim)>,
+    /// How often each file is said to be open, in this attempt.
+    pub opens: BTreeMap<InodeId, u32>,
+    /// Locks claimed so far, over all attempts, and whether they were had: the client may not have heard of it, and what was
+    /// lost once stays lost even if it is free by now.
+    pub locks: FxHashMap<LockSpan, bool>,
+    /// Whether what the next message names is within the subtree is being looked at: the number of that look.
+    pub vetting: Option<u64>,
+    /// What of the next message is not, once that is known.
+    pub outside: Option<Vec<InodeId>>,
+}
+
+/// What is guarded by the session's lock.
+pub struct State {
+    /// Where it is in its life.
+    pub phase: Phase,
+    /// What the client was, or will be, told of its session.
+    pub told: SessionState,
+    /// Number of the newest connection.
+    pub incarnation: u64,
+    /// The connection, if there is one.
+    pub line: Option<Line>,
+    /// For people.
+    pub who: String,
+    /// Its number as an owner of locks and objects: a new one each time the session is given up.
+    pub holder: u64,
+    /// Numbered calls.
+    pub window: Window,
+    /// Open files.
+    pub opens: Opens,
+    /// What is being reclaimed.
+    pub claims: Claims,
+    /// The session's locks may be reclaimed: it was interrupted by a restart, and the grace period has not ended.
+    pub may_claim_locks: bool,
+    /// Something came that is neither claim nor retry since everything was reclaimed: all retries are in.
+    pub settled: bool,
+    /// The session's record is durable.
+    pub recorded: bool,
+    /// The session was lost, but its client says in its newest Hello that it holds nothing, and nothing has confirmed that
+    /// yet: what it would have been told. (That Hello may be an old one that was long under way.)
+    pub denied: Option<SessionState>,
+    /// When it was given up.
+    pub expired_at: Nanos,
+    /// What it may do; everything, if there is none.
+    pub grant: Option<Arc<Grant>>,
+    /// What it was given, if it is confined.
+    pub given: Given,
+    /// How often it was looked at whether what a message claims is within the subtree.
+    pub looks: u64,
+    /// It is known whose it is: another token than that of its grant does not take it over.
+    pub bound: bool,
+}
+
+/// A client's session.
+pub struct Session {
+    /// The client.
+    pub client: ClientId,
+    /// When it began, wall time.
+    pub since: Nanos,
+    /// When the client was last heard of, by the server's clock.
+    heard: AtomicI64,
+    /// The rest.
+    pub state: Mutex<State>,
+}
+
+impl Session {
+    /// A session of a client that has not been welcomed yet.
+    pub fn new(client: ClientId, since: Nanos, who: String, holder: u64, now: Nanos) -> Self {
+        let state = State {
+            phase: Phase::Live,
+            told: SessionState::New,
+            incarnation: 0,
+            line: None,
+            who,
+            holder,
+            window: Window::default(),
+            opens: Opens::default(),
+            claims: Claims::default(),
+            may_claim_locks: false,
+            settled: true,
+            recorded: false,
+            denied: None,
+            expired_at: 0,
+            grant: None,
+            given: Given::default(),
+            looks: 0,
+            bound: false,
+        };
+        Self { client, since, heard: AtomicI64::new(now), state: Mutex::new(state) }
+    }
+
+    /// The client was heard of.
+    #[inline]
+    pub fn hear(&self, now: Nanos) {
+        self.heard.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// When the client was last heard of.
+    pub fn heard(&self) -> Nanos {
+        self.heard.load(Ordering::Relaxed)
+    }
+}
+
+impl State {
+    /// Whether the client is being served, or will be.
+    pub fn is_alive(&self) -> bool {
+        matches!(self.phase, Phase::Reclaiming | Phase::Live)
+    }
+
+    /// Whether frames of the connection with this number count.
+    pub fn is_current(&self, incarnation: u64) -> bool {
+        self.is_alive() && self.incarnation == incarnation
+    }
+
+    /// The client has to say what it holds before anything else.
+    pub fn begin_reclaim(&mut self) {
+        self.phase = Phase::Reclaiming;
+        self.settled = false;
+        self.claims = Claims::default();
+    }
+
+    /// The client says it again from the beginning, over a new connection. What the node is still working on goes on.
+    pub fn restart_reclaim(&mut self) {
+        self.claims.parked.clear();
+        self.claims.opens.clear();
+        (self.claims.vetting, self.claims.outside) = (None, None);
+        if let Some(part) = &mut self.claims.part {
+            part.superseded = true;
+            part.last = false;
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! All nodes know the same tokens, whichever was told, and whoever was away hears of it before it lets anybody in.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod cluster;
+
+use std::sync::Arc;
+
+use cluster::{Cluster, Site, at, eventually, mknod};
+use kestrel_model::code as errno;
+use kestrel_rpc::token::Token;
+use kestrel_server::grant::Grant;
+use kestrel_types::error::FsResult;
+use kestrel_types::ids::InodeId;
+use kestrel_types::name::Place;
+use kestrel_types::request::{Answer, Op, Outcome, RenameFlags, Reply};
+use kestrel_types::token::{Subtree, TokenId, TokenRecord};
+
+fn issue(site: &Site, name: &str) -> TokenRecord {
+    let token = Token::new(None).unwrap();
+    let record = TokenRecord::new(token.id, name, token.verifier(), 0);
+    site.running().server.tokens().learn(vec![record.clone()], 1).unwrap();
+    record
+}
+
+fn revoke(site: &Site, record: &TokenRecord) {
+    let revoked = TokenRecord { revoked: Some(7), ..record.clone() };
+    site.running().server.tokens().learn(vec![revoked], 7).unwrap();
+}
+
+fn grant(site: &Site, id: TokenId) -> FsResult<Arc<Grant>> {
+    site.running().server.tokens().grant(id, 8)
+}
+
+fn knows(site: &Site, id: TokenId) -> bool {
+    site.running().server.tokens().record(id).is_some()
+}
+
+#[test]
+fn every_node_learns_what_any_node_was_told() {
+    let mut cluster = Cluster::start();
+    let [one, two] = [issue(&cluster.sites[0], "one"), issue(&cluster.sites[1], "two")];
+    for site in &cluster.sites {
+        eventually("all nodes have both", || knows(site, one.id) && knows(site, two.id));
+        eventually("and let their clients in", || grant(site, one.id).is_ok());
+    }
+    let confirmed = |site: &Site| site.running().server.tokens().confirmed();
+    eventually("all are known to know", || confirmed(&cluster.sites[0]) == (vec![1, 2, 3], vec![]));
+    // A session that goes on when its token is revoked at another node.
+    let held = grant(&cluster.sites[2], one.id).unwrap();
+    revoke(&cluster.sites[0], &one);
+    eventually("it has ended everywhere", || held.ended().is_some());
+
+    // A node that is away.
+    cluster.sites[2].kill();
+    revoke(&cluster.sites[0], &two);
+    eventually("the others know", || {
+        let (known, missing) = confirmed(&cluster.sites[0]);
+        known.contains(&2) && (missing.is_empty() || missing == [3])
+    });
+    let three = issue(&cluster.sites[1], "three");
+    // While one may still take it for good, what is revoked is not forgotten: that one would bring it back.
+    let early = cluster.sites[0].running().server.tokens().prune(9).expect_err("node 3 does not know");
+    assert_eq!(early.errno, libc::EAGAIN);
+    assert!(early.reason.contains("nodes [") && early.reason.contains('3'), "{early}");
+    assert!(knows(&cluster.sites[0], two.id));
+    cluster.sites[2].run();
+    // It still has the record that allows it, and does not go by that.
+    eventually("it is back and knows", || {
+        let back = grant(&cluster.sites[2], two.id);
+        let why = back.expect_err("a revoked token is never let in");
+        why.errno == libc::EACCES
+    });
+    eventually("it has what is new", || grant(&cluster.sites[2], three.id).is_ok());
+
+    // What is of no use is forgotten everywhere.
+    eventually("all are known to know what there is", || confirmed(&cluster.sites[1]).1.is_empty());
+    assert_eq!(cluster.sites[1].running().server.tokens().prune(9).unwrap(), 2);
+    for site in &cluster.sites {
+        eventually("it is forgotten", || !knows(site, one.id) && !knows(site, two.id));
+        assert!(knows(site, three.id));
+    }
+}
+
+fn made(answer: Answer) -> InodeId {
+    match answer {
+        Answer::Entry { inode, .. } => inode.ino,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is_outside(reply: &Reply) -> bool {
+    matches!(reply, Err(Outcome::Failed(why)) if why.errno == libc::ESTALE)
+}
+
+/// A rename that takes a directory out of a subtree ends its use at every node when it is answered,
+/// wherever the names in it are led and whatever the session was found to be allowed there just
+/// before.
+#[test]
+fn a_rename_ends_the_use_of_a_subtree_at_all_nodes() {
+    let cluster = Cluster::start();
+    let owner = cluster.client();
+    let [tree, inner, _] = ["tree", "tree/in", "out"].map(|dir| made(owner.done(Op::MkDir(at(dir), 0o777))));
+    let token = Token::new(None).unwrap();
+    let subtree = Some(Subtree { dir: tree, path: "/tree".into() });
+    let record = TokenRecord { subtree, ..TokenRecord::new(token.id, "tenant", token.verifier(), 0) };
+    cluster.sites[0].running().server.tokens().learn(vec![record], 1).unwrap();
+    for site in &cluster.sites {
+        eventually("all nodes let it in", || grant(site, token.id).is_ok());
+    }
+    let tenant = cluster.client_with(Some(Arc::new(token)));
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+    for name in names {
+        owner.done(mknod(&format!("tree/in/{name}")));
+    }
+    let below = |name: &str| Place::from_path(inner, name.as_bytes()).unwrap();
+    let list = || Op::ReadDir { dir: inner, after: None, limit: 20, check: false };
+    let move_to = |from: &str, to: &str| {
+        owner.done(Op::Rename(at(from), at(to), RenameFlags::default()));
+    };
+    for round in 0..10 {
+        tenant.done(list());
+        for name in names {
+            tenant.done(Op::Lookup(below(name)));
+        }
+        move_to("tree/in", "out/in");
+        let makes = Op::MkDir(below(&format!("late {round}")), 0o755);
+        for op in names.map(|name| Op::Lookup(below(name))).into_iter().chain([list(), makes]) {
+            let reply = tenant.ask(op.clone());
+            assert!(is_outside(&reply), "round {round}: {op:?}: {reply:?}");
+        }
+        assert_eq!(errno(&tenant.ask(Op::Parent(tree))), 0);
+        move_to("out/in", "tree/in");
+    }
+}
