@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Node, NodeConfig, Replies, RootAttr};
 use kestrel_rpc::handler::Outbox;
 use kestrel_rpc::token::Token;

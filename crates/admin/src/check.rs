@@ -26,7 +26,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use kestrel_blockstore::store::BlockStore;
-use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_engine::{Engine, EngineError};
 use kestrel_types::clock::Nanos;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};

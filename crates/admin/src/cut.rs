@@ -15,8 +15,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
-use kestrel_meta::engine::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
+use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_engine::{BatchKind, BeforeSync, Engine, EngineError, Mutation};
 use kestrel_types::key::Table;
 
 use crate::dump::spool::{self, Spool, Visit};

@@ -16,7 +16,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 
-use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_engine::{Engine, EngineError};
 use kestrel_types::clock::Nanos;
 use kestrel_types::key::Table;
 use serde_json::{Value, json};

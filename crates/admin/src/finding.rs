@@ -1,6 +1,6 @@
 //! What a check finds, and how it can be put right without guessing.
 
-use kestrel_meta::engine::Mutation;
+use kestrel_engine::Mutation;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};

@@ -12,9 +12,9 @@ use std::fmt::Display;
 use std::io::{self, Read};
 use std::path::Path;
 
+use kestrel_engine::embedded::EmbeddedEngine;
+use kestrel_engine::{Engine, EngineError, Mutation};
 use kestrel_meta::cluster::{MEMBER_SHARES, NodeTable};
-use kestrel_meta::engine::embedded::EmbeddedEngine;
-use kestrel_meta::engine::{Engine, EngineError, Mutation};
 use kestrel_meta::locks::TxnId;
 use kestrel_meta::member::change::records::{FROZEN, STRANGERS, TABLE};
 use kestrel_meta::member::known::{Known, peer_of};

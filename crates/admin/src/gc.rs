@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kestrel_blockstore::store::{BlockStore, list_all};
-use kestrel_meta::engine::{Engine, EngineError, Tap};
+use kestrel_engine::{Engine, EngineError, Tap};
 use kestrel_types::clock::Nanos;
 use kestrel_types::ids::ObjectId;
 use kestrel_types::key::{Key, Table};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
-use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_engine::{Engine, EngineError};
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::{CHUNK_BYTES, Extent, ExtentList, Source};

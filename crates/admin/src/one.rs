@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use kestrel_meta::engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ObjectId};

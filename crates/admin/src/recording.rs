@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::{Engine, Mutation, Tap};
+use kestrel_engine::{Engine, Mutation, Tap};
 use parking_lot::{Condvar, Mutex};
 
 use crate::dump::spool;

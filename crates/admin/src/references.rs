@@ -1,6 +1,6 @@
 //! Everything that refers to stored bytes.
 
-use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_engine::{Engine, EngineError};
 use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::{ExtentList, Source};

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::ops::ControlFlow;
 
-use kestrel_meta::engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_types::clock::Nanos;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{FIRST_INODE, InodeId, ROOT};

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
-use kestrel_meta::engine::{Engine, EngineError, Mutation};
+use kestrel_engine::{Engine, EngineError, Mutation};
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::{Key, KeyRef, Table};
@@ -241,8 +241,8 @@ pub fn readable(name: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kestrel_meta::engine::BatchKind;
-    use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+    use kestrel_engine::BatchKind;
+    use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 
     #[test]
     fn rows_come_all_and_in_order_across_pages() {

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
-use kestrel_meta::engine::embedded::salvage::{Lost, LostRows};
-use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_engine::embedded::salvage::{Lost, LostRows};
+use kestrel_engine::{Engine, EngineError};
 use kestrel_types::key::{Key, Table};
 
 use crate::check::CheckError;
@@ -145,8 +145,8 @@ fn what_of(table: Table) -> &'static str {
 mod tests {
     use super::*;
     use crate::rows::put;
-    use kestrel_meta::engine::BatchKind;
-    use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+    use kestrel_engine::BatchKind;
+    use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 
     /// Losses are told by the paths of the files, and a directory that is known from other rows by
     /// its own.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 
 use kestrel_blockstore::store::{BlockStore, list_all};
-use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_engine::{Engine, EngineError};
 use kestrel_types::clock::Nanos;
 use kestrel_types::codec::DecodeError;
 use kestrel_types::entry::Entry;

@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_engine::{Engine, EngineError};
 use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};

@@ -12,7 +12,7 @@ use std::sync::mpsc;
 
 use kestrel_blockstore::frame::stored_window;
 use kestrel_blockstore::store::NearCache;
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_types::extent::{ExtentList, Source};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::inode::Data;

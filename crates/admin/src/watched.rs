@@ -1,6 +1,6 @@
 //! An engine whose long scans somebody watches: to stop them, or to slow them down.
 
-use kestrel_meta::engine::{Engine, EngineError, Layer, VisitRow};
+use kestrel_engine::{Engine, EngineError, Layer, VisitRow};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
 

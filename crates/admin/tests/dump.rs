@@ -15,8 +15,8 @@ use kestrel_admin::dump::load::{keep_clear_of, load, verify};
 use kestrel_admin::dump::{About, Counts, DumpError, dump};
 use kestrel_admin::rows::{USAGE, decode_ceiling, put};
 use kestrel_blockstore::store::BlockStore;
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::engine::{BatchKind, Engine};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::{BatchKind, Engine};
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Data, Inode, Kind};
@@ -191,7 +191,7 @@ fn a_dump_of_a_volume_in_use_is_a_state_that_existed() {
                 let batch = vec![
                     put(Table::Sweep, u64::MAX, b"z", value.clone()),
                     put(Table::System, 0, b"a", value),
-                    kestrel_meta::engine::Mutation {
+                    kestrel_engine::Mutation {
                         key: kestrel_types::key::Key::new(Table::Sweep, last - 1, b"one"),
                         value: None,
                     },

@@ -12,7 +12,7 @@ use kestrel_admin::dump::{About, dump};
 use kestrel_admin::finding::{FindingKind as K, Severity};
 use kestrel_admin::rows::{USAGE, put};
 use kestrel_blockstore::store::MemoryStore;
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_types::key::{Key, Table};
 
 /// Damages one row: drops it, flips bits, cuts it, copies its value or its key elsewhere, or makes one up.

@@ -13,7 +13,7 @@ use kestrel_admin::dump::load::load;
 use kestrel_admin::dump::{About, dump};
 use kestrel_admin::info::tree_sums;
 use kestrel_admin::rows::Rows;
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Node, NodeConfig};
 use kestrel_types::clock::ManualClock;
 use kestrel_types::ids::ROOT;

@@ -18,7 +18,7 @@ use kestrel_admin::gc::{Event, GcError, Options, Totals, collect};
 use kestrel_admin::rows::put;
 use kestrel_blockstore::error::Result as StoreResult;
 use kestrel_blockstore::store::{AppendStore, BlockStore, MemoryStore, Page, Usage};
-use kestrel_meta::engine::{Engine, EngineError, Layer, Mutation};
+use kestrel_engine::{Engine, EngineError, Layer, Mutation};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::inode::{Data, Kind};
 use kestrel_types::key::{Key, KeyRef, Table};

@@ -16,8 +16,8 @@ use kestrel_admin::rows::{
     CLOCK, DirId, INODES, OBJECTS, SHARES, decode_ceiling, encode_ceiling, encode_xattr, get, put,
 };
 use kestrel_blockstore::store::BlockStore;
-use kestrel_meta::engine::memory::MemoryEngine;
-use kestrel_meta::engine::{BatchKind, Engine, EngineError, Layer, Mutation};
+use kestrel_engine::memory::MemoryEngine;
+use kestrel_engine::{BatchKind, Engine, EngineError, Layer, Mutation};
 use kestrel_meta::locks::TxnId;
 use kestrel_meta::member::change::records::TABLE;
 use kestrel_meta::member::known::Known;

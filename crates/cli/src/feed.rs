@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use serde_json::{Value, json};
 
 use crate::progress::Progress;

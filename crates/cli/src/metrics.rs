@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kestrel_client::fs::Fs;
-use kestrel_meta::engine::EngineStats;
+use kestrel_engine::EngineStats;
 use kestrel_meta::stats::{KindStats, NodeStats};
 use serde_json::{Map, Value, json};
 

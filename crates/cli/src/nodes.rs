@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kestrel_admin::info::{InfoError, TreeSums};
 use kestrel_client::remote::{Alone, MOVED_OUT, NodeLink, Panel, RemoteMetadata};
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::placement::{NodeId, Placement};
 use serde_json::{Value, json};

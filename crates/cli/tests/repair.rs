@@ -13,8 +13,8 @@ use std::process::Command;
 use common::*;
 use kestrel_admin::rows::{Rows, delete, put};
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
+use kestrel_engine::{BatchKind, Mutation};
 use kestrel_meta::cluster::NodeTable;
-use kestrel_meta::engine::{BatchKind, Mutation};
 use kestrel_types::entry::Entry;
 use kestrel_types::key::{Key, Table};
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::*;
 use kestrel_admin::rows::put;
 use kestrel_client::volume::{Resources, Volume};
-use kestrel_meta::engine::BatchKind;
+use kestrel_engine::BatchKind;
 use kestrel_types::key::Table;
 
 /// Opens the volume's raw parts, as a verb does.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use kestrel_blockstore::reader::{Reader, ReaderConfig};
 use kestrel_blockstore::store::BlockStore;
 use kestrel_blockstore::{Error, ErrorKind};
-use kestrel_meta::engine::Mutation;
+use kestrel_engine::Mutation;
 use kestrel_types::codec::Reader as Bytes;
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::{ExtentList, Source};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kestrel_blockstore::store::BlockStore;
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_meta::member::MemberConfig;
 use kestrel_meta::member::host::{Carrier, MemberHost};
 use kestrel_meta::node::{self, Node, NodeConfig};

@@ -11,7 +11,7 @@ use common::{client, open};
 use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{FileHandle, Fs, LockWait, LockedRange, Outdated, wait};
 use kestrel_client::metadata::{Embedded, LockCall, LockServer, Metadata};
-use kestrel_meta::engine::memory::MemoryEngine;
+use kestrel_engine::memory::MemoryEngine;
 use kestrel_meta::node::{Done, Node, NodeConfig, RootAttr};
 use kestrel_meta::stats::NodeStats;
 use kestrel_server::locks::{Locks, Owner, Set, Ticket};

@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use kestrel_meta::txn::{TxnKey, WINDOW, decode_answer, decode_session};
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;

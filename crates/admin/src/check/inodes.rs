@@ -1,6 +1,6 @@
 //! The first walk: every entry and every inode, alone and against what points at it.
 
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};

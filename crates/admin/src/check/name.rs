@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::{Key, Table};

@@ -1,6 +1,6 @@
 //! Directories' sums: the shares of table `dirstat` against what the entries give.
 
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::{Key, Table};

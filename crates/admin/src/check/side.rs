@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use kestrel_types::codec::Reader;
 use kestrel_types::extent::{CHUNK_BYTES, ExtentList};
 use kestrel_types::ids::{InodeId, ROOT};

@@ -1,6 +1,6 @@
 //! Volume-wide records: counters must be above everything that was handed out, sums must be true.
 
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use kestrel_types::ids::ROOT;
 use kestrel_types::key::{Key, Table};
 

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{InodeId, ROOT};
 use kestrel_types::key::{Key, Table};

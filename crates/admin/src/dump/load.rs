@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::BufRead;
 
 use kestrel_blockstore::store::{BlockStore, list_all};
-use kestrel_meta::engine::{BatchKind, Engine, Mutation};
+use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_types::ids::{ObjectId, ROOT};
 use kestrel_types::key::{Key, Table};
 use serde_json::Value;

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kestrel_meta::engine::Mutation;
+use kestrel_engine::Mutation;
 use kestrel_types::key::{Key, KeyRef};
 
 use super::DumpError;

@@ -14,8 +14,8 @@ use std::io::BufRead;
 use std::path::Path;
 
 use kestrel_blockstore::store::{BlockStore, list_all};
+use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_meta::cluster::NodeTable;
-use kestrel_meta::engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_meta::member::change::records::ChangeRecords;
 use kestrel_meta::node::WORKERS_MAX;
 use kestrel_meta::tokens;

@@ -11,8 +11,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kestrel_engine::{BatchKind, Engine, EngineError, Layer, Mutation};
 use kestrel_meta::cluster::NodeTable;
-use kestrel_meta::engine::{BatchKind, Engine, EngineError, Layer, Mutation};
 use kestrel_meta::locks::TxnId;
 use kestrel_meta::member::{Prepared, decode_prepared};
 use kestrel_meta::txn::{RECORDS_ID, TxnKey};

@@ -9,8 +9,8 @@
 
 use std::path::Path;
 
+use kestrel_engine::{BatchKind, Engine};
 use kestrel_meta::cluster::NodeTable;
-use kestrel_meta::engine::{BatchKind, Engine};
 use kestrel_meta::member::change::records::{ChangeRecords, Strangers};
 use kestrel_meta::node::WORKERS_MAX;
 use kestrel_types::clock::Nanos;

@@ -6,7 +6,7 @@
 //!
 //! The stray row goes last, after a sync of what takes its place.
 
-use kestrel_meta::engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_types::clock::Nanos;
 use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;

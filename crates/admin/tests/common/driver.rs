@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use kestrel_admin::check::{Options, check};
 use kestrel_admin::finding::{Finding, Severity};
-use kestrel_meta::engine::Engine;
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::Engine;
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Node, NodeConfig, RootAttr};
 use kestrel_types::clock::ManualClock;
 use kestrel_types::extent::Extent;

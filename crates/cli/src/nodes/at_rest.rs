@@ -10,7 +10,7 @@ use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::error::VolumeError;
 use kestrel_client::storage::StoreOptions;
 use kestrel_client::volume::{Volume, VolumeLock, scratch_reserve};
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_meta::member::change::records::ChangeRecords;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::{Value, json};
@@ -262,7 +262,7 @@ impl AtRest {
 mod tests {
     use kestrel_client::descriptor::Durability;
     use kestrel_client::volume::{NewVolume, Token, form, join};
-    use kestrel_meta::engine::{BatchKind, Mutation};
+    use kestrel_engine::{BatchKind, Mutation};
     use kestrel_types::key::{Key, Table};
     use kestrel_types::placement::ClusterMap;
 

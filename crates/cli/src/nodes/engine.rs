@@ -4,10 +4,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use kestrel_admin::rows::Row as OwnedRow;
-use kestrel_meta::cluster::NodeTable;
-use kestrel_meta::engine::{
+use kestrel_engine::{
     BatchKind, Engine, EngineError, EngineStats, Epoch, Mutation, OnDurable, Row, Tap, TapGuard, VisitRow,
 };
+use kestrel_meta::cluster::NodeTable;
 use kestrel_types::ids::Position;
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::placement::NodeId;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kestrel_balancer::next::{Decision, ROUNDS_MAX, Reason, Sight, decide};
 use kestrel_balancer::report::Report;
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_meta::member::change::Phase;
 use kestrel_meta::member::host::MemberHost;
 use kestrel_types::error::FsResult;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use kestrel_balancer::frequent::{Frequent, NAMES_MAX};
 use kestrel_balancer::report::{Report, names_wanted};
+use kestrel_engine::Engine;
 use kestrel_meta::cluster::NodeTable;
-use kestrel_meta::engine::Engine;
 use kestrel_meta::member::host::MemberHost;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;

@@ -15,7 +15,7 @@ use kestrel_admin::gc::{self, Event, Options};
 use kestrel_admin::watched::Watched;
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_client::storage::StoreOptions;
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use kestrel_rpc::tls::Mode;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use parking_lot::Mutex;

@@ -9,7 +9,7 @@ use kestrel_blockstore::store::BlockStore;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::Fs;
 use kestrel_client::storage::Storage;
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_server::admin::Asker;
 use kestrel_server::audit;
 use kestrel_types::token::TokenId;

@@ -15,7 +15,7 @@ use kestrel_admin::dump::shelf::{Kept, Shelf, Stamp};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_client::storage::{Storage, StoreOptions};
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_rpc::tls::Mode;
 use kestrel_types::clock::{Clock, Nanos, SECOND, SystemClock};
 use parking_lot::Mutex;

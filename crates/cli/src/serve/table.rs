@@ -9,7 +9,7 @@ use std::time::Duration;
 use kestrel_admin::rows::{INODES, OBJECTS, decode_ceiling, get};
 use kestrel_client::descriptor::RowsAt;
 use kestrel_client::hex::{from_hex, to_hex};
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_meta::member::change::{Announced, ChangeFigures, Phase};
 use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::member::lease::LeaseFigures;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kestrel_admin::info;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::fs::Fs;
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_server::tokens::Tokens;
 use kestrel_types::clock::{Clock, Nanos, SystemClock};
 use kestrel_types::error::FsError;

@@ -9,7 +9,7 @@ use clap::Args;
 use kestrel_client::descriptor::{Descriptor, volume_dir};
 use kestrel_client::fs::{CompactOptions, Compacted, Fs};
 use kestrel_client::remote::{Introduction, Panel, RemoteUrl, RemoteVolume};
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_types::clock::SECOND;
 use serde_json::{Value, json};
 

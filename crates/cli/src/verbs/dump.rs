@@ -9,7 +9,7 @@ use clap::Args;
 use kestrel_admin::dump::{About, dump};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Panel, Reached, RemoteUrl};
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 

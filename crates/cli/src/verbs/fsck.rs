@@ -14,7 +14,7 @@ use kestrel_admin::repair::{RepairError, repair};
 use kestrel_admin::watched::Watched;
 use kestrel_blockstore::store::BlockStore;
 use kestrel_client::volume::scratch_reserve;
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_types::clock::{Clock, Nanos, SECOND, SystemClock};
 use kestrel_types::ids::ObjectId;
 use serde_json::{Value, json};

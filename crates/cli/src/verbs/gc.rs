@@ -9,7 +9,7 @@ use kestrel_admin::gc::{self, Event, GcError, Options};
 use kestrel_admin::sparse::SPARSE_PERCENT;
 use kestrel_admin::watched::Watched;
 use kestrel_blockstore::store::BlockStore;
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use kestrel_types::ids::ObjectId;
 use serde_json::{Value, json};

@@ -10,7 +10,7 @@ use kestrel_blockstore::frame::stored_window;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_client::storage::Storage;
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_types::inode::Inode;
 use kestrel_types::range::Range;
 use serde_json::{Value, json};

@@ -19,7 +19,7 @@ use kestrel_client::descriptor::{CodingSettings, Descriptor, Settings};
 use kestrel_client::keys;
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{self, NewVolume, Volume};
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_types::ids::ObjectId;
 use serde_json::json;
 

@@ -8,7 +8,7 @@ use clap::Args;
 use kestrel_admin::info::{self, InfoError};
 use kestrel_client::descriptor::{Descriptor, FILE_NAME};
 use kestrel_client::remote::RemoteUrl;
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_types::ids::ROOT;
 use serde_json::{Value, json};
 

@@ -9,7 +9,7 @@ use clap::Args;
 use kestrel_admin::warmup::{self, Act, THREADS_MAX};
 use kestrel_admin::watched::Watched;
 use kestrel_blockstore::store::BlockStore;
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use serde_json::{Value, json};
 
 use super::{ask_with, print_json};

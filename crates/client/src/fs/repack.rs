@@ -27,7 +27,7 @@ use kestrel_admin::sparse::{self, Found, Sparse, Use, User, Users};
 use kestrel_admin::watched::Watched;
 use kestrel_blockstore::object::MEMBER_BYTES;
 use kestrel_blockstore::{Payload, Placed};
-use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_engine::{Engine, EngineError};
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::extent::{Extent, Source};

@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use kestrel_blockstore::store::key;
-use kestrel_meta::engine::embedded::is_own_file;
+use kestrel_engine::embedded::is_own_file;
 
 use super::META_DIR;
 use super::lock::LOCK_FILE;

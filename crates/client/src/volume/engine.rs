@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kestrel_blockstore::store::BlockStore;
+use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_engine::{BeforeSync, Engine, EngineError};
 use kestrel_etcd::{EtcdEngine, EtcdOptions};
-use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
-use kestrel_meta::engine::{BeforeSync, Engine, EngineError};
 use kestrel_postgres::{PgEngine, PgOptions};
 
 use super::sizes::fitting_options;

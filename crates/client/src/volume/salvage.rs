@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use kestrel_admin::dump::load::keep_clear_of;
 use kestrel_admin::salvage::{LostPath, name_lost};
-use kestrel_meta::engine::embedded::EmbeddedEngine;
-use kestrel_meta::engine::embedded::salvage::{salvage as salvage_rows, scratch_in};
-use kestrel_meta::engine::{BatchKind, BeforeSync, Engine, EngineError};
+use kestrel_engine::embedded::EmbeddedEngine;
+use kestrel_engine::embedded::salvage::{salvage as salvage_rows, scratch_in};
+use kestrel_engine::{BatchKind, BeforeSync, Engine, EngineError};
 
 use super::format::{clear, occupy};
 use super::sizes::fitting_options;

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_meta::member::seat::{self, HOLDER_BYTES_MAX, Seat, seat_key};
 use kestrel_types::error::FsError;
 use kestrel_types::placement::{NodeId, Placement};

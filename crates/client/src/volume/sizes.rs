@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use kestrel_meta::engine::embedded::EmbeddedOptions;
+use kestrel_engine::embedded::EmbeddedOptions;
 
 /// Most that is left free for metadata on the disk that holds the data, bytes.
 const DATA_RESERVE_MAX: u64 = 192 << 20;

@@ -10,7 +10,7 @@ use kestrel_blockstore::store::BlockStore;
 use kestrel_blockstore::{Pool, ReadAheadConfig};
 use kestrel_client::fs::{Caller, Creation, FileHandle, Fs, FsConfig, FsParts, IoPools, wait};
 use kestrel_client::metadata::{Embedded, Metadata};
-use kestrel_meta::engine::memory::MemoryEngine;
+use kestrel_engine::memory::MemoryEngine;
 use kestrel_meta::node::{Node, NodeConfig, RootAttr};
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::ids::ROOT;

@@ -15,8 +15,8 @@ use kestrel_client::fs::{
     Caller, CompactOptions, Compacted, CopyRange, Creation, FileHandle, Fs, FsConfig, FsParts, IoPools, wait,
 };
 use kestrel_client::metadata::Embedded;
-use kestrel_meta::engine::Engine;
-use kestrel_meta::engine::memory::MemoryEngine;
+use kestrel_engine::Engine;
+use kestrel_engine::memory::MemoryEngine;
 use kestrel_meta::node::{Node, NodeConfig, RootAttr};
 use kestrel_types::clock::{Clock, SystemClock};
 use kestrel_types::ids::ROOT;

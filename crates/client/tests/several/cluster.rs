@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kestrel_client::descriptor::{Descriptor, Durability, Settings};
 use kestrel_client::storage::{Offer, Storage, StoreOptions};
 use kestrel_client::volume::{NewVolume, format};
-use kestrel_meta::engine::memory::MemoryEngine;
+use kestrel_engine::memory::MemoryEngine;
 use kestrel_meta::node::{self, Node, NodeConfig, Replies, RootAttr};
 use kestrel_rpc::handler::{Connection, Handler, Outbox};
 use kestrel_rpc::server::{ServerConfig as SocketConfig, Serving, serve};

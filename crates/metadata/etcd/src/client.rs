@@ -17,7 +17,7 @@ use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client as Http;
 use hyper_util::client::legacy::connect::HttpConnector as Tcp;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use parking_lot::Mutex;
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use serde_json::json;
 
 use crate::client::{Client, PAUSE, Trouble, encoded};

@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::{
+use kestrel_engine::{
     BatchKind, BeforeSync, Claimed, Engine, EngineError, EngineStats, Epoch, Fence, Mutation, OnDurable, Row,
     Tap, TapGuard, VisitRow,
 };

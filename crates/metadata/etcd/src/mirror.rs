@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-use kestrel_meta::engine::EngineError;
-use kestrel_meta::engine::tier::{Below, Bytes, Cursor, Sorted};
+use kestrel_engine::EngineError;
+use kestrel_engine::tier::{Below, Bytes, Cursor, Sorted};
 use parking_lot::Mutex;
 
 use crate::store::Rows;

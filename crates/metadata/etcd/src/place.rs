@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::uri::Authority;
-use kestrel_meta::engine::elsewhere;
+use kestrel_engine::elsewhere;
 
 /// How such URLs begin.
 pub const SCHEMES: [&str; 2] = ["etcd://", "etcds://"];

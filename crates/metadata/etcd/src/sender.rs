@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::{EngineError, Epoch, Mutation};
+use kestrel_engine::{EngineError, Epoch, Mutation};
 use kestrel_types::ids::Position;
 
 use crate::client::{PAUSE, Trouble, io};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 
-use kestrel_meta::engine::elsewhere::{is_within_limits, queued_bytes};
-use kestrel_meta::engine::tier::Tier;
-use kestrel_meta::engine::{BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation, Tap, TapGuard};
+use kestrel_engine::elsewhere::{is_within_limits, queued_bytes};
+use kestrel_engine::tier::Tier;
+use kestrel_engine::{BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation, Tap, TapGuard};
 use kestrel_types::ids::Position;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -118,7 +118,7 @@ impl Shared {
         self.news.notify_one();
     }
 
-    /// [`kestrel_meta::engine::Engine::commit`] by a holder of `epoch`.
+    /// [`kestrel_engine::Engine::commit`] by a holder of `epoch`.
     pub fn commit(
         &self,
         epoch: Epoch,
@@ -265,13 +265,13 @@ impl Shared {
         self.queue.lock().epoch.0 -= 1;
     }
 
-    /// [`kestrel_meta::engine::Engine::tap`]: no batch is applied meanwhile.
+    /// [`kestrel_engine::Engine::tap`]: no batch is applied meanwhile.
     pub fn tap(&self, tap: Tap) -> TapGuard {
         let _still = self.queue.lock();
         self.tier.tap(tap)
     }
 
-    /// [`kestrel_meta::engine::Engine::stats`].
+    /// [`kestrel_engine::Engine::stats`].
     pub fn stats(&self) -> EngineStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let tier = self.tier.stats();

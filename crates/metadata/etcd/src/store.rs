@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::{EngineError, Epoch};
+use kestrel_engine::{EngineError, Epoch};
 use kestrel_types::ids::Position;
 use serde_json::{Value, json};
 

@@ -8,7 +8,7 @@ use kestrel_testkit::stop::StopOnDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::thread;
 
-use kestrel_meta::engine::exercise::{Content, Op, apply, check, commit, content, encode, op, put, remove};
+use kestrel_engine::exercise::{Content, Op, apply, check, commit, content, encode, op, put, remove};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::member::{Asker, Envelope, Member, MemberConfig};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_types::clock::{MILLISECOND, Nanos, SystemClock};

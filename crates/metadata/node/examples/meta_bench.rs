@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::Engine;
-use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_engine::Engine;
+use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::node::{Done, Durability, Node, NodeConfig, Origin, RootAttr};
 use kestrel_types::clock::SystemClock;
 use kestrel_types::inode::Kind;

@@ -11,7 +11,7 @@ use kestrel_types::ids::Position;
 use kestrel_types::key::{Key, KeyRef, Table};
 use parking_lot::Mutex;
 
-use crate::engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 
 /// Version of a counter's row.
 const VERSION: u8 = 1;
@@ -178,7 +178,7 @@ impl Timestamps {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::memory::{MemoryEngine, SyncWhen};
+    use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 
     /// Seed 1922 of three nodes: a disk that had failed was told to be full.
     #[test]

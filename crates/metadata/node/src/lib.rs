@@ -2,12 +2,11 @@
 //!
 //! A [`node::Node`] takes requests, queues each at the worker that owns its key, and runs what has queued up as one batch:
 //! *resolve* against the [`replica`], *prefetch* with one multi-get ([`rows`]), *execute* the operations ([`ops`], each a pure
-//! function of a [`view`]), *commit* to the [`engine`], reply.
+//! function of a [`view`]), *commit* to the [engine](kestrel_engine), reply.
 
 pub mod cluster;
 pub mod content;
 pub mod effects;
-pub mod engine;
 pub mod ids;
 pub mod lease;
 pub mod locks;

@@ -77,7 +77,6 @@ pub use reap::{Forgot, Reap, Weight};
 pub use sums::SumMessage;
 
 use crate::cluster::{Cluster, NodeTable};
-use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{counter_row, decode_counter, system_key};
 use crate::lease::Now;
 use crate::locks::TxnId;
@@ -89,6 +88,7 @@ use crate::worker::{Ear, Elsewhere, Stray};
 use commit::Decision;
 use fetch::Fetching;
 use host::Bell;
+use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 use lease::{LeaseMessage, Leases};
 use lend::Loan;
 use nameless::Asking;

@@ -27,7 +27,6 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::request::{Reply, Request};
 use parking_lot::Mutex;
 
-use crate::engine::{BatchKind, Engine, Mutation};
 use crate::ids::{Allocator, Timestamps, system_key};
 use crate::ops::{self, Lane};
 use crate::pipeline::engine_error;
@@ -35,6 +34,7 @@ use crate::rows::SCAN_ROWS_MAX;
 use crate::stats::{self, LaneCounters, NodeStats};
 use crate::view::{Core, Route};
 use crate::worker::{Job, Sink, Worker};
+use kestrel_engine::{BatchKind, Engine, Mutation};
 
 use courier::Courier;
 

@@ -23,7 +23,6 @@ use kestrel_types::request::{Outcome, Reply};
 
 use crate::cluster::{Cluster, NodeTable};
 use crate::effects::{Effects, Mark};
-use crate::engine::{BatchKind, Engine, EngineError, Mutation};
 use crate::ids::{Allocator, Block, Timestamps};
 use crate::lease::Tenure;
 use crate::member::lease::PROMISE;
@@ -33,6 +32,7 @@ use crate::txn::{self, Told};
 use crate::view::{Core, Planned, Route, Run, Stop, View};
 use crate::walks::Walks;
 use crate::worker::{Elsewhere, Job};
+use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 
 /// After so many stops for rows a batch plans only the operation that stopped, not the whole rest again.
 const REPLANS_MAX: usize = 4;
@@ -180,7 +180,7 @@ fn takes_nothing(engine: &dyn Engine) -> bool {
 }
 
 /// Whether the store is lost to this process, or has not answered for so long that this node has no lease: then a read in a hurry
-/// ([`crate::engine::Hurry`]) has failed by that.
+/// ([`kestrel_engine::Hurry`]) has failed by that.
 fn is_away(engine: &dyn Engine) -> bool {
     engine.silence() > Duration::from_nanos(PROMISE.unsigned_abs()) || takes_nothing(engine)
 }

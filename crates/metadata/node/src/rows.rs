@@ -19,7 +19,7 @@ use kestrel_types::placement::hash_entry;
 use kestrel_types::stat::{DirStat, ObjStat};
 use rustc_hash::FxHashMap;
 
-use crate::engine::{Engine, EngineError, Mutation};
+use kestrel_engine::{Engine, EngineError, Mutation};
 use lent::Bar;
 
 pub use lent::{Lent, Missing, Scope, Span, SpanRows};

@@ -21,9 +21,9 @@ use kestrel_types::key::{Key, Table};
 use kestrel_types::request::Reply;
 use kestrel_types::wire::{ClientId, WHO_BYTES_MAX, decode_reply, encode_reply};
 
-use crate::engine::{Engine, EngineError, Mutation};
 use crate::locks::TxnId;
 use crate::worker::Job;
+use kestrel_engine::{Engine, EngineError, Mutation};
 
 /// Most numbered requests of one client that may be unanswered.
 pub const WINDOW: u64 = 4096;

@@ -40,7 +40,6 @@ use kestrel_types::placement::NodeId;
 
 use crate::cluster::{Cluster, NodeTable, has_shares_of};
 use crate::effects::Effects;
-use crate::engine::Mutation;
 use crate::ids::Block;
 use crate::lease::Tenure;
 use crate::node::WORKERS_MAX;
@@ -48,6 +47,7 @@ use crate::replica::Replica;
 use crate::rows::{CellId, Rows, Value, share_suffix};
 use crate::session::{Condemned, MovedTable, Nameless, OpenState, OpenTable, Reclaiming, Sweeps};
 use crate::walks::Walks;
+use kestrel_engine::Mutation;
 
 /// Size that a directory shows.
 pub const DIR_SIZE: u64 = 4096;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use common::errno;
 use common::members::{Cluster, at, mknod};
 use common::rules::range;
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_meta::member::change::{Announced, ChangeMessage};
 use kestrel_meta::member::{Asker, Member, Message};
 use kestrel_meta::txn::Origin;

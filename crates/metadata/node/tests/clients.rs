@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use common::steps::{Raw, World, raws};
 use common::{Fixture, at, config, errno, name};
-use kestrel_meta::engine::Engine;
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::Engine;
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Done, Durability, NodeConfig, Origin, Replies, SessionRecord};
 use kestrel_meta::txn::WINDOW;
 use kestrel_types::clock::SECOND;
@@ -180,7 +180,7 @@ fn whatever_fails_on_the_way_a_request_happens_once() {
                 fixture.node.end_grace().unwrap();
                 fixture.check();
             };
-            let why = || kestrel_meta::engine::EngineError::Io("injected".into());
+            let why = || kestrel_engine::EngineError::Io("injected".into());
             let fixture = new(number);
             fixture.engine.fail_commit(why());
             assert_eq!(errno(&ask(&fixture, seq, false, op.clone())), libc::EIO, "{op:?}");

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use common::stress::{self, Dice, FLAGS};
 use common::{Fixture, at, config, name, user};
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::{Engine, EngineError};
 use kestrel_meta::node::{Done, Durability, NodeConfig};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Place};

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{at, config, stress};
-use kestrel_meta::engine::Engine;
-use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_engine::Engine;
+use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::node::{Durability, Node, NodeConfig, RootAttr};
 use kestrel_types::clock::SystemClock;
 use kestrel_types::request::{Answer, Creds, Op, Request};

@@ -14,8 +14,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use common::{Fixture, at, check, config, name};
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::engine::{BatchKind, Engine, Mutation};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::node::{Node, NodeConfig, Origin, SessionRecord};
 use kestrel_meta::txn::{TxnKey, decode_answer};
 use kestrel_types::clock::{ManualClock, SECOND};

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::member::host::{Carrier, MemberHost, Unsent};
 use kestrel_meta::member::{Envelope, Member, MemberConfig};
 use kestrel_meta::node::{Durability, Ear, NodeConfig, RootAttr};

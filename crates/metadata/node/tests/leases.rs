@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::errno;
 use common::members::{Cluster, at, mknod};
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use kestrel_meta::member::change::Announced;
 use kestrel_meta::member::lease::{LEASE, LeaseMessage, PATIENCE, PROMISE};
 use kestrel_meta::member::{Asker, DEADLINE, Envelope, Member, Message};

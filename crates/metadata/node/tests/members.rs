@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use common::errno;
 use common::members::{Cluster, ROOT_ATTR, at, mknod, placement, settings};
-use kestrel_meta::engine::EngineError;
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::EngineError;
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::member::{Asker, DEADLINE, Member, MemberConfig, Message, Vote};
 use kestrel_meta::node::{Durability, Node, NodeConfig};
 use kestrel_meta::txn::Origin;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::errno;
 use common::members::{Cluster, at, mknod, placement};
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_meta::member::change::{Announced, ChangeMessage};
 use kestrel_meta::member::{Member, Message};
 use kestrel_types::clock::SECOND;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::Fixture;
 use common::rules::{WRITE, commit, create, fixture, lookup, range, seen};
-use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_engine::{Engine, EngineError};
 use kestrel_meta::ops::chunks::EXTENTS_TOLD_MAX;
 use kestrel_meta::rows::SCAN_ROWS_MAX;
 use kestrel_types::extent::Extent;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::Engine;
-use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_engine::Engine;
+use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::node::{Durability, Node, NodeConfig, RootAttr};
 use kestrel_postgres::{PgEngine, PgOptions, Place};
 use kestrel_types::clock::SystemClock;

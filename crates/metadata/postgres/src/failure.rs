@@ -1,6 +1,6 @@
 //! What errors of the database mean.
 
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 

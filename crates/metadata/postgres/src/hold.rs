@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use tokio_postgres::Client;
 
 use crate::failure::failed;

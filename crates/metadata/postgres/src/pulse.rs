@@ -56,7 +56,7 @@ impl Pulse {
         self.waits.store(false, Ordering::SeqCst);
     }
 
-    /// [`kestrel_meta::engine::Engine::silence`].
+    /// [`kestrel_engine::Engine::silence`].
     pub fn silence(&self) -> Duration {
         if !self.waits.load(Ordering::SeqCst) {
             return Duration::ZERO;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kestrel_meta::engine::{EngineError, Epoch};
+use kestrel_engine::{EngineError, Epoch};
 use kestrel_types::ids::Position;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, GenericClient};

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use futures_util::future::{Either, MaybeDone, maybe_done, select};
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use kestrel_types::ids::Position;
 use tokio_postgres::Error;
 use tokio_postgres::types::ToSql;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use kestrel_meta::engine::elsewhere::{is_within_limits, queued_bytes};
-use kestrel_meta::engine::tier::Tier;
-use kestrel_meta::engine::{BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation};
+use kestrel_engine::elsewhere::{is_within_limits, queued_bytes};
+use kestrel_engine::tier::Tier;
+use kestrel_engine::{BatchKind, BeforeSync, EngineError, EngineStats, Epoch, Mutation};
 use kestrel_types::ids::Position;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::Notify;
@@ -178,7 +178,7 @@ impl Shared {
         Ok(())
     }
 
-    /// [`kestrel_meta::engine::Engine::commit`] by a holder of `epoch`.
+    /// [`kestrel_engine::Engine::commit`] by a holder of `epoch`.
     pub fn commit(
         &self,
         epoch: Epoch,
@@ -273,7 +273,7 @@ impl Shared {
         self.confirmations.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// [`kestrel_meta::engine::Engine::confirmations`].
+    /// [`kestrel_engine::Engine::confirmations`].
     pub fn confirmations(&self) -> u64 {
         self.confirmations.load(Ordering::SeqCst)
     }
@@ -318,13 +318,13 @@ impl Shared {
         self.claiming.store(false, Ordering::SeqCst);
     }
 
-    /// [`kestrel_meta::engine::Engine::tap`]: no batch is applied meanwhile.
-    pub fn tap(&self, tap: kestrel_meta::engine::Tap) -> kestrel_meta::engine::TapGuard {
+    /// [`kestrel_engine::Engine::tap`]: no batch is applied meanwhile.
+    pub fn tap(&self, tap: kestrel_engine::Tap) -> kestrel_engine::TapGuard {
         let _still = self.queue.lock();
         self.tier.tap(tap)
     }
 
-    /// [`kestrel_meta::engine::Engine::stats`].
+    /// [`kestrel_engine::Engine::stats`].
     pub fn stats(&self) -> EngineStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         EngineStats {

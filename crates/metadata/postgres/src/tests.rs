@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use kestrel_meta::engine::exercise::{Content, Op, apply, check, commit, content, op, put, remove};
+use kestrel_engine::exercise::{Content, Op, apply, check, commit, content, op, put, remove};
 use proptest::collection::vec;
 use proptest::prelude::*;
 

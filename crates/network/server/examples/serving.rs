@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::Engine;
-use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_engine::Engine;
+use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::member::host::{Carrier, MemberHost, Unsent};
 use kestrel_meta::member::lease::LeaseMessage;
 use kestrel_meta::member::{Envelope, Member, MemberConfig, Message};

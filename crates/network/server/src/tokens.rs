@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_meta::member::host::Carrier;
 use kestrel_meta::member::{Envelope, Message, TokensMessage};
 use kestrel_meta::tokens;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Line, hello};
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::member::host::{Carrier, MemberHost, Unsent};
 use kestrel_meta::member::{Envelope, Member, MemberConfig};
 use kestrel_meta::node::{Durability, NodeConfig, RootAttr};

@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};
 use kestrel_types::ids::InodeId;
 

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use kestrel_admin::info::dir_sums;
 use kestrel_client::hex::{from_hex, to_hex};
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_types::key::{Key, KeyRef, Table};
 use serde_json::{Value, json};
 
@@ -74,8 +74,8 @@ pub fn sums(engine: &dyn Engine, question: &Value) -> Result<Value, String> {
 mod tests {
     use super::*;
     use kestrel_admin::rows::put;
-    use kestrel_meta::engine::BatchKind;
-    use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+    use kestrel_engine::BatchKind;
+    use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 
     #[test]
     fn rows_come_in_pages_and_long_ones_in_pieces() {

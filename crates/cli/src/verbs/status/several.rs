@@ -6,7 +6,7 @@ use kestrel_admin::info::{self, InfoError};
 use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::error::VolumeError;
 use kestrel_client::remote::{self, MOVED_OUT, NodeAnswer};
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use serde_json::{Value, json};
 
 use crate::units::{bytes, count};

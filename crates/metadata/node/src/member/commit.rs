@@ -16,10 +16,10 @@ use super::message::{Message, Vote};
 use super::records::decision_key;
 use super::work::Stage;
 use super::{Member, RESEND, Todo, without};
-use crate::engine::{BatchKind, Mutation};
 use crate::locks::TxnId;
 use crate::node::Ended;
 use crate::txn;
+use kestrel_engine::{BatchKind, Mutation};
 
 /// Most transactions in one message about directories to be forgotten: each changes a few, so it has some hundred kilobytes at most.
 const BROADCAST_MAX: usize = 4096;

@@ -22,7 +22,7 @@ use super::change::records::{self, ChangeRecords};
 use super::change::{Announced, Attempt, ChangeMessage, Changed, Charge, Expected};
 use super::{Member, RESEND, Todo, known};
 use crate::cluster::NODES_MAX;
-use crate::engine::{BatchKind, Mutation};
+use kestrel_engine::{BatchKind, Mutation};
 
 /// An attempt ends when nothing was heard of a member for so long.
 const SILENCE_MAX: Nanos = 30 * SECOND;

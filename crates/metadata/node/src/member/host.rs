@@ -37,13 +37,13 @@ use super::reap::{Forgot, Reap};
 use super::whereabouts::Whereabouts;
 use super::{Asker, Envelope, Member, MemberConfig, ONE_OF_SEVERAL, RESTART_MIN};
 use crate::cluster::Cluster;
-use crate::engine::{Engine, Hurry};
 use crate::ids::system_key;
 use crate::lease::NEVER;
 use crate::lease::Now;
 use crate::node::{Done, Ear, Node, Replies};
 use crate::txn::Origin;
 use crate::worker::Stray;
+use kestrel_engine::{Engine, Hurry};
 
 pub(super) use bell::Bell;
 use bell::{Busy, Woken};

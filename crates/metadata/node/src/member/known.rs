@@ -7,8 +7,8 @@ use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::placement::NodeId;
 use kestrel_types::placement::map::ADDRESS_MAX;
 
-use crate::engine::{BatchKind, Engine, Mutation};
 use crate::pipeline::engine_error;
+use kestrel_engine::{BatchKind, Engine, Mutation};
 
 /// Version of its rows.
 const VERSION: u8 = 2;

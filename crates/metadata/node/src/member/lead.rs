@@ -37,7 +37,7 @@ pub(super) enum Phase {
     /// It waits for these members to forget the directories it changes, or to be fenced.
     Invalidating(BTreeMap<NodeId, Fence>, Box<Ended>),
     /// It waits for these lenders to agree; what each is to change.
-    Preparing(BTreeSet<NodeId>, BTreeMap<NodeId, Vec<crate::engine::Mutation>>, Box<Ended>),
+    Preparing(BTreeSet<NodeId>, BTreeMap<NodeId, Vec<kestrel_engine::Mutation>>, Box<Ended>),
     /// It is decided, and waits for the log. The lenders who have something to change; the answer.
     Decided(Vec<NodeId>, Box<Ended>),
 }

@@ -35,7 +35,7 @@
 //!
 //! # Stores that others can claim
 //!
-//! A member on a *shared* engine ([`crate::engine::Engine::is_shared`]) can be started again by another process while the one before goes on: a
+//! A member on a *shared* engine ([`kestrel_engine::Engine::is_shared`]) can be started again by another process while the one before goes on: a
 //! zombie, which may have clients, and be reached by other members. The engine's epoch sees to it that nothing of a zombie's is written. That nothing
 //! of it is *believed*, leases do:
 //!
@@ -62,7 +62,7 @@
 //! more by 250 ms: enough for both if clocks agree within a twentieth. One that ends cleanly gives up its lease, waits for [`RESTART_MIN`], and
 //! says so ([`LeaseMessage::Release`]): then the promise to it is over at once.
 //!
-//! **A store that does not answer** ([`crate::engine::Engine::silence`]) for [`LEASE`] makes its member ask for no lease, so that another process, which may
+//! **A store that does not answer** ([`kestrel_engine::Engine::silence`]) for [`LEASE`] makes its member ask for no lease, so that another process, which may
 //! reach it, can take over. When nobody reaches it nobody has leases there.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -14,9 +14,9 @@ use super::commit::Decision;
 use super::message::{LoanId, Message, SpanRow, Vote};
 use super::records::{self, Prepared, Records, encode_prepared, prepared_key};
 use super::{Member, RESEND, Todo, without};
-use crate::engine::{BatchKind, EngineError, Mutation};
 use crate::locks::{Mode, TxnId};
 use crate::rows::{Missing, Span, is_full};
+use kestrel_engine::{BatchKind, EngineError, Mutation};
 
 /// A leader that has not been heard of for so long loses what it was lent, unless that is prepared.
 const SILENCE_MAX: Nanos = 3 * SECOND;

@@ -11,10 +11,10 @@ use super::lease::LeaseMessage;
 use super::poll::{Answer, Question};
 use super::sums::SumMessage;
 use super::whereabouts::Whereabout;
-use crate::engine::Mutation;
 use crate::locks::{Mode, TxnId};
 use crate::rows::{Missing, Span};
 use crate::view::Want;
+use kestrel_engine::Mutation;
 
 /// A message on its way, and the newest timestamp of its sender.
 #[derive(Debug, Clone, PartialEq)]

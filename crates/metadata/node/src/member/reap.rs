@@ -31,8 +31,8 @@ use kestrel_types::placement::NodeId;
 
 use super::poll::{Answer, Question, Then, out_of_reach};
 use super::{Member, Todo};
-use crate::engine::{BatchKind, Mutation};
 use crate::node::{Due, Part};
+use kestrel_engine::{BatchKind, Mutation};
 
 /// How many grace periods later an object is looked at again of which this node released more than it added.
 const LATER: Nanos = 16;

@@ -9,10 +9,10 @@ use kestrel_types::key::{Key, KeyRef, PREFIX_LEN, SUFFIX_MAX, Table};
 use kestrel_types::placement::NodeId;
 
 use super::message::LoanId;
-use crate::engine::{Engine, Mutation};
 use crate::locks::TxnId;
 use crate::pipeline::engine_error;
 use crate::txn::{RECORDS_ID, TxnKey};
+use kestrel_engine::{Engine, Mutation};
 
 /// Version of both rows.
 const VERSION: u8 = 1;

@@ -14,9 +14,9 @@ use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::key::Key;
 
-use crate::engine::{BatchKind, Engine, Mutation};
 use crate::ids::{counter_row, decode_counter, system_key};
 use crate::pipeline::engine_error;
+use kestrel_engine::{BatchKind, Engine, Mutation};
 
 /// Version of the record.
 const VERSION: u8 = 1;
@@ -127,7 +127,7 @@ fn commit(engine: &dyn Engine, row: Mutation) -> FsResult<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::memory::{MemoryEngine, SyncWhen};
+    use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 
     fn seat(holder: &[u8], settled: bool) -> Seat {
         Seat { holder: (!holder.is_empty()).then(|| holder.into()), settled }

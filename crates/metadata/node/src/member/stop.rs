@@ -12,9 +12,9 @@ use kestrel_types::ids::Position;
 
 use super::Member;
 use super::work::Back;
-use crate::engine::BatchKind;
 use crate::ids::counter_row;
 use crate::node::Done;
+use kestrel_engine::BatchKind;
 
 impl Member {
     /// Why it has stopped, if it has: its process must end and be started again.

@@ -1,6 +1,6 @@
 //! The voice of a member: which of its starts speaks for it where leases are granted.
 //!
-//! A store that others can claim ([`crate::engine::Engine::is_shared`]) may be taken over while the process that had it goes on and does not know.
+//! A store that others can claim ([`kestrel_engine::Engine::is_shared`]) may be taken over while the process that had it goes on and does not know.
 //! Leases rest on this, that two majorities have a member in common; a member that runs twice could give each of them what the
 //! other must not have. So a start grants nothing, holds nothing for a fence, and does not count itself, unless it *has the voice*.
 //!
@@ -12,7 +12,7 @@
 //! [`VOICE`] after that, and [`VOICE_PAST`] is longer by as much as clocks may disagree. What it had promised until then nobody remembers: a later start keeps
 //! the longest promise it may have made since ([`Voice::forgets`]). That of a store that nobody else can claim is its holder's for ever.
 //!
-//! **A store that is full** takes no commits, and is this start's nevertheless: it is asked ([`crate::engine::Engine::confirmations`]), or else nobody could even read.
+//! **A store that is full** takes no commits, and is this start's nevertheless: it is asked ([`kestrel_engine::Engine::confirmations`]), or else nobody could even read.
 //!
 //! It is longer than a lease, because commits wait for those before them: a store that is slow for a moment is not lost.
 
@@ -20,9 +20,9 @@ use kestrel_types::clock::Nanos;
 
 use super::lease::{LEASE, PROMISE, RENEW};
 use super::{Member, Todo};
-use crate::engine::BatchKind;
 use crate::ids::counter_row;
 use crate::lease::{FOREVER, NEVER};
+use kestrel_engine::BatchKind;
 
 /// How long a start has the voice after a commit that got through was made.
 pub const VOICE: Nanos = 2 * LEASE;

@@ -18,7 +18,7 @@ use kestrel_types::placement::NodeId;
 use parking_lot::Mutex;
 
 use super::known::Known;
-use crate::engine::Engine;
+use kestrel_engine::Engine;
 
 /// Where a start of a node is.
 #[derive(Debug, Clone, PartialEq, Eq)]

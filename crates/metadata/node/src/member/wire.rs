@@ -11,10 +11,10 @@ use kestrel_types::request::{Outcome, Reply};
 use kestrel_types::wire::{FRAME_BYTES_MAX, TooLarge, decode_reply, encode_reply};
 
 use super::message::{Envelope, Fetched, LoanId, Message, SpanRow, Vote};
-use crate::engine::Mutation;
 use crate::locks::{Mode, TxnId};
 use crate::rows::{Missing, Span};
 use crate::view::Want;
+use kestrel_engine::Mutation;
 
 mod changes;
 mod leases;

@@ -14,13 +14,13 @@ use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, Request};
 use kestrel_types::wire::ClientId;
 
 use super::{Done, Node};
-use crate::engine::{BatchKind, Mutation};
 use crate::ids::{counter_row, decode_counter, system_key};
 use crate::ops::open::Claim;
 use crate::pipeline::engine_error;
 use crate::session::OpenState;
 use crate::txn::{Origin, SessionRecord, TxnKey, answer_key, decode_session, encode_session, session_key};
 use crate::worker::{Ear, Job, Sink};
+use kestrel_engine::{BatchKind, Mutation};
 
 /// Row of the longest lease that a client may believe in, in nanoseconds.
 const LEASE: &str = "lease";

@@ -15,10 +15,10 @@ use std::time::Instant;
 
 use kestrel_types::request::{Outcome, Reply};
 
-use crate::engine::EngineError;
 use crate::pipeline::engine_error;
 use crate::stats::LaneCounters;
 use crate::worker::Sink;
+use kestrel_engine::EngineError;
 
 /// A reply on its way out.
 pub(super) struct Parcel {

@@ -18,9 +18,9 @@ use kestrel_types::stat::ObjStat;
 
 use super::Node;
 use crate::cluster::share_holder_of;
-use crate::engine::{BatchKind, Mutation};
 use crate::pipeline::engine_error;
 use crate::rows::{number_of, share_suffix};
+use kestrel_engine::{BatchKind, Mutation};
 
 /// Most objects looked at in one call: roles are held meanwhile.
 pub const DUE_MAX: usize = 1024;

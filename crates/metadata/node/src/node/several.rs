@@ -18,7 +18,6 @@ use super::dispatch::Held;
 use super::{Node, NodeConfig, RootAttr};
 use crate::cluster::{Cluster, NodeTable};
 use crate::effects::{Mark, OpenChange};
-use crate::engine::{Engine, Mutation};
 use crate::ids::Block;
 use crate::lease::Tenure;
 use crate::member::change::adopt::Moved;
@@ -31,6 +30,7 @@ use crate::rows::{Lent, Missing, number_of};
 use crate::txn::{self, Origin};
 use crate::view::{Core, Route, Run, Stop, View, Want};
 use crate::worker::{Ear, Job, Role, Sink};
+use kestrel_engine::{Engine, Mutation};
 
 use std::collections::BTreeSet;
 

@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 use super::courier::Courier;
 use super::{Durability, Node, NodeConfig, RootAttr, WORKERS_MAX, refused, without};
 use crate::cluster::{Cluster, MEMBER_SHARES};
-use crate::engine::{BatchKind, Engine, Mutation};
 use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key};
 use crate::ops::usage;
 use crate::pipeline::engine_error;
@@ -29,6 +28,7 @@ use crate::session::{
 use crate::stats::LaneCounters;
 use crate::view::{Core, decode_dir_id, encode_dir_id};
 use crate::worker::Worker;
+use kestrel_engine::{BatchKind, Engine, Mutation};
 
 /// Version of the record "usage".
 const USAGE_VERSION: u8 = 1;

@@ -15,9 +15,9 @@ use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::key::Table;
 use kestrel_types::request::Answer;
 
-use crate::engine::Engine;
 use crate::pipeline::engine_error;
 use crate::rows::number_of;
+use kestrel_engine::Engine;
 
 /// An answer ends with the chunk that brings it to so many extents. With those of one more chunk it
 /// fits a message.

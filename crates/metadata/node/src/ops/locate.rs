@@ -15,8 +15,8 @@ use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::name::Name;
 use kestrel_types::request::{Answer, DirEntry, LOCATE_MAX};
 
-use crate::engine::Engine;
 use crate::pipeline::engine_error;
+use kestrel_engine::Engine;
 
 /// Names read for one request.
 const NAMES_MAX: usize = 16 * 1024;

@@ -9,9 +9,9 @@ use kestrel_types::key::{KeyRef, Table};
 use kestrel_types::request::Usage;
 use kestrel_types::stat::DirStat;
 
-use crate::engine::{Engine, EngineError};
 use crate::pipeline::engine_error;
 use crate::rows::number_of;
+use kestrel_engine::{Engine, EngineError};
 
 fn damaged(why: &DecodeError) -> FsError {
     FsError::because(libc::EIO, format!("metadata: damaged dirstat row: {why}; run kestrel fsck"))

@@ -6,7 +6,7 @@ use kestrel_types::ids::Position;
 use kestrel_types::key::Table;
 
 use super::{READ_BYTES_MAX, Rows, Value, number_of, too_large};
-use crate::engine::{Engine, EngineError};
+use kestrel_engine::{Engine, EngineError};
 
 /// Most bytes of rows that such a scan takes in, but always one row: their extents may all be in different objects.
 const SCAN_BYTES_MAX: usize = 4 << 20;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_meta::ids::decode_counter;
 use kestrel_meta::txn::{TxnKey, WINDOW, decode_answer, decode_session};
 use kestrel_meta::view::decode_dir_id;

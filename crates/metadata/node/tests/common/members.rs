@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::member::{Asker, Envelope, Member, MemberConfig, Message, RESTART_MIN};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;

@@ -12,8 +12,8 @@ pub use kestrel_model::code as errno;
 
 use std::sync::Arc;
 
-use kestrel_meta::engine::Engine;
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::Engine;
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, Node, NodeConfig, RootAttr};
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::inode::Inode;

@@ -7,7 +7,7 @@ mod served;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kestrel_meta::engine::EngineError;
+use kestrel_engine::EngineError;
 use kestrel_model::{Layout, Model, NEED_GROUPS};
 use kestrel_types::extent::{Extent, Source};
 use kestrel_types::inode::{CHUNK_BYTES, InodeFlags, Kind};

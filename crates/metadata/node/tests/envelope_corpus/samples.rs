@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kestrel_balancer::report::{NameCount, Report};
-use kestrel_meta::engine::Mutation;
+use kestrel_engine::Mutation;
 use kestrel_meta::locks::{Mode, TxnId};
 use kestrel_meta::member::change::{Announced, Attempt, ChangeMessage, Charge};
 use kestrel_meta::member::lease::{HoldId, LeaseMessage};

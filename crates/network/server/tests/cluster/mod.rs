@@ -7,8 +7,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::Engine;
-use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_engine::Engine;
+use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
 use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::member::{Member, MemberConfig};
 use kestrel_meta::node::{Durability, NodeConfig, RootAttr};

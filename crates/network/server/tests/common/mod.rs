@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kestrel_meta::engine::Engine;
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::Engine;
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_meta::node::{Durability, Node, NodeConfig, Replies, RootAttr};
 use kestrel_rpc::handler::Outbox;
 use kestrel_server::admin::{Admin, Asker};

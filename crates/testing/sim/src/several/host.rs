@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::engine::{Engine, EngineError};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::{Engine, EngineError};
 use kestrel_meta::member::change::{Announced, Changed, Expected, Phase};
 use kestrel_meta::member::lease::LeaseFigures;
 use kestrel_meta::member::{Asker, Envelope, Member, MemberConfig, RESTART_MIN};

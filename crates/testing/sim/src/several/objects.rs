@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::codec::Reader;
 use kestrel_types::entry::Entry;

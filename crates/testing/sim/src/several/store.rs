@@ -6,10 +6,8 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use kestrel_meta::engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::engine::{
-    BatchKind, Engine, EngineError, Epoch, Layer, Mutation, OnDurable, Row, VisitRow,
-};
+use kestrel_engine::memory::{MemoryEngine, SyncWhen};
+use kestrel_engine::{BatchKind, Engine, EngineError, Epoch, Layer, Mutation, OnDurable, Row, VisitRow};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
 use parking_lot::Mutex;

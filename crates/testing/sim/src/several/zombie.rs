@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_meta::member::known::Known;
 use kestrel_meta::member::{Asker, Envelope, Member};
 use kestrel_meta::txn::Origin;

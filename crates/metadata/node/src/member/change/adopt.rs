@@ -17,12 +17,12 @@ use kestrel_types::placement::Placement;
 use super::records::{self, Strangers};
 use super::{ChangeMessage, Charge, Purge, gains, hands_over, inherits, loses, shares_move};
 use crate::cluster::{NodeTable, owner};
-use crate::engine::{BatchKind, Mutation};
 use crate::member::work::Stage;
 use crate::member::{Member, Message, Todo};
 use crate::node::figures_of;
 use crate::pipeline::{UsageChange, engine_error};
 use crate::rows::number_of;
+use kestrel_engine::{BatchKind, Mutation};
 
 /// What a node keeps in memory of rows that came to it, or went.
 #[derive(Default)]

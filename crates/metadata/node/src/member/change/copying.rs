@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 use super::purge::{Cursor, visited_max};
 use super::{Attempt, ChangeMessage, Step, loses};
 use crate::cluster::{NodeTable, owner};
-use crate::engine::{Mutation, TapGuard};
 use crate::member::{Member, RESEND};
 use crate::node::Node;
 use crate::pipeline::engine_error;
+use kestrel_engine::{Mutation, TapGuard};
 
 /// A message has no more bytes of rows, unless it is one row.
 const MESSAGE_BYTES: usize = 256 << 10;

@@ -12,8 +12,8 @@ use kestrel_types::error::FsError;
 use super::super::records::decision_key;
 use super::super::without;
 use super::Step;
-use crate::engine::BatchKind;
 use crate::member::Member;
+use kestrel_engine::BatchKind;
 
 /// Says why the node cannot leave yet, if it cannot: who has sessions here. It must not block.
 pub type DepartureGuard = dyn Fn() -> Option<String> + Send + Sync;

@@ -6,8 +6,8 @@ use kestrel_types::key::{Key, Table};
 
 use super::{Attempt, ChangeMessage, Step, hands_over, loses, records};
 use crate::cluster::NodeTable;
-use crate::engine::BatchKind;
 use crate::member::{Member, Message, Todo};
+use kestrel_engine::BatchKind;
 
 impl Member {
     /// The coordinator says that all are ready.

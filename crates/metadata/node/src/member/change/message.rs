@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kestrel_types::error::FsError;
 use kestrel_types::placement::{NodeId, Placement};
 
-use crate::engine::Mutation;
+use kestrel_engine::Mutation;
 
 /// A try to change the table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]

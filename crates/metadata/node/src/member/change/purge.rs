@@ -14,10 +14,10 @@ use kestrel_types::stat::ObjStat;
 use super::records::{self, Strangers};
 use super::{ChangeMessage, Step};
 use crate::cluster::{NodeTable, share_holder_of};
-use crate::engine::{BatchKind, Engine, Mutation};
 use crate::member::Member;
 use crate::node::Node;
 use crate::pipeline::engine_error;
+use kestrel_engine::{BatchKind, Engine, Mutation};
 
 /// Tables whose rows may get other owners.
 const TABLES: [Table; 10] = [

@@ -12,9 +12,9 @@ use kestrel_types::placement::{NodeId, PLACEMENT_BYTES_MAX, Placement};
 
 use super::{Announced, Attempt};
 use crate::cluster::NodeTable;
-use crate::engine::{Engine, Mutation};
 use crate::ids::{counter_row, decode_counter};
 use crate::pipeline::engine_error;
+use kestrel_engine::{Engine, Mutation};
 
 /// The present table.
 pub const TABLE: &str = "table";

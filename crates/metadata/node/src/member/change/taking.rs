@@ -6,8 +6,8 @@ use kestrel_types::placement::NodeId;
 use super::records::{self, Strangers};
 use super::{Attempt, ChangeMessage, Step, Taken, forgotten};
 use crate::cluster::{NodeTable, owner};
-use crate::engine::{BatchKind, Mutation};
 use crate::member::{Member, Message, Todo};
+use kestrel_engine::{BatchKind, Mutation};
 
 impl Member {
     /// Takes rows from their owner, who gives them to this member.

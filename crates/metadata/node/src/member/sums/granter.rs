@@ -10,12 +10,12 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::stat::DirStat;
 
 use super::{Also, COOL_MAX, COOL_MIN, Cooling, Names, Revoking, Subject, SumMessage};
-use crate::engine::EngineError;
 use crate::locks::TxnId;
 use crate::member::lease::PROMISE;
 use crate::member::message::Message;
 use crate::member::{Member, RESEND, Todo};
 use crate::sums::DIRS_MAX;
+use kestrel_engine::EngineError;
 
 /// Most questions for rows that wait for leases to be revoked; more are dropped.
 const BORROWS_MAX: usize = 4096;

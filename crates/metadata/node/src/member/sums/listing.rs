@@ -17,13 +17,13 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Op, READDIR_ENTRIES_MAX};
 
 use super::{Also, Names};
-use crate::engine::EngineError;
 use crate::member::Member;
 use crate::member::message::SpanRow;
 use crate::member::work::Stage;
 use crate::node::Ran;
 use crate::ops::readdir;
 use crate::rows::{Lent, Missing, SpanRows};
+use kestrel_engine::EngineError;
 
 /// Most entries that a member tells at once.
 const NAMES_MAX: usize = 10_240;

@@ -9,8 +9,8 @@ use kestrel_types::request::Outcome;
 use kestrel_types::wire::{decode_reply, encode_reply};
 
 use super::{KEY_MIN, failure, list, put_list, put_row, row};
-use crate::engine::Mutation;
 use crate::member::change::{Announced, Attempt, ChangeMessage, Charge};
+use kestrel_engine::Mutation;
 
 // What a message says. Numbers are never given to another one.
 const JOIN: u8 = 1;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kestrel_meta::engine::Engine;
+use kestrel_engine::Engine;
 use kestrel_meta::node::{Done, Origin};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Name};

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
-use kestrel_meta::engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_types::key::{Key, Table};
 
 /// A tmpfs that goes away with the value.

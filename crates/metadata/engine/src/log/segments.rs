@@ -14,10 +14,10 @@ use std::sync::Arc;
 use kestrel_types::ids::Position;
 
 use super::format::{Header, SEGMENT_HEADER, Uuid, encode_segment_header};
-use crate::engine::Epoch;
-use crate::engine::disk::{Disk, DiskFile};
-use crate::engine::embedded::fence::Fenced;
-use crate::engine::embedded::no_space;
+use crate::Epoch;
+use crate::disk::{Disk, DiskFile};
+use crate::embedded::fence::Fenced;
+use crate::embedded::no_space;
 
 /// Files kept for recycling while the log is busy: writing zeros to new ones costs as much as the log itself.
 const FREE_MAX: usize = 32;
@@ -29,7 +29,7 @@ const STEP: u64 = 4;
 
 /// How large segments are.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::engine) struct Sizes {
+pub(crate) struct Sizes {
     /// The first ones, and those of a quiet volume.
     pub first: u64,
     /// The next one.
@@ -80,14 +80,14 @@ impl Sizes {
 
 /// A segment ready for records.
 #[derive(Clone)]
-pub(in crate::engine) struct Segment {
+pub(crate) struct Segment {
     pub generation: u64,
     pub file: Arc<dyn DiskFile>,
     pub bytes: u64,
 }
 
 /// The files.
-pub(in crate::engine) struct Segments {
+pub(crate) struct Segments {
     pub disk: Arc<dyn Disk>,
     pub uuid: Uuid,
     pub fence: Arc<Fenced>,
@@ -103,17 +103,17 @@ pub(in crate::engine) struct Segments {
 }
 
 /// The name of a segment.
-pub(in crate::engine) fn name_of(generation: u64) -> String {
+pub(crate) fn name_of(generation: u64) -> String {
     format!("{generation:016x}.log")
 }
 
 /// The generation in a segment's name.
-pub(in crate::engine) fn generation_of(name: &str) -> Option<u64> {
+pub(crate) fn generation_of(name: &str) -> Option<u64> {
     hex(name.strip_suffix(".log")?)
 }
 
 /// The generation that a free file had.
-pub(in crate::engine) fn freed_generation_of(name: &str) -> Option<u64> {
+pub(crate) fn freed_generation_of(name: &str) -> Option<u64> {
     hex(name.strip_prefix("free-")?)
 }
 
@@ -207,7 +207,7 @@ impl Segments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::disk::sim::SimDisk;
+    use crate::disk::sim::SimDisk;
 
     const KIB: u64 = 1 << 10;
 

@@ -48,7 +48,7 @@ use super::{
 };
 use fence::Fenced;
 use flush::Flusher;
-pub(in crate::engine) use open::io_error;
+pub(crate) use open::io_error;
 use sync::Syncer;
 
 /// Whether a path below the engine's directory is that of a file, or of a directory, that it makes

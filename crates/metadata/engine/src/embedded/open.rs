@@ -31,7 +31,7 @@ use super::{BeforeSync, Counters, EmbeddedEngine, EmbeddedOptions, EngineError, 
 type Role = fn(&Shared);
 
 /// An error of the disk, in words.
-pub(in crate::engine) fn io_error(what: &str, why: &io::Error) -> EngineError {
+pub(crate) fn io_error(what: &str, why: &io::Error) -> EngineError {
     if no_space(why) {
         EngineError::NoSpace
     } else {

@@ -14,7 +14,7 @@ const POLYNOMIAL: u32 = 0x82f6_3b78;
 
 /// The record at the start of `bytes` as it was before one bit of it was flipped; none if that is
 /// not what is wrong.
-pub(in crate::engine) fn unflip(bytes: &[u8], generation: u64) -> Option<Cow<'_, [u8]>> {
+pub(crate) fn unflip(bytes: &[u8], generation: u64) -> Option<Cow<'_, [u8]>> {
     if let Some(record) = decode_header(bytes, generation) {
         let len = record.bytes().min(bytes.len());
         let mut mended = bytes[..len].to_vec();

@@ -1,7 +1,7 @@
 //! Segments that grow with the load, and are small where there is none.
 
 use super::*;
-use crate::engine::disk::Disk;
+use crate::disk::Disk;
 
 /// Sizes of the log's files.
 fn sizes(disk: &SimDisk) -> Vec<u64> {

@@ -15,17 +15,17 @@ use super::format::{
 };
 use super::segments::{Segments, Sizes, freed_generation_of, generation_of, name_of};
 use super::{Older, Start};
-use crate::engine::disk::{Disk, DiskFile};
-use crate::engine::embedded::checkpoint::Checkpoint;
-use crate::engine::embedded::fence::{self, Fenced};
-use crate::engine::embedded::small_record::ADVICE;
-use crate::engine::{EngineError, Epoch, Mutation};
+use crate::disk::{Disk, DiskFile};
+use crate::embedded::checkpoint::Checkpoint;
+use crate::embedded::fence::{self, Fenced};
+use crate::embedded::small_record::ADVICE;
+use crate::{EngineError, Epoch, Mutation};
 
 /// Decides about a batch that no sync marker covers: false cuts the log before it.
 pub type Verify<'a> = dyn FnMut(&[Mutation]) -> bool + 'a;
 
 /// Receives each batch that counts, in order.
-pub(in crate::engine) type Apply<'a> = dyn FnMut(Position, &[Change<'_>]) + 'a;
+pub(crate) type Apply<'a> = dyn FnMut(Position, &[Change<'_>]) + 'a;
 
 struct Found {
     generation: u64,
@@ -53,7 +53,7 @@ fn io(what: &str, file: &str, why: &std::io::Error) -> EngineError {
 }
 
 /// What recovery goes by.
-pub(in crate::engine) struct Means {
+pub(crate) struct Means {
     pub disk: Arc<dyn Disk>,
     pub uuid: Uuid,
     pub sizes: Sizes,
@@ -61,7 +61,7 @@ pub(in crate::engine) struct Means {
 
 /// Recovers the log of a volume: begins an epoch, applies every batch above the checkpoint, cuts off what is not to be believed, and says
 /// where to go on. Changes nothing on the disk but the epoch if it fails.
-pub(in crate::engine) fn recover(
+pub(crate) fn recover(
     Means { disk, uuid, sizes }: Means,
     checkpoint: Checkpoint,
     verify: &mut Verify<'_>,

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use lsm_tree::{CompressionType, InternalValue, table::Scanner};
 
 use super::manifest;
-use crate::engine::EngineError;
-use crate::engine::embedded::io_error;
+use crate::EngineError;
+use crate::embedded::io_error;
 
 /// First bytes of a block.
 const BLOCK_MAGIC: [u8; 4] = *b"LSM\x03";
@@ -32,7 +32,7 @@ const TABLE_BYTES_MAX: u64 = 4 << 30;
 
 /// Rows that were in a damaged block: those between two keys, as the tree has them.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::engine) struct LostBlock {
+pub(crate) struct LostBlock {
     /// The table's file.
     pub file: PathBuf,
     /// Where the damage begins, bytes.
@@ -44,7 +44,7 @@ pub(in crate::engine) struct LostBlock {
 }
 
 /// Receives a row: its key and its value.
-pub(in crate::engine) type VisitBytes<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), EngineError> + 'a;
+pub(crate) type VisitBytes<'a> = dyn FnMut(&[u8], &[u8]) -> Result<(), EngineError> + 'a;
 
 /// Consecutive intact blocks, and the damage behind them.
 struct Stretch {
@@ -55,7 +55,7 @@ struct Stretch {
 
 /// Reads every intact row of the runs in `dir`, in the order of keys; `lost` gets what is damaged.
 /// Files of its own go to `scratch`. Changes nothing in `dir`.
-pub(in crate::engine) fn read_intact(
+pub(crate) fn read_intact(
     dir: &Path,
     scratch: &Path,
     row: &mut VisitBytes<'_>,

@@ -4,29 +4,29 @@ use kestrel_types::codec::{DecodeError, Reader, put_varint};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, SUFFIX_MAX, Table};
 
-use crate::engine::embedded::small_record::{self, ADVICE, RecordKind};
-use crate::engine::{EngineError, Epoch, Mutation};
+use crate::embedded::small_record::{self, ADVICE, RecordKind};
+use crate::{EngineError, Epoch, Mutation};
 
 /// How the record at the beginning of a segment looks.
 const HEADER: RecordKind =
     RecordKind { name: "log segment", magic: *b"KSTRLOG\n", version: 2, advice: ADVICE };
 /// Bytes of a segment before its first record: a block, so that no write of records touches it.
-pub(in crate::engine) const SEGMENT_HEADER: usize = 4096;
+pub(crate) const SEGMENT_HEADER: usize = 4096;
 /// Where the header's second copy is: in another sector than the first.
 const HEADER_COPY: usize = 2048;
 /// Bytes of a record before its payload.
-pub(in crate::engine) const RECORD_HEADER: usize = 32;
+pub(crate) const RECORD_HEADER: usize = 32;
 /// Records start at multiples of this.
-pub(in crate::engine) const ALIGN: usize = 8;
+pub(crate) const ALIGN: usize = 8;
 /// Most bytes of a record's payload.
-pub(in crate::engine) const PAYLOAD_MAX: usize = 1 << 30;
+pub(crate) const PAYLOAD_MAX: usize = 1 << 30;
 
 /// A volume's identity.
 pub type Uuid = [u8; 16];
 
 /// What a record is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) enum Kind {
+pub(crate) enum Kind {
     /// A batch of mutations, at its own position.
     Batch = 1,
     /// Says that everything up to its position is durable; has the position of the batch before it.
@@ -35,7 +35,7 @@ pub(in crate::engine) enum Kind {
 
 /// A record's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) struct Record {
+pub(crate) struct Record {
     pub kind: Kind,
     pub position: Position,
     /// Newest durable position when the record was written.
@@ -63,7 +63,7 @@ impl Record {
 
 /// What a segment's header says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) struct Header {
+pub(crate) struct Header {
     pub generation: u64,
     /// Epoch of the opening that made it; 0 in format 1.
     pub epoch: Epoch,
@@ -72,7 +72,7 @@ pub(in crate::engine) struct Header {
 }
 
 /// Encodes a segment's header block.
-pub(in crate::engine) fn encode_segment_header(uuid: &Uuid, header: Header) -> [u8; SEGMENT_HEADER] {
+pub(crate) fn encode_segment_header(uuid: &Uuid, header: Header) -> [u8; SEGMENT_HEADER] {
     let Header { generation, epoch, base } = header;
     let mut block = [0; SEGMENT_HEADER];
     let used = HEADER.encode(uuid, [generation, epoch.0, base, 0]);
@@ -84,7 +84,7 @@ pub(in crate::engine) fn encode_segment_header(uuid: &Uuid, header: Header) -> [
 
 /// Checks a segment's header, of which the block holds two copies unless an older program wrote it.
 /// `file` is its name for messages. Says whether the first copy is intact.
-pub(in crate::engine) fn decode_segment_header(
+pub(crate) fn decode_segment_header(
     block: &[u8],
     uuid: &Uuid,
     file: &str,
@@ -96,7 +96,7 @@ pub(in crate::engine) fn decode_segment_header(
     Ok((Header { generation, epoch: Epoch(epoch), base }, is_whole))
 }
 
-pub(in crate::engine) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
@@ -109,7 +109,7 @@ fn header_crc(generation: u64, header: &[u8]) -> u32 {
 }
 
 /// Fills in the first [`RECORD_HEADER`] bytes of `record`, whose payload follows them and whose checksum is `payload_crc`.
-pub(in crate::engine) fn seal(
+pub(crate) fn seal(
     record: &mut [u8],
     payload_len: usize,
     payload_crc: u32,
@@ -128,7 +128,7 @@ pub(in crate::engine) fn seal(
 }
 
 /// The record header at the start of `bytes`, if there is a valid one of this generation.
-pub(in crate::engine) fn decode_header(bytes: &[u8], generation: u64) -> Option<Record> {
+pub(crate) fn decode_header(bytes: &[u8], generation: u64) -> Option<Record> {
     let header = bytes.first_chunk::<RECORD_HEADER>()?;
     let kind = match header[12] {
         1 => Kind::Batch,
@@ -148,7 +148,7 @@ pub(in crate::engine) fn decode_header(bytes: &[u8], generation: u64) -> Option<
 }
 
 /// The record at the start of `bytes` and its payload, if both are valid.
-pub(in crate::engine) fn decode_record(bytes: &[u8], generation: u64) -> Option<(Record, &[u8])> {
+pub(crate) fn decode_record(bytes: &[u8], generation: u64) -> Option<(Record, &[u8])> {
     let record = decode_header(bytes, generation)?;
     let end = RECORD_HEADER.checked_add(record.payload_len as usize)?;
     let payload = bytes.get(RECORD_HEADER..end)?;
@@ -156,7 +156,7 @@ pub(in crate::engine) fn decode_record(bytes: &[u8], generation: u64) -> Option<
 }
 
 /// Appends a mutation to a payload.
-pub(in crate::engine) fn put_mutation(out: &mut Vec<u8>, key: KeyRef<'_>, value: Option<&[u8]>) {
+pub(crate) fn put_mutation(out: &mut Vec<u8>, key: KeyRef<'_>, value: Option<&[u8]>) {
     out.push(key.table as u8);
     out.extend_from_slice(&key.id.to_be_bytes());
     put_varint(out, key.suffix.len() as u64);
@@ -171,10 +171,10 @@ pub(in crate::engine) fn put_mutation(out: &mut Vec<u8>, key: KeyRef<'_>, value:
 }
 
 /// A mutation that borrows what it says.
-pub(in crate::engine) type Change<'a> = (KeyRef<'a>, Option<&'a [u8]>);
+pub(crate) type Change<'a> = (KeyRef<'a>, Option<&'a [u8]>);
 
 /// The mutations of a payload.
-pub(in crate::engine) fn decode_mutations(payload: &[u8]) -> Result<Vec<Change<'_>>, DecodeError> {
+pub(crate) fn decode_mutations(payload: &[u8]) -> Result<Vec<Change<'_>>, DecodeError> {
     let mut reader = Reader::new(payload);
     let mut mutations = Vec::new();
     while reader.remaining() > 0 {
@@ -191,7 +191,7 @@ pub(in crate::engine) fn decode_mutations(payload: &[u8]) -> Result<Vec<Change<'
 }
 
 /// Mutations that own what they say, for callers outside the engine.
-pub(in crate::engine) fn to_owned(mutations: &[Change<'_>]) -> Vec<Mutation> {
+pub(crate) fn to_owned(mutations: &[Change<'_>]) -> Vec<Mutation> {
     mutations
         .iter()
         .map(|(key, value)| Mutation { key: KeyRef::to_owned(*key), value: value.map(Into::into) })

@@ -17,7 +17,7 @@ const ROW_OVERHEAD: usize = 24;
 const GROUP_OVERHEAD: usize = 64;
 
 /// What names a group.
-pub(in crate::engine) type GroupKey = (Table, u64);
+pub(crate) type GroupKey = (Table, u64);
 
 /// The rows of one `(table, id)` that are in memory.
 struct Group {

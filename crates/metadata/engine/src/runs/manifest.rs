@@ -12,9 +12,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::engine::EngineError;
-use crate::engine::embedded::io_error;
-use crate::engine::embedded::small_record::ADVICE;
+use crate::EngineError;
+use crate::embedded::io_error;
+use crate::embedded::small_record::ADVICE;
 
 /// File of the tree that names the newest version.
 const CURRENT: &str = "current";

@@ -22,15 +22,15 @@ use lsm_tree::{
 use parking_lot::{Mutex, RwLock};
 
 use super::{Bytes, Changes, Cursor, EngineError, Runs, Sorted, manifest};
-use crate::engine::disk::real::free_bytes;
-use crate::engine::embedded::small_record::ADVICE;
-use crate::engine::embedded::{Compression, no_space};
+use crate::disk::real::free_bytes;
+use crate::embedded::small_record::ADVICE;
+use crate::embedded::{Compression, no_space};
 
 /// Bits of bloom filter a row: 1 % false positives.
 const BLOOM_BITS: f32 = 10.0;
 
 /// The runs of a volume.
-pub(in crate::engine) struct LsmRuns {
+pub(crate) struct LsmRuns {
     dir: PathBuf,
     tree: AnyTree,
     sequence: SequenceNumberCounter,

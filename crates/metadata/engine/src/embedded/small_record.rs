@@ -8,18 +8,18 @@
 
 use std::io;
 
-use crate::engine::EngineError;
-use crate::engine::disk::Disk;
-use crate::engine::log::format::{Uuid, u64_at};
+use crate::EngineError;
+use crate::disk::Disk;
+use crate::log::format::{Uuid, u64_at};
 
 /// Bytes of a record.
-pub(in crate::engine) const BYTES: usize = 64;
+pub(crate) const BYTES: usize = 64;
 /// Numbers behind the volume's identity.
 const NUMBERS: usize = 4;
 
 /// What one kind of record is called and how it begins.
 #[derive(Clone, Copy)]
-pub(in crate::engine) struct RecordKind {
+pub(crate) struct RecordKind {
     /// Its name in messages.
     pub name: &'static str,
     pub magic: [u8; 8],
@@ -30,11 +30,11 @@ pub(in crate::engine) struct RecordKind {
 }
 
 /// What users are told about metadata that cannot be read.
-pub(in crate::engine) const ADVICE: &str =
+pub(crate) const ADVICE: &str =
     "`kestrel fsck --salvage` recovers what is intact; or restore the metadata from a dump";
 
 /// The name of the second copy.
-pub(in crate::engine) fn copy_of(name: &str) -> String {
+pub(crate) fn copy_of(name: &str) -> String {
     format!("{name}.copy")
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::super::disk::Disk;
 use super::*;
-use crate::engine::Epoch;
+use crate::Epoch;
 
 fn fenced(result: Result<u64, EngineError>) -> (Epoch, Epoch) {
     match result {

@@ -13,7 +13,7 @@ use super::{Disk, DiskFile};
 const ZEROS: usize = 1 << 20;
 
 /// The directory.
-pub(in crate::engine) struct RealDisk(PathBuf);
+pub(crate) struct RealDisk(PathBuf);
 
 impl RealDisk {
     /// Uses `dir`, which is made if it does not exist.
@@ -28,7 +28,7 @@ impl RealDisk {
 }
 
 /// Bytes that can still be allocated on the file system of `dir`.
-pub(in crate::engine) fn free_bytes(dir: &Path) -> io::Result<u64> {
+pub(crate) fn free_bytes(dir: &Path) -> io::Result<u64> {
     let file = File::open(dir)?;
     // SAFETY: all-zero bytes are a valid `statvfs`; the call fills it in.
     let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };

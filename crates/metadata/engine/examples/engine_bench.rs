@@ -1,6 +1,6 @@
 //! Benchmark of the embedded engine below everything else: JSON on standard output.
 //!
-//! `cargo run --release -p kestrel-meta --example engine_bench -- [--rows 10000000] [--dir DIR] [--memory-mb 4096]
+//! `cargo run --release -p kestrel-engine --example engine_bench -- [--rows 10000000] [--dir DIR] [--memory-mb 4096]
 //! [--cold-mb 256] [--compression none|lz4]`
 //!
 //! Rows have 24-byte keys and 120-byte values, 100 to a directory, directories in random order. The floor is a raw file
@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kestrel_meta::engine::embedded::{Compression, EmbeddedEngine, EmbeddedOptions};
-use kestrel_meta::engine::{BatchKind, Engine, Mutation};
+use kestrel_engine::embedded::{Compression, EmbeddedEngine, EmbeddedOptions};
+use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_types::key::{Key, KeyRef, Table};
 
 const UUID: [u8; 16] = [7; 16];

@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_meta::engine::embedded::{EmbeddedEngine, EmbeddedOptions};
-use kestrel_meta::engine::{BatchKind, Engine, Mutation};
+use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
+use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_types::crash;
 use kestrel_types::crash::POINTS;
 use kestrel_types::key::{Key, KeyRef, Table};

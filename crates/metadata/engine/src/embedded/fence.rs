@@ -11,18 +11,18 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::small_record::{ADVICE, RecordKind};
-use crate::engine::disk::Disk;
-use crate::engine::log::format::Uuid;
-use crate::engine::{EngineError, Epoch};
+use crate::disk::Disk;
+use crate::log::format::Uuid;
+use crate::{EngineError, Epoch};
 
 /// Name of the file.
 const NAME: &str = "epoch";
 /// Its next version, which every opening makes and renames.
-pub(in crate::engine) const TEMPORARY: &str = "epoch.tmp";
+pub(crate) const TEMPORARY: &str = "epoch.tmp";
 const KIND: RecordKind = RecordKind { name: "epoch", magic: *b"KSTREPO\n", version: 1, advice: ADVICE };
 
 /// The newest epoch that this process has begun.
-pub(in crate::engine) struct Fenced {
+pub(crate) struct Fenced {
     held: Mutex<Epoch>,
 }
 

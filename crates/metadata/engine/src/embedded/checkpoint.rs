@@ -7,9 +7,9 @@ use std::io;
 use kestrel_types::ids::Position;
 
 use super::small_record::{ADVICE, RecordKind};
-use crate::engine::EngineError;
-use crate::engine::disk::Disk;
-use crate::engine::log::format::Uuid;
+use crate::EngineError;
+use crate::disk::Disk;
+use crate::log::format::Uuid;
 
 /// Name of the file.
 const NAME: &str = "checkpoint";
@@ -17,7 +17,7 @@ const KIND: RecordKind = RecordKind { name: "checkpoint", magic: *b"KSTRCKP\n", 
 
 /// What the file says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::engine) struct Checkpoint {
+pub(crate) struct Checkpoint {
     /// The sorted runs have every batch up to here.
     pub position: Position,
     /// Segment that holds the next batch, or will.
@@ -27,13 +27,13 @@ pub(in crate::engine) struct Checkpoint {
 }
 
 /// Replaces the checkpoint; durable when it returns.
-pub(in crate::engine) fn write(disk: &dyn Disk, uuid: &Uuid, checkpoint: Checkpoint) -> io::Result<()> {
+pub(crate) fn write(disk: &dyn Disk, uuid: &Uuid, checkpoint: Checkpoint) -> io::Result<()> {
     let Checkpoint { position, generation, durable } = checkpoint;
     KIND.write(disk, NAME, uuid, [position, generation, durable, 0])
 }
 
 /// Reads the checkpoint; `None` if there is none.
-pub(in crate::engine) fn read(disk: &dyn Disk, uuid: &Uuid) -> Result<Option<Checkpoint>, EngineError> {
+pub(crate) fn read(disk: &dyn Disk, uuid: &Uuid) -> Result<Option<Checkpoint>, EngineError> {
     let Some([position, generation, durable, _]) = KIND.read(disk, NAME, uuid)? else { return Ok(None) };
     if durable < position {
         return Err(EngineError::Corrupt(format!(
