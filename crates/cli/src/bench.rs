@@ -17,9 +17,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::units::{bytes, short, size_arg};
 
-use crate::failure::{Failure, Verdict};
-use crate::units::{bytes, short, size_arg};
 use crew::{Crew, PROCESSES_MAX};
 use report::{Line, Report};
 use step::{Op, STOP, Step};
@@ -192,7 +192,7 @@ pub fn run(args: &BenchArgs) -> Result<Verdict, Failure> {
             ),
         ));
     }
-    crate::signals::on_signal(|number| {
+    kestrel_daemon::signals::on_signal(|number| {
         crew::stop();
         if number > 1 {
             std::process::exit(130);

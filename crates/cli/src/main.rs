@@ -1,20 +1,12 @@
 //! The one binary, `kestrel`: verbs first. Every verb is a module below `verbs`; this file only dispatches.
 
+mod args;
+mod at_rest;
 mod bench;
 #[cfg(test)]
-mod docs;
-mod failure;
-mod feed;
-mod logger;
-#[cfg(test)]
 mod manual;
-mod metrics;
 mod mount_helper;
-mod nodes;
 mod progress;
-mod serve;
-mod signals;
-mod units;
 mod verbs;
 
 use std::path::PathBuf;
@@ -24,10 +16,11 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use log::LevelFilter;
 
-use failure::{Failure, Verdict};
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::{logger, units};
 use verbs::{
     backup, cluster, compact, config, dump, format, fsck, gc, info, key, load, mount, null_fs, objbench,
-    serve as serve_verb, stats, status, token, umount, warmup,
+    serve, stats, status, token, umount, warmup,
 };
 
 /// A file system for many small, versioned files.
@@ -55,7 +48,7 @@ enum Verb {
     Format(format::FormatArgs),
     Mount(mount::MountArgs),
     Umount(umount::UmountArgs),
-    Serve(serve_verb::ServeArgs),
+    Serve(serve::ServeArgs),
     Status(status::StatusArgs),
     Config(config::ConfigArgs),
     Key(key::KeyArgs),
@@ -91,7 +84,7 @@ fn run(verb: &Verb) -> Result<Verdict, Failure> {
         Verb::Format(args) => format::run(args),
         Verb::Mount(args) => mount::run(args),
         Verb::Umount(args) => umount::run(args),
-        Verb::Serve(args) => serve_verb::run(args),
+        Verb::Serve(args) => serve::run(args),
         Verb::Status(args) => status::run(args),
         Verb::Config(args) => config::run(args),
         Verb::Key(args) => key::run(args),
@@ -141,7 +134,7 @@ fn main() -> ExitCode {
     if let Some(wait) = wait {
         kestrel_client::remote::wait_for_contact(wait);
     }
-    kestrel_client::remote::tell_waiting(serve::daemon::tell_waiting);
+    kestrel_client::remote::tell_waiting(kestrel_daemon::background::tell_waiting);
     if !matches!(verb, Verb::Mount(_) | Verb::NullFs(_) | Verb::Serve(_)) {
         // A reader that goes away (`kestrel fsck | head`) ends this program as it ends any other. A server must not end
         // because somebody who asked it something went away.

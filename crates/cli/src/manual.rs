@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn the_manual_is_what_help_prints() {
-        crate::docs::assert_document("docs/cli.md", &manual());
+        kestrel_testkit::docs::assert_document("docs/cli.md", &manual());
     }
 
     #[test]

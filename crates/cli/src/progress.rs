@@ -3,6 +3,8 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 /// Nothing is shown before this.
 const QUIET: Duration = Duration::from_secs(2);
 /// Time between two updates.
@@ -32,7 +34,11 @@ impl Progress {
         self.last = Instant::now();
         self.shown = true;
         let seconds = self.begun.elapsed().as_secs();
-        let _ = write!(std::io::stderr(), "\r\x1b[K{what}: {} ({seconds} s)", crate::units::count(count));
+        let _ = write!(
+            std::io::stderr(),
+            "\r\x1b[K{what}: {} ({seconds} s)",
+            kestrel_daemon::units::count(count)
+        );
     }
 }
 
@@ -41,5 +47,15 @@ impl Drop for Progress {
         if self.shown {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
+    }
+}
+
+/// Shows events on a terminal: progress as a line that goes away, all else by `show`.
+pub fn shown(progress: &mut Progress, event: &Value, show: &mut dyn FnMut(&Value)) {
+    match event.get("progress") {
+        Some(step) => {
+            progress.tick(step["what"].as_str().unwrap_or("working"), step["count"].as_u64().unwrap_or(0));
+        }
+        None => show(event),
     }
 }

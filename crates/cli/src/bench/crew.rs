@@ -134,7 +134,7 @@ impl Drop for Worker {
 /// The child's side: does what comes in on standard input until it ends.
 pub fn work() -> io::Result<()> {
     // The parent decides what an interruption means.
-    crate::signals::on_signal(|_| STOP.store(true, Ordering::SeqCst));
+    kestrel_daemon::signals::on_signal(|_| STOP.store(true, Ordering::SeqCst));
     let (sender, lines) = mpsc::channel::<String>();
     std::thread::spawn(move || {
         for line in io::stdin().lock().lines() {

@@ -8,18 +8,17 @@ use kestrel_admin::dump::shelf::{Shelf, Stamp};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::RemoteUrl;
 use kestrel_client::storage::{Storage, StoreOptions};
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::jobs::dump::write_whole;
+use kestrel_daemon::keeper::{self, describe};
+use kestrel_daemon::units::{bytes, count};
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use serde_json::{Value, json};
 
-use super::dump::write_whole;
 use super::store_args::StoreArgs;
 use super::{Target, open, print_json};
-use crate::failure::{Failure, Verdict};
-use crate::feed::shown;
-use crate::nodes::at_rest::{self, AtRest};
-use crate::progress::Progress;
-use crate::serve::keeper::{self, describe};
-use crate::units::{bytes, count};
+use crate::at_rest::{self, AtRest};
+use crate::progress::{Progress, shown};
 
 /// Dumps of a volume's metadata in its block store: take, list, fetch, remove.
 #[derive(Debug, Args)]
@@ -281,7 +280,7 @@ fn list(args: &ListArgs) -> Result<Verdict, Failure> {
 
 /// A time in seconds since 1970, for people.
 fn utc(seconds: u64) -> String {
-    let text = crate::logger::utc(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(SECOND));
+    let text = kestrel_daemon::logger::utc(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(SECOND));
     let whole = text.split_once('.').map_or(text.as_str(), |(whole, _)| whole);
     format!("{}Z", whole.replace('T', " "))
 }

@@ -16,8 +16,7 @@ mod token;
 
 use clap::{Args, Subcommand};
 use kestrel_client::error::VolumeError;
-
-use crate::failure::{Failure, Verdict};
+use kestrel_daemon::failure::{Failure, Verdict};
 
 /// Form a cluster of several metadata nodes, change it, or plan one.
 #[derive(Debug, Args)]

@@ -2,25 +2,21 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use kestrel_client::descriptor::{Descriptor, volume_dir};
-use kestrel_client::fs::{CompactOptions, Compacted, Fs};
 use kestrel_client::remote::{Introduction, Panel, RemoteUrl, RemoteVolume};
-use kestrel_engine::Engine;
-use kestrel_types::clock::SECOND;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::feed::Feed;
+use kestrel_daemon::jobs::compact::{Wish, compact, compact_nodes};
+use kestrel_daemon::memory::of_verb;
+use kestrel_daemon::units::{bytes, count, duration_arg, size_arg};
 use serde_json::{Value, json};
 
 use super::store_args::StoreArgs;
-use super::{Target, ask_with, control_dir, mount_above, open, path_value, paths, print_json};
-use crate::failure::{Failure, Verdict};
-use crate::feed::{Feed, shown};
-use crate::nodes::{Nodes, cut};
-use crate::progress::Progress;
-use crate::serve::memory::of_verb;
-use crate::units::{bytes, count, duration_arg, size_arg};
+use super::{Target, ask_with, control_dir, mount_above, open, path_value, print_json};
+use crate::progress::{Progress, shown};
 
 /// How long a node may be away.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -57,114 +53,6 @@ pub struct CompactArgs {
     pub store: StoreArgs,
 }
 
-/// What the serving process is asked to do.
-pub struct Wish {
-    /// Only files at or below these paths.
-    pub paths: Option<Vec<Vec<u8>>>,
-    /// Only tell.
-    pub dry_run: bool,
-    /// Seconds that objects must be old.
-    pub grace_seconds: u64,
-    /// Bytes a second; 0: no limit.
-    pub bytes_per_second: u64,
-}
-
-impl Wish {
-    /// What is wanted of the whole volume.
-    fn of_args(args: &CompactArgs) -> Self {
-        Self {
-            paths: None,
-            dry_run: args.dry_run,
-            grace_seconds: args.grace.as_secs(),
-            bytes_per_second: args.rate,
-        }
-    }
-
-    /// What a question asks for.
-    ///
-    /// # Errors
-    /// If it names paths that are none.
-    pub fn of(question: &Value) -> Result<Self, String> {
-        let number = |name: &str| question[name].as_u64().unwrap_or(0);
-        Ok(Self {
-            paths: question.get("paths").map(paths).transpose()?,
-            dry_run: question["dry_run"] == true,
-            grace_seconds: number("grace_seconds"),
-            bytes_per_second: number("bytes_per_second"),
-        })
-    }
-}
-
-/// Compacts the volume whose metadata this process has.
-///
-/// # Errors
-/// In words.
-pub fn compact(fs: &Arc<Fs>, wish: &Wish, feed: &Feed<'_>) -> Result<Value, String> {
-    Ok(told(&compact_by(fs, None, wish, feed)?, wish))
-}
-
-/// Compacts the volume that these nodes share, as a client of theirs: by copies of their metadata, each of one moment.
-///
-/// # Errors
-/// In words.
-pub fn compact_nodes(fs: &Arc<Fs>, nodes: &dyn Nodes, wish: &Wish, feed: &Feed<'_>) -> Result<Value, String> {
-    let mut sum = Compacted::default();
-    loop {
-        let mut progress = |rows| feed.progress("fetching metadata", rows);
-        let whole = cut::gather(nodes, &std::env::temp_dir(), &mut progress)?;
-        let done = compact_by(fs, Some(whole.engine()), wish, feed)?;
-        sum.sparse_objects += done.sparse_objects;
-        sum.unused_bytes += done.unused_bytes;
-        sum.deep_chunks += done.deep_chunks;
-        sum.stored_bytes += done.stored_bytes;
-        sum.moved += done.moved;
-        sum.changed += done.changed;
-        sum.failed += done.failed;
-        sum.folded += done.folded;
-        if !done.unfinished {
-            return Ok(told(&sum, wish));
-        }
-    }
-}
-
-fn compact_by(
-    fs: &Arc<Fs>,
-    rows: Option<&dyn Engine>,
-    wish: &Wish,
-    feed: &Feed<'_>,
-) -> Result<Compacted, String> {
-    let listening = feed.listening();
-    let go_on = |stored: u64| {
-        if let Some(pause) = (stored * 1000).checked_div(wish.bytes_per_second) {
-            std::thread::sleep(Duration::from_millis(pause));
-        }
-        listening.is_on()
-    };
-    let options = CompactOptions {
-        rows,
-        paths: wish.paths.as_deref(),
-        grace: i64::try_from(wish.grace_seconds).unwrap_or(i64::MAX).saturating_mul(SECOND),
-        dry_run: wish.dry_run,
-        is_worth: &|_| true,
-        go_on: &go_on,
-    };
-    fs.compact_volume(&options, &mut |what, done| feed.progress(what, done)).map_err(|why| why.to_string())
-}
-
-fn told(done: &Compacted, wish: &Wish) -> Value {
-    json!({
-        "sparse_objects": done.sparse_objects,
-        "unused_bytes": done.unused_bytes,
-        "deep_chunks": done.deep_chunks,
-        "stored_bytes": done.stored_bytes,
-        "moved_references": done.moved,
-        "changed_references": done.changed,
-        "failed": done.failed,
-        "folded_windows": done.folded,
-        "dry_run": wish.dry_run,
-    })
-}
-
 /// Compacts, wherever the volume is served.
 pub fn run(args: &CompactArgs) -> Result<Verdict, Failure> {
     let is_volume = RemoteUrl::is_one(&args.target)
@@ -178,6 +66,16 @@ pub fn run(args: &CompactArgs) -> Result<Verdict, Failure> {
     Ok(if done["failed"] == 0 { Verdict::Good } else { Verdict::Bad })
 }
 
+/// What is wanted of the whole volume.
+fn wish(args: &CompactArgs) -> Wish {
+    Wish {
+        paths: None,
+        dry_run: args.dry_run,
+        grace_seconds: args.grace.as_secs(),
+        bytes_per_second: args.rate,
+    }
+}
+
 fn question(args: &CompactArgs) -> Value {
     json!({
         "verb": "compact", "dry_run": args.dry_run, "grace_seconds": args.grace.as_secs(), "bytes_per_second": args.rate,
@@ -187,7 +85,7 @@ fn question(args: &CompactArgs) -> Value {
 /// Compacts as a client of the nodes that share a volume; nothing if one process serves it alone.
 fn of_nodes(args: &CompactArgs, url: &str) -> Result<Option<Value>, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("compact", format!("{url}: {why}"));
-    let who = crate::serve::who("kestrel compact");
+    let who = kestrel_daemon::who("kestrel compact");
     let Some(panel) = Panel::connect(&args.target, &who).map_err(|why| fail(&why))? else { return Ok(None) };
     let resources = of_verb(args.store.options());
     let introduction = Introduction { who, deadline: DEADLINE, read_only: args.dry_run };
@@ -197,7 +95,7 @@ fn of_nodes(args: &CompactArgs, url: &str) -> Result<Option<Value>, Failure> {
         shown(&mut progress, event, &mut |_| {});
         true
     };
-    let done = compact_nodes(&volume.fs, &panel, &Wish::of_args(args), &Feed::new(&mut tell));
+    let done = compact_nodes(&volume.fs, &panel, &wish(args), &Feed::new(&mut tell));
     let stored = volume.fs.shutdown().map_err(|why| fail(&why));
     let done = done.map_err(|why| fail(&why))?;
     stored.map(|()| Some(done))
@@ -224,7 +122,7 @@ fn volume(args: &CompactArgs) -> Result<Value, Failure> {
         shown(&mut progress, event, &mut |_| {});
         true
     };
-    let done = compact(&served.fs, &Wish::of_args(args), &Feed::new(&mut tell));
+    let done = compact(&served.fs, &wish(args), &Feed::new(&mut tell));
     let stored = served.fs.shutdown().map_err(|why| fail(&why));
     let settled = served.volume.engine.settle().map_err(|why| fail(&why));
     let done = done.map_err(|why| fail(&why))?;

@@ -1,6 +1,6 @@
 //! `kestrel config`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use kestrel_blockstore::store::coded::Compression;
@@ -8,13 +8,15 @@ use kestrel_client::descriptor::{CodingSettings, Descriptor};
 use kestrel_client::keys::{self, Change};
 use kestrel_client::remote::{Alone, Panel, Reached, RemoteUrl};
 use kestrel_client::volume::VolumeLock;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::jobs::settings::describe;
+use kestrel_daemon::nodes::{Asked, ask_all};
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
 use super::atime::AtimeArg;
 use super::{locate, print_json};
-use crate::failure::{Failure, Verdict};
-use crate::nodes::{Asked, ask_all, at_rest};
+use crate::at_rest;
 
 /// Show or change settings of a volume: how it stores new data, which reads change access times.
 #[derive(Debug, Args)]
@@ -55,22 +57,6 @@ pub struct ConfigArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// How a volume stores new data and keeps access times, as it is told.
-pub fn describe(descriptor: &Descriptor) -> Value {
-    let coding = descriptor.coding.as_ref();
-    let encryption = coding.and_then(|coding| coding.encryption.as_ref());
-    json!({
-        "name": descriptor.settings.name,
-        "atime": descriptor.settings.atime,
-        "compression": coding.map_or(Compression::None, |coding| coding.compression).to_string(),
-        "encrypted": encryption.is_some_and(|encryption| encryption.active),
-        "encryption_required": encryption.is_some_and(|encryption| encryption.required),
-        "volume_key": encryption.map(|encryption| &encryption.volume_key),
-        "data_keys": encryption.map_or(0, |encryption| encryption.keys.len()),
-        "cipher": encryption.map(|encryption| encryption.cipher.as_str()),
-    })
 }
 
 /// Does it.
@@ -124,24 +110,6 @@ fn show(told: &Value, place: &dyn std::fmt::Display) {
             told["data_keys"]
         ),
     }
-}
-
-/// Answers for the process that serves a volume alone: how objects are coded from the next time it
-/// is opened on, and now. A question may bring how they are to be.
-///
-/// # Errors
-/// In words.
-pub fn answer(dir: &Path, opened: &Descriptor, question: &Value) -> Result<Value, String> {
-    let descriptor = match question.get("after") {
-        None => Descriptor::read(dir),
-        Some(after) => {
-            let coding = |value: &Value| serde_json::from_value::<Option<CodingSettings>>(value.clone());
-            let part = |value| coding(value).map_err(|why| format!("the question has no settings: {why}"));
-            keys::recode(dir, part(&question["before"])?.as_ref(), part(after)?)
-        }
-    };
-    let descriptor = descriptor.map_err(|why| why.to_string())?;
-    Ok(json!({ "coding": descriptor.coding, "is_in_use": descriptor.coding == opened.coding }))
 }
 
 /// The settings of a volume that one node serves, which may be changed.
@@ -220,7 +188,7 @@ fn of_served(args: &ConfigArgs, change: &Change) -> Result<Verdict, Failure> {
     if !args.nodes.is_empty() {
         return Err(Failure::usage("config: a URL stands alone: --node is for directories of nodes"));
     }
-    let who = crate::serve::who("kestrel config");
+    let who = kestrel_daemon::who("kestrel config");
     let panel = match Panel::reach(&args.volume, &who).map_err(|why| failed(&why))? {
         Reached::One(node) => return of_node(node, args, change),
         Reached::Several(panel) => panel,

@@ -7,13 +7,13 @@ use kestrel_blockstore::store::coded::Compression;
 use kestrel_client::descriptor::{Durability, Settings};
 use kestrel_client::keys;
 use kestrel_client::volume::{self, NewVolume};
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::units::{bytes, duration_arg, size_arg};
 use serde_json::json;
 
 use super::atime::AtimeArg;
 use super::print_json;
 use super::store_args::StoreArgs;
-use crate::failure::{Failure, Verdict};
-use crate::units::{bytes, duration_arg, size_arg};
 
 /// When changes survive power loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

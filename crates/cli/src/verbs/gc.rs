@@ -5,27 +5,16 @@ pub mod several;
 use std::time::Duration;
 
 use clap::Args;
-use kestrel_admin::gc::{self, Event, GcError, Options};
 use kestrel_admin::sparse::SPARSE_PERCENT;
-use kestrel_admin::watched::Watched;
-use kestrel_blockstore::store::BlockStore;
-use kestrel_engine::Engine;
-use kestrel_types::clock::{Clock, SECOND, SystemClock};
-use kestrel_types::ids::ObjectId;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::feed::Feed;
+use kestrel_daemon::jobs::gc::{collect, options};
+use kestrel_daemon::units::{bytes, count, duration_arg};
 use serde_json::{Value, json};
 
 use super::store_args::StoreArgs;
 use super::{Target, open, print_json};
-use crate::failure::{Failure, Verdict};
-use crate::feed::{Feed, shown};
-use crate::progress::Progress;
-use crate::units::{bytes, count, duration_arg};
-
-/// Age below which an object is left alone, if nothing else is asked for.
-pub const GRACE_SECONDS_DEFAULT: u64 = 3600;
-
-/// Leaked objects listed at most; all are counted.
-const LISTED_MAX: usize = 1000;
+use crate::progress::{Progress, shown};
 
 /// Find objects that nothing refers to, and delete them if asked.
 #[derive(Debug, Args)]
@@ -54,77 +43,6 @@ pub struct GcArgs {
     pub json: bool,
     #[command(flatten)]
     pub store: StoreArgs,
-}
-
-/// What to collect, by the present time.
-pub fn options(grace_seconds: u64, delete: bool, is_open: &dyn Fn(ObjectId) -> bool) -> Options<'_> {
-    let grace = i64::try_from(grace_seconds).unwrap_or(i64::MAX).saturating_mul(SECOND);
-    Options { now: SystemClock.now(), grace, delete, is_open, go_on: &|| true }
-}
-
-/// Collects; what is found is told as it is found, the answer has the sums.
-///
-/// # Errors
-/// Those of the collection; nothing was deleted then.
-pub fn collect(
-    engine: &dyn Engine,
-    store: &dyn BlockStore,
-    options: &Options<'_>,
-    feed: &Feed<'_>,
-) -> Result<Value, GcError> {
-    collect_and(engine, store, options, feed, &mut |_| ())
-}
-
-/// The same; `leaked` gets every object that is found.
-fn collect_and(
-    engine: &dyn Engine,
-    store: &dyn BlockStore,
-    options: &Options<'_>,
-    feed: &Feed<'_>,
-    leaked: &mut dyn FnMut(ObjectId),
-) -> Result<Value, GcError> {
-    let listening = feed.listening();
-    let go_on = || listening.go_on();
-    let engine = Watched::new(engine, &go_on);
-    let is_on = || listening.is_on();
-    let options = Options { go_on: &is_on, ..*options };
-    let mut listed = 0;
-    let mut report = |event: Event<'_>| {
-        if let Event::Leaked { object, .. } = event {
-            leaked(object);
-        }
-        listed += 1;
-        if listed <= LISTED_MAX {
-            feed.event(&match event {
-                Event::Leaked { object, size, age } => {
-                    json!({ "leaked": { "object": object, "bytes": size, "age_seconds": age / SECOND } })
-                }
-                Event::Disputed(object) => json!({ "disputed": object }),
-                Event::Failed(object, why) => {
-                    json!({ "failed": { "object": object, "error": why.to_string() } })
-                }
-                Event::Unknown(name) => json!({ "unknown": name }),
-            });
-        }
-    };
-    let totals =
-        gc::collect(&engine, store, &options, &mut report, &mut |what, done| feed.progress(what, done))?;
-    Ok(json!({
-        "objects": totals.objects,
-        "bytes": totals.bytes,
-        "referenced_objects": totals.referenced,
-        "scheduled_objects": totals.scheduled,
-        "young_objects": totals.young,
-        "disputed_objects": totals.disputed,
-        "leaked_objects": totals.leaked,
-        "leaked_bytes": totals.leaked_bytes,
-        "deleted_objects": totals.deleted,
-        "failed_objects": totals.failed,
-        "sparse_objects": totals.sparse,
-        "sparse_bytes": totals.sparse_bytes,
-        "unknown_names": totals.unknown,
-        "dry_run": !options.delete,
-    }))
 }
 
 /// What was found, as it is printed: at once for people, at the end for programs.

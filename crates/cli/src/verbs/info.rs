@@ -5,22 +5,17 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use clap::Args;
-use kestrel_admin::info::{self, InfoError};
-use kestrel_blockstore::frame::stored_window;
+use kestrel_admin::info;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Panel, RemoteUrl};
-use kestrel_client::storage::Storage;
-use kestrel_engine::Engine;
-use kestrel_types::inode::Inode;
-use kestrel_types::range::Range;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::jobs::info::{of_nodes, tell_places};
+use kestrel_daemon::nodes::engine::NodesEngine;
+use kestrel_daemon::units::{bytes, count};
 use serde_json::{Value, json};
 
 use super::store_args::StoreArgs;
-use super::{Target, ask, control_dir, locate, mount_above, open, path_bytes, path_value, print_json};
-use crate::failure::{Failure, Verdict};
-use crate::nodes::engine::NodesEngine;
-use crate::nodes::{Nodes, tree_sums};
-use crate::units::{bytes, count};
+use super::{Target, ask, control_dir, locate, mount_above, open, path_value, print_json};
 
 /// Extents printed for people; --json prints all that are known.
 const EXTENTS_SHOWN: usize = 20;
@@ -83,7 +78,7 @@ fn in_volume(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
 fn in_served(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
     let fail = |why: &dyn std::fmt::Display| Failure::new("info", format!("{}: {why}", args.path.display()));
     let path = args.path.as_os_str().as_bytes();
-    let who = crate::serve::who("kestrel info");
+    let who = kestrel_daemon::who("kestrel info");
     let Some(panel) = Panel::connect(url, &who).map_err(|why| fail(&why))? else {
         let question = json!({ "verb": "info", "path": path_value(path) });
         return Target::of("info", url)?
@@ -96,54 +91,6 @@ fn in_served(args: &InfoArgs, url: &str) -> Result<Value, Failure> {
     let mut found = of_nodes(&panel, &engine, &inode).map_err(|why| fail(&why))?;
     tell_places(&mut found, &storage);
     Ok(found)
-}
-
-/// What several nodes know of an inode.
-fn of_nodes(nodes: &dyn Nodes, engine: &NodesEngine<'_>, inode: &Inode) -> Result<Value, InfoError> {
-    info::describe_by(engine, inode, &mut |dir| tree_sums(nodes, dir))
-}
-
-/// The inode that a question names.
-///
-/// # Errors
-/// In words.
-pub fn asked(engine: &dyn Engine, question: &Value) -> Result<Inode, String> {
-    let number = |name: &str| question[name].as_u64();
-    let bytes = |name: &str| path_bytes(&question[name]);
-    let found = match (number("dir"), number("parent").zip(bytes("name")), bytes("path")) {
-        (Some(dir), ..) => info::find_dir(engine, dir),
-        (_, Some((parent, name)), _) => info::find(engine, parent, &name),
-        (.., Some(path)) => info::find_path(engine, &path),
-        _ => return Err("the question names neither a directory nor an entry".into()),
-    };
-    found.map_err(|why| why.to_string())
-}
-
-/// Answers a question about what several nodes share.
-///
-/// # Errors
-/// In words.
-pub fn answer_of_nodes(nodes: &dyn Nodes, question: &Value) -> Result<Value, String> {
-    let engine = NodesEngine::new(nodes)?;
-    let inode = asked(&engine, question)?;
-    of_nodes(nodes, &engine, &inode).map_err(|why| why.to_string())
-}
-
-/// Adds to each extent where its object lies and how much of it the disk cache has, if there is one.
-pub fn tell_places(found: &mut Value, storage: &Storage) {
-    let near = storage.store.near();
-    for extent in found["extents"].as_array_mut().into_iter().flatten() {
-        let field = |name: &str| extent[name].as_u64().and_then(|value| u32::try_from(value).ok());
-        let Some(object) = extent["object"].as_u64() else { continue };
-        let place = storage.place_of(object);
-        if let (Some(near), Some(offset), Some(range_len), Some(skip), Some(len)) =
-            (near, field("object_offset"), field("range_len"), field("skip"), field("len"))
-        {
-            let (at, stored) = stored_window(&Range { object, offset, len: range_len }, skip, len);
-            extent["cached_bytes"] = near.holds(object, at, stored).min(u64::from(len)).into();
-        }
-        extent["place"] = place.into();
-    }
 }
 
 fn in_mount(args: &InfoArgs) -> Result<Value, Failure> {

@@ -7,13 +7,13 @@ use kestrel_client::descriptor::{Descriptor, Encryption};
 use kestrel_client::keys::{self, VolumeKey};
 use kestrel_client::remote::{Panel, Reached, RemoteUrl};
 use kestrel_client::volume::VolumeLock;
+use kestrel_daemon::failure::{Failure, Verdict};
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
 use super::config::{NOT_YET, OfNode};
 use super::{locate, print_json};
-use crate::failure::{Failure, Verdict};
-use crate::nodes::at_rest;
+use crate::at_rest;
 
 /// Make, show and replace keys of encrypted volumes.
 #[derive(Debug, Args)]
@@ -121,7 +121,7 @@ fn create(args: &CreateArgs) -> Result<Verdict, Failure> {
 /// The one node that serves the volume at a URL, and what that will be when it is opened the next
 /// time.
 fn node_at(url: &str) -> Result<OfNode, Failure> {
-    let who = crate::serve::who("kestrel key");
+    let who = kestrel_daemon::who("kestrel key");
     match Panel::reach(url, &who).map_err(failed)? {
         Reached::One(node) => OfNode::ask(node).map_err(failed),
         Reached::Several(_) => Err(Failure::usage(format!(
@@ -157,7 +157,7 @@ fn show(args: &ShowArgs) -> Result<Verdict, Failure> {
         if is_checked { " (this key opens it)" } else { "" }
     );
     for key in &encryption.keys {
-        println!("data key     {:<6} made {}", key.id, crate::logger::utc(key.created));
+        println!("data key     {:<6} made {}", key.id, kestrel_daemon::logger::utc(key.created));
     }
     match encryption.keys.last().filter(|_| encryption.active) {
         Some(last) => println!("new objects  encrypted with data key {}, {}", last.id, encryption.cipher),
@@ -226,7 +226,7 @@ fn describe(dir: &Path, encryption: &Encryption) -> Value {
     let keys: Vec<Value> = encryption
         .keys
         .iter()
-        .map(|key| json!({ "id": key.id, "created": crate::logger::utc(key.created) }))
+        .map(|key| json!({ "id": key.id, "created": kestrel_daemon::logger::utc(key.created) }))
         .collect();
     json!({
         "volume": dir,

@@ -19,16 +19,16 @@ use kestrel_client::descriptor::{CodingSettings, Descriptor, Settings};
 use kestrel_client::keys;
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{self, NewVolume, Volume};
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::units::{bytes, count};
 use kestrel_engine::Engine;
 use kestrel_types::ids::ObjectId;
 use serde_json::json;
 
 use super::store_args::StoreArgs;
 use super::{locate, open, print_json};
-use crate::failure::{Failure, Verdict};
-use crate::nodes::at_rest;
+use crate::at_rest;
 use crate::progress::Progress;
-use crate::units::{bytes, count};
 
 /// Largest object that is copied: packs and blocks are smaller.
 const OBJECT_BYTES_MAX: u64 = 256 << 20;

@@ -13,25 +13,26 @@ use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::{self, Ca, Introduction, RemoteUrl, RemoteVolume};
 use kestrel_client::storage::Storage;
 use kestrel_client::volume::{Resources, Volume, VolumeLock};
+use kestrel_daemon::atime;
+use kestrel_daemon::attendant::{Attendant, Doors};
+use kestrel_daemon::collector::{Collecting, Collector};
+use kestrel_daemon::control::Serving;
+use kestrel_daemon::facts::MountFacts;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::keeper::{Keeper, Schedule};
+use kestrel_daemon::memory::Memory;
+use kestrel_daemon::remote::RemoteMount;
+use kestrel_daemon::runtime;
+use kestrel_daemon::units::{duration_arg, size_arg};
 use kestrel_fuse::mount::{find, remount};
 use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
 use kestrel_rpc::tls::Mode;
 use kestrel_vfs::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
 
-use super::atime::{self, AtimeArg};
+use super::atime::AtimeArg;
 use super::store_args::{CacheArgs, StoreArgs};
 use super::{ask_with, control_dir, locate};
-use crate::failure::{Failure, Verdict};
-use crate::serve::attendant::{Attendant, Doors};
-use crate::serve::collector::{Collecting, Collector, CollectorArgs};
-use crate::serve::control::Serving;
-use crate::serve::facts::MountFacts;
-use crate::serve::keeper::{Keeper, KeeperArgs, Schedule};
-use crate::serve::memory::Memory;
-use crate::serve::process::ProcessArgs;
-use crate::serve::remote::RemoteMount;
-use crate::serve::runtime;
-use crate::units::{duration_arg, size_arg};
+use crate::args::{CollectorArgs, KeeperArgs, ProcessArgs};
 
 /// Most FUSE threads.
 const WORKERS_MAX: usize = 256;
@@ -182,7 +183,7 @@ pub fn run(args: &MountArgs) -> Result<Verdict, Failure> {
     if args.options.iter().any(|option| option == REMOUNT) {
         return change(args);
     }
-    args.process.run(|| background(args), || serve(args))
+    args.process.options().run(|| background(args), || serve(args))
 }
 
 /// `-o remount`: changes the options of a mount that is there.
@@ -329,7 +330,7 @@ fn background(args: &MountArgs) -> Result<Verdict, Failure> {
             runtime::make(&plan.dir).map_err(|why| Failure::new("mount", why))?.join(LOG_NAME)
         }
     };
-    let (pid, log) = args.process.start(&log).map_err(|why| Failure::new("mount", why))?;
+    let (pid, log) = args.process.options().start(&log).map_err(|why| Failure::new("mount", why))?;
     println!(
         "{} is mounted on {} (process {pid}, log {})",
         plan.source.name(),
@@ -364,7 +365,7 @@ fn resources(args: &MountArgs, memory: &Memory) -> Resources {
 /// Serves until the mount is gone.
 fn serve(args: &MountArgs) -> Result<Verdict, Failure> {
     let plan = check(args)?;
-    crate::serve::limits::raise_descriptor_limit();
+    kestrel_daemon::limits::raise_descriptor_limit();
     let memory = divide_memory(args)?;
     let name = plan.source.name();
     let result = match &plan.source {
@@ -401,9 +402,9 @@ fn serve_here(args: &MountArgs, plan: &Plan, memory: &Memory, volume_dir: &Path)
         read_only,
         begun,
         walking: parking_lot::Mutex::default(),
-        cutting: crate::serve::part::cut::Cutting::default(),
-        keeper: Keeper::new(args.dumps, args.store.options(), Mode::Auto),
-        collector: Collector::new(args.leftovers, args.store.options(), Mode::Auto),
+        cutting: kestrel_daemon::part::cut::Cutting::default(),
+        keeper: Keeper::new(args.dumps.options(), args.store.options(), Mode::Auto),
+        collector: Collector::new(args.leftovers.options(), args.store.options(), Mode::Auto),
         succession: OnceLock::new(),
         end: None,
     });
@@ -434,7 +435,7 @@ fn serve_elsewhere(
     let dir = runtime::make(&plan.dir).map_err(|why| fail(&why))?;
     let _lock = VolumeLock::take(&dir, &format!("kestrel mount {mount_point}")).map_err(|why| fail(&why))?;
     let introduction = Introduction {
-        who: crate::serve::who(&format!("kestrel mount {mount_point}")),
+        who: kestrel_daemon::who(&format!("kestrel mount {mount_point}")),
         deadline: args.deadline,
         read_only: plan.options.read_only,
     };
@@ -518,7 +519,7 @@ fn attend(
     }
     let mode = if plan.options.read_only { " read-only" } else { "" };
     log::info!("{} serves on {}{mode} after {:.1?}", plan.source.name(), dir.display(), begun.elapsed());
-    args.process.ready();
+    args.process.options().ready();
     let end = mount.session.join().map_err(|why| fail(&why))?;
     drop(doors);
     match end {
@@ -535,7 +536,7 @@ fn attend(
 fn unmount_on_signal(session: &Session, dir: &Path) {
     let unmounter = session.unmounter();
     let dir = dir.to_path_buf();
-    crate::signals::on_signal(move |number| {
+    kestrel_daemon::signals::on_signal(move |number| {
         let done = if number == 1 {
             unmounter.unmount().or_else(|why| {
                 log::warn!(

@@ -5,11 +5,10 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::units::size_arg;
 use kestrel_fuse::null::{NullOptions, run as serve};
 use kestrel_fuse::{Config, MountOptions, TransportChoice};
-
-use crate::failure::{Failure, Verdict};
-use crate::units::size_arg;
 
 /// Mount a file system that keeps names and nothing else, to measure what FUSE itself costs.
 #[derive(Debug, Args)]
@@ -51,7 +50,7 @@ pub fn run(args: &NullFsArgs) -> Result<Verdict, Failure> {
     let mount = MountOptions { source: "kestrel-null".into(), ..MountOptions::default() };
     let ready = |session: &kestrel_fuse::Session| {
         let unmounter = session.unmounter();
-        crate::signals::on_signal(move |_| {
+        kestrel_daemon::signals::on_signal(move |_| {
             let _ = unmounter.unmount().or_else(|_| unmounter.detach());
         });
         println!("serving {} over {}", args.dir.display(), session.transport());

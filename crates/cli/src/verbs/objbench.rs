@@ -6,13 +6,13 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use kestrel_blockstore::store::BlockStore;
 use kestrel_blockstore::store::local::{LocalConfig, LocalStore};
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::units::{count, duration_arg, short, size_arg};
 use kestrel_s3::objbench::{self, Check, Ended, Measurement, Plan, Stop, Verdict as Found};
 use kestrel_s3::{OpenError, S3_SCHEME, S3Limits, S3Options, S3Store};
 use serde_json::{Value, json};
 
 use super::print_json;
-use crate::failure::{Failure, Verdict};
-use crate::units::{count, duration_arg, short, size_arg};
 
 /// Most threads.
 const THREADS_MAX: usize = 1024;
@@ -185,7 +185,7 @@ struct Results {
 pub fn run(args: &ObjbenchArgs) -> Result<Verdict, Failure> {
     args.check()?;
     let scratch = Scratch::new(args)?;
-    crate::signals::on_signal(|number| {
+    kestrel_daemon::signals::on_signal(|number| {
         STOP.stop();
         if number > 1 {
             std::process::exit(130);

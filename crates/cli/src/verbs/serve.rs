@@ -1,74 +1,31 @@
 //! `kestrel serve`.
 
-mod relief;
+pub mod settings;
 
 use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser};
-use kestrel_client::descriptor::{ClusterSection, Descriptor};
-use kestrel_client::memory::{Wanted, Work};
-use kestrel_client::remote::PORT_DEFAULT;
-use kestrel_client::storage::{Offer, StoreOptions};
-use kestrel_client::volume::{MountedVolume, Resources, VolumeLock};
-use kestrel_meta::member::host::MemberHost;
-use kestrel_rpc::tls::Mode;
-use kestrel_server::LEFT_BEHIND;
-use kestrel_server::audit::Audit;
-use kestrel_server::backend::Backend;
-use kestrel_server::config::{Access, LEASE_MAX, LEASE_MIN, ServerConfig};
-use kestrel_server::listen::Door;
-use kestrel_server::locks::LockLimits;
-use kestrel_server::server::Server;
-use kestrel_types::clock::{Clock, Nanos, SystemClock};
+use kestrel_client::volume::VolumeLock;
+use kestrel_daemon::ask::ask;
+use kestrel_daemon::balance::{Pace, pace_arg};
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::logger;
+use kestrel_daemon::serve::{
+    LOG_NAME, ServeConfig, advertise_arg, check, in_place_of, name_arg, serve, stop,
+};
+use kestrel_daemon::successor::{Failover, failover_arg};
+use kestrel_daemon::tls::url_of;
+use kestrel_daemon::units::duration_arg;
+use kestrel_server::config::{Access, LEASE_MAX, LEASE_MIN};
+use kestrel_types::clock::Nanos;
 use kestrel_types::placement::NodeId;
-use kestrel_types::placement::map::ADDRESS_MAX;
-use kestrel_types::security::is_loopback;
 use log::LevelFilter;
 
-use relief::{Home, bind, in_place_of, open};
-
-use super::locate;
 use super::store_args::StoreArgs;
-use crate::failure::{Failure, Verdict};
-use crate::nodes::at_rest::CUT_SHORT;
-use crate::serve::attendant::Doors;
-use crate::serve::balance::{Balancer, Pace, pace_arg};
-use crate::serve::clients::{Clients, Questions};
-use crate::serve::collector::{Collecting, Collector, CollectorArgs};
-use crate::serve::control::Serving;
-use crate::serve::facts::MountFacts;
-use crate::serve::holder::{END_TIME_MAX, Holder};
-use crate::serve::keeper::{Keeper, KeeperArgs, Schedule};
-use crate::serve::memory::Memory;
-use crate::serve::node::NodeOfCluster;
-use crate::serve::process::ProcessArgs;
-use crate::serve::role::Role;
-use crate::serve::settings::{self, bounded};
-use crate::serve::successor::{self, Failover, Succession, Successor, failover_arg};
-use crate::serve::tls::{ServeTls, TlsArgs, url_of};
-use crate::units::duration_arg;
-
-/// Name of the log file within the volume's directory.
-const LOG_NAME: &str = "serve.log";
-
-/// Name of the audit log there.
-const AUDIT_NAME: &str = "audit.log";
-
-/// Time between two looks whether the process has to end by itself.
-const LOOK: Duration = Duration::from_secs(1);
-
-/// The same while a node joins.
-const LOOK_JOINING: Duration = Duration::from_millis(50);
-
-/// How long a node that joins is waited for before it is said to serve all the same.
-const JOIN_TIME: Duration = Duration::from_secs(60);
-
-/// How long clients get, at the end, for the answers to what they have asked.
-const LAST_ANSWERS: Duration = Duration::from_secs(5);
+use crate::args::{CollectorArgs, KeeperArgs, ProcessArgs, RoleArg, TlsArgs};
+use settings::bounded;
 
 /// Serve a volume to clients over the network.
 #[derive(Debug, Clone, Args)]
@@ -113,7 +70,7 @@ pub struct ServeArgs {
     pub name: Option<String>,
     /// What this node of a cluster is there for; it must be what the cluster has it for, which is also the default
     #[arg(long, value_enum, value_name = "ROLE")]
-    pub role: Option<Role>,
+    pub role: Option<RoleArg>,
     /// A client that is not heard of for this long loses its locks and what it has open
     #[arg(long, value_name = "TIME", value_parser = bounded(duration_arg, nanos(LEASE_MIN), nanos(LEASE_MAX), "from 1s to 10m"), default_value = "30s")]
     pub lease: Duration,
@@ -142,8 +99,6 @@ pub struct ServeArgs {
     /// Have the process that serves it at present end, and go on in its place
     #[arg(long)]
     pub replace: bool,
-    #[arg(skip)]
-    stands_in: Option<Home>,
     /// End the process that serves the volume
     #[arg(long, conflicts_with_all = ["replace", "listen", "advertise", "name", "role", "lease", "grace", "balance", "foreground", "check", "tls", "tls_cert", "tls_ca", "access", "audit"])]
     pub stop: bool,
@@ -160,6 +115,35 @@ pub struct ServeArgs {
     pub dumps: KeeperArgs,
     #[command(flatten)]
     pub leftovers: CollectorArgs,
+}
+
+impl ServeArgs {
+    /// As the daemon takes them.
+    fn config(&self) -> ServeConfig {
+        ServeConfig {
+            volume: self.volume.clone(),
+            listen: self.listen.clone(),
+            advertise: self.advertise.clone(),
+            name: self.name.clone(),
+            role: self.role.map(RoleArg::role),
+            lease: self.lease,
+            grace: self.grace,
+            balance: self.balance,
+            access: self.access,
+            audit: self.audit.clone(),
+            failover: self.failover,
+            take_over_from: self.take_over_from.clone(),
+            replace: self.replace,
+            stop: self.stop,
+            tls: self.tls.options(),
+            batch_max: self.batch_max,
+            process: self.process.options(),
+            store: self.store.options(),
+            dumps: self.dumps.options(),
+            leftovers: self.leftovers.options(),
+            stands_in: None,
+        }
+    }
 }
 
 /// The options as a command line by themselves.
@@ -198,50 +182,26 @@ fn with_file(config: &Path, line: &[OsString], stop: bool) -> Result<(ServeArgs,
 }
 
 fn run_with(args: &ServeArgs, keys: &[String]) -> Result<Verdict, Failure> {
+    let mut config = args.config();
     if let Some(node) = args.in_place_of {
         if !args.process.foreground {
-            crate::logger::install(LevelFilter::Warn);
+            logger::install(LevelFilter::Warn);
         }
-        return run_with(&in_place_of(args, node)?, keys);
+        config = in_place_of(&config, node)?;
     }
     if args.check {
-        crate::logger::install(LevelFilter::Warn);
-        return tell(args, keys);
+        logger::install(LevelFilter::Warn);
+        return tell(args, &config, keys);
     }
     if args.stop {
-        crate::logger::install(LevelFilter::Warn);
-        return stop(args);
+        logger::install(LevelFilter::Warn);
+        return stop(&config);
     }
-    args.process.run(|| background(args), || serve(args))
+    config.process.run(|| background(&config), || serve(&config))
 }
 
 fn fail(why: impl std::fmt::Display) -> Failure {
     Failure::new("serve", why)
-}
-
-/// What is served, and where.
-struct Plan {
-    volume: PathBuf,
-    name: String,
-    listen: SocketAddr,
-    /// Of a cluster: which node, and what it is there for.
-    node: Option<(NodeId, Role)>,
-}
-
-impl ServeArgs {
-    fn volume(&self) -> Result<&str, Failure> {
-        let missing =
-            || Failure::usage("serve: give the volume, or a file with the key volume: --config FILE");
-        self.volume.as_deref().ok_or_else(missing)
-    }
-}
-
-/// A name that a URL can carry.
-fn name_arg(text: &str) -> Result<String, String> {
-    if text.is_empty() || text.len() > 255 || text.chars().any(|c| c == '/' || c == '?' || c.is_control()) {
-        return Err("1 to 255 bytes, neither '/' nor '?' nor control characters".into());
-    }
-    Ok(text.into())
 }
 
 /// A time that is counted in nanoseconds.
@@ -249,121 +209,20 @@ fn nanos(time: Nanos) -> Duration {
     Duration::from_nanos(time.unsigned_abs())
 }
 
-/// An address that others can connect to.
-fn advertise_arg(text: &str) -> Result<String, String> {
-    let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    if port.parse::<u16>().is_ok_and(|port| port > 0)
-        && !host.is_empty()
-        && text.len() <= ADDRESS_MAX
-        && !text.chars().any(|c| c.is_whitespace() || c.is_control() || matches!(c, '/' | ','))
-        && !host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
-    {
-        return Ok(text.into());
-    }
-    Err("HOST:PORT, where others can connect to, at most 255 bytes".into())
-}
-
-/// Where others reach a node that listens at `local`.
-fn advertised(args: &ServeArgs, section: &ClusterSection, local: SocketAddr) -> Result<String, Failure> {
-    if let Some(advertise) = &args.advertise {
-        return Ok(advertise.clone());
-    }
-    if let Some(home) = &args.stands_in {
-        return Ok(format!("{}:{}", home.host, local.port()));
-    }
-    let placement = section.placement().map_err(fail)?;
-    let in_table = placement.map.member(section.node).map(|member| member.address.as_str());
-    match in_table.filter(|_| args.listen.is_none()) {
-        Some(address) => Ok(address.into()),
-        None => reached_at(in_table, local).map_err(|why| Failure::usage(format!("serve: {why}"))),
-    }
-}
-
-/// Where a node that was told to listen at `local` is reached, as far as that can be known: `in_table` is where it was when it joined.
-fn reached_at(in_table: Option<&str>, local: SocketAddr) -> Result<String, String> {
-    if local.ip().is_unspecified() {
-        // The machine is known by the name in the table; the port is this one.
-        let host = in_table.and_then(|address| address.rsplit_once(':')).map(|(host, _)| host);
-        return host.and_then(|host| advertise_arg(&format!("{host}:{}", local.port())).ok()).ok_or_else(|| {
-            format!("--listen {local}: nobody could know where this node is by that; give --advertise HOST:PORT")
-        });
-    }
-    let is_local = |mut found: std::vec::IntoIter<SocketAddr>| found.any(|address| address == local);
-    let in_table = in_table.filter(|address| address.to_socket_addrs().is_ok_and(is_local));
-    Ok(in_table.map_or_else(|| local.to_string(), str::to_string))
-}
-
-/// What can be judged without opening the volume.
-fn check(args: &ServeArgs) -> Result<Plan, Failure> {
-    let volume = locate("serve", args.volume()?)?;
-    let descriptor = Descriptor::read(&volume).map_err(fail)?;
-    if descriptor.cluster.is_some() && Descriptor::is_changing(&volume) {
-        // The others may have the new settings or keys already: two nodes must not write by different ones.
-        return Err(fail(format!("{}: not started{CUT_SHORT}", volume.display())));
-    }
-    let section = descriptor.cluster.as_ref();
-    if section.is_some() && args.name.as_ref().is_some_and(|name| *name != descriptor.settings.name) {
-        return Err(Failure::usage(
-            "serve: --name: all nodes of a cluster serve the volume under its own name",
-        ));
-    }
-    let listen = listen(args, section)?;
-    if section.is_none() && args.advertise.is_some() {
-        return Err(Failure::usage(
-            "serve: --advertise: one node alone serves this volume; clients know its address by their URL",
-        ));
-    }
-    let node = section.map(role_of).transpose()?;
-    if let Some(why) = args.role.and_then(|wanted| not_its_role(wanted, node)) {
-        return Err(Failure::usage(format!("serve: --role {why}")));
-    }
-    if args.tls.tls == Mode::Off && args.access != Access::Open && !is_loopback(listen.ip()) {
-        return Err(Failure::usage(
-            "serve: --tls off: tokens are not shown in clear, so nobody on another machine could be let in: say --access open besides, or \
-             leave --tls off out",
-        ));
-    }
-    args.tls.check(listen.ip()).map_err(|why| Failure::usage(format!("serve: {why}")))?;
-    let name = args.name.clone().unwrap_or(descriptor.settings.name);
-    name_arg(&name).map_err(|why| Failure::usage(format!("serve: --name: {why}")))?;
-    Ok(Plan { volume, name, listen, node })
-}
-
-/// The number of a node and what it is there for, which the table that it was formed with tells as well as any later one.
-fn role_of(section: &ClusterSection) -> Result<(NodeId, Role), Failure> {
-    let placement = section.placement().map_err(fail)?;
-    Ok((section.node, Role::of(placement.is_idle(section.node))))
-}
-
-/// Why a volume, or a node of one, is not served in this role, if it is not.
-fn not_its_role(wanted: Role, node: Option<(NodeId, Role)>) -> Option<String> {
-    let word = wanted.word();
-    match node {
-        Some((_, role)) if role == wanted => None,
-        Some((node, role)) => Some(format!(
-            "{word}: the cluster has node {node} as {}, for as long as it is a node; leave --role away, or name the directory of another node",
-            role.word()
-        )),
-        None if wanted == Role::Metadata => None,
-        None => Some(format!("{word}: one node alone serves this volume, and needs none")),
-    }
-}
-
 /// Says what would be done.
-fn tell(args: &ServeArgs, keys: &[String]) -> Result<Verdict, Failure> {
-    let plan = check(args)?;
+fn tell(args: &ServeArgs, config: &ServeConfig, keys: &[String]) -> Result<Verdict, Failure> {
+    let plan = check(config)?;
     let what = match plan.node {
         Some((node, role)) => format!("node {node} ({}) of volume {:?}", role.word(), plan.name),
         None => format!("volume {:?}", plan.name),
     };
     println!("{}: {what} would be served at {}", plan.volume.display(), plan.listen);
-    let grace = args.grace.unwrap_or(args.lease);
-    println!("lease {} s, grace {} s", args.lease.as_secs_f64(), grace.as_secs_f64());
-    let log = args.process.log.clone().unwrap_or_else(|| plan.volume.join(LOG_NAME));
-    let place = if args.process.foreground { "the terminal".into() } else { log.display().to_string() };
-    println!("log to {place}, level {}", args.process.log_level.as_str().to_lowercase());
-    if let Some(metrics) = args.process.metrics {
+    let grace = config.grace.unwrap_or(config.lease);
+    println!("lease {} s, grace {} s", config.lease.as_secs_f64(), grace.as_secs_f64());
+    let log = config.process.log.clone().unwrap_or_else(|| plan.volume.join(LOG_NAME));
+    let place = if config.process.foreground { "the terminal".into() } else { log.display().to_string() };
+    println!("log to {place}, level {}", config.process.log_level.as_str().to_lowercase());
+    if let Some(metrics) = config.process.metrics {
         println!("figures at http://{metrics}/metrics");
     }
     if let Some(config) = &args.config {
@@ -379,369 +238,15 @@ fn tell(args: &ServeArgs, keys: &[String]) -> Result<Verdict, Failure> {
     Ok(Verdict::Good)
 }
 
-/// Where to listen.
-fn listen(args: &ServeArgs, section: Option<&ClusterSection>) -> Result<SocketAddr, Failure> {
-    let wanted = match (&args.listen, section) {
-        (Some(listen), _) => listen.clone(),
-        (None, None) => format!("127.0.0.1:{PORT_DEFAULT}"),
-        (None, Some(section)) => {
-            let placement = section.placement().map_err(fail)?;
-            let member = placement.map.member(section.node);
-            member.map(|member| member.address.clone()).ok_or_else(|| fail("the node is not in the table"))?
-        }
-    };
-    let found = wanted
-        .to_socket_addrs()
-        .map_err(|why| Failure::usage(format!("serve: --listen {wanted}: {why}; give ADDRESS:PORT")))?;
-    found.into_iter().next().ok_or_else(|| Failure::usage(format!("serve: --listen {wanted}: no address")))
-}
-
-fn background(args: &ServeArgs) -> Result<Verdict, Failure> {
-    let plan = check(args)?;
-    let (pid, log) = args.process.start(&plan.volume.join(LOG_NAME)).map_err(fail)?;
+fn background(config: &ServeConfig) -> Result<Verdict, Failure> {
+    let plan = check(config)?;
+    let (pid, log) = config.process.start(&plan.volume.join(LOG_NAME)).map_err(fail)?;
     let question = serde_json::json!({ "verb": "status" });
-    let status =
-        super::ask("serve", &plan.volume, &question, kestrel_client::control::QUICK)?.unwrap_or_default();
+    let status = ask("serve", &plan.volume, &question, kestrel_client::control::QUICK)?.unwrap_or_default();
     let address = status["served"]["address"].as_str().and_then(|address| address.parse().ok());
-    let url = url_of(&args.tls, &plan.volume, address.unwrap_or(plan.listen), &plan.name).map_err(fail)?;
+    let url = url_of(&config.tls, &plan.volume, address.unwrap_or(plan.listen), &plan.name).map_err(fail)?;
     println!("{} is served at {url} (process {pid}, log {})", plan.volume.display(), log.display());
     Ok(Verdict::Good)
-}
-
-/// Serves until a signal comes.
-fn serve(args: &ServeArgs) -> Result<Verdict, Failure> {
-    let plan = check(args)?;
-    crate::serve::limits::raise_descriptor_limit();
-    let served = serve_volume(args, &plan);
-    // The volume is let go: whoever reads this may open it.
-    log::info!("{} closed", plan.volume.display());
-    served
-}
-
-/// Opens the volume, serves it, stores what is left and lets it go.
-fn serve_volume(args: &ServeArgs, plan: &Plan) -> Result<Verdict, Failure> {
-    let begun = Instant::now();
-    let wanted = Wanted { metadata_bytes: args.process.metadata_memory, ..Wanted::default() };
-    let memory = Memory::divide("serve", Work::Serve, wanted)?;
-    if args.replace || args.process.take_over {
-        // What can be wrong with the options must not end who serves.
-        ServeTls::new(&args.tls, &plan.volume, plan.listen).map_err(fail)?;
-        audit(args, plan)?;
-    }
-    // First of all: an address that is taken must not cost a recovery.
-    let listener = bind(args, plan).map_err(|why| match VolumeLock::holder(&plan.volume) {
-        Some(pid) => fail(format!("{}: in use by process {pid}; end that one first", plan.volume.display())),
-        None if args.listen.is_some() => {
-            fail(format!("--listen {}: {why}; choose another address", plan.listen))
-        }
-        None => fail(format!(
-            "{}: {why}. That is where this volume, or this node of its cluster, listens unless told otherwise; if it is the \
-             right directory on the right machine, give --listen ADDRESS:PORT",
-            plan.listen
-        )),
-    })?;
-    let local = listener.local_addr().unwrap_or(plan.listen);
-    let tls = ServeTls::new(&args.tls, &plan.volume, local).map_err(fail)?;
-    tls.be_node(&plan.volume).map_err(fail)?;
-    let resources = Resources {
-        take_over: args.process.take_over,
-        batch_max: args.batch_max.map(usize::from),
-        store: StoreOptions { memory: memory.plan, ..args.store.options() },
-        ..Resources::within(memory.plan)
-    };
-    let role = format!("kestrel serve {}", plan.name);
-    let (volume, resources) = open(args, plan, &role, resources)?;
-    let section = volume.descriptor.cluster.clone();
-    let node = section.map(|section| {
-        let address = advertised(args, &section, local)?;
-        NodeOfCluster::new(&volume, &section, args.balance, address).map_err(fail)
-    });
-    let mut node = node.transpose()?;
-    if let Some((node, home)) = node.as_mut().zip(args.stands_in.as_ref()) {
-        node.stands_in = Some((home.node, Instant::now()));
-    }
-    let opened = match &node {
-        Some(node) => volume.serve_part(&resources, node.peers.clone()),
-        None => volume.serve_clients(&resources),
-    };
-    let opened = opened.map_err(fail)?;
-    let served = match (&node, opened.fs.member()) {
-        (Some(node), Some(host)) if host.has_left() => Err(fail(format!(
-            "{}: node {} has left the cluster {:?}: {LEFT_BEHIND}",
-            plan.volume.display(),
-            node.node,
-            plan.name
-        ))),
-        (Some(node), Some(host)) => node.connect(host, &tls).map_err(fail),
-        _ => Ok(()),
-    };
-    let served = served.and_then(|()| attend(args, plan, &memory, &opened, node, (listener, &tls), begun));
-    let stored = opened.fs.shutdown().map_err(fail);
-    if stored.is_ok()
-        && let Err(why) = opened.leave_seat()
-    {
-        log::warn!("that this process has ended is not on record, so the next one waits longer: {why}");
-    }
-    let settled = opened.volume.engine.settle().map_err(fail);
-    if let Err(why) = stored.as_ref().and(settled.as_ref()) {
-        log::error!("the last changes could not be stored: {}", why.reason());
-    }
-    served.and_then(|verdict| stored.and(settled).map(|()| verdict))
-}
-
-/// Opens all doors, waits for a signal, closes them.
-fn attend(
-    args: &ServeArgs,
-    plan: &Plan,
-    memory: &Memory,
-    opened: &MountedVolume,
-    node: Option<NodeOfCluster>,
-    (listener, tls): (TcpListener, &ServeTls),
-    begun: Instant,
-) -> Result<Verdict, Failure> {
-    let questions = Arc::new(Questions::default());
-    let server = server(args, plan, opened, node.as_ref(), questions.clone())?;
-    let member = node.as_ref().zip(opened.fs.member());
-    if let Some((node, host)) = member {
-        node.follow_tables(host, &server);
-        node.share_tokens(host, &server);
-        let offer = Offer::new(&opened.volume.descriptor, &opened.volume.storage).map_err(fail)?;
-        server.describe_by(Box::new(move |placement| offer.placed_by(placement).to_json().into()));
-    }
-    let in_use = Arc::downgrade(&server);
-    // While it is not there, nobody can be asked what he uses.
-    opened
-        .fs
-        .also_in_use(Arc::new(move |object| in_use.upgrade().is_none_or(|server| server.in_use(object))));
-    let door = Door::new(server.clone(), begun);
-    let volume = &opened.volume;
-    let (signalled, signal) = mpsc::channel();
-    let serving = Arc::new(Serving {
-        fs: opened.fs.clone(),
-        engine: volume.engine.clone(),
-        store: volume.store.clone(),
-        storage: volume.storage.clone(),
-        descriptor: volume.descriptor.clone(),
-        dir: plan.volume.clone(),
-        mount_point: None,
-        clients: OnceLock::new(),
-        node,
-        facts: MountFacts::new(memory),
-        read_only: false,
-        begun,
-        walking: parking_lot::Mutex::default(),
-        cutting: crate::serve::part::cut::Cutting::default(),
-        keeper: Keeper::new(args.dumps, args.store.options(), args.tls.tls),
-        collector: Collector::new(args.leftovers, args.store.options(), args.tls.tls),
-        succession: OnceLock::new(),
-        end: Some(signalled.clone()),
-    });
-    questions.belong_to(&serving);
-    let doors = Doors::open(&plan.volume, args.process.metrics, &serving).map_err(fail)?;
-    crate::signals::on_signal(move |_| {
-        // Whoever does not wait any more is ending already.
-        let _ = signalled.send(());
-    });
-    let config = memory
-        .fit_server(kestrel_rpc::server::ServerConfig { tls: tls.server.clone(), ..Default::default() });
-    let sockets = kestrel_rpc::server::serve(listener, Arc::new(door.clone()), config)
-        .map_err(|why| fail(format!("--listen {}: {why}", plan.listen)))?;
-    let address = sockets.address();
-    let clients =
-        Clients { name: plan.name.clone(), address, door, sockets: parking_lot::Mutex::new(Some(sockets)) };
-    let clients = serving.clients.get_or_init(|| clients);
-    log::info!(
-        "{} serves at {} after {:.1?}",
-        plan.volume.display(),
-        tls.url(address, &plan.name),
-        begun.elapsed()
-    );
-    let member = serving.node.as_ref().zip(opened.fs.member());
-    let balancer = member.map(|(node, host)| Balancer::start(host, &serving.engine, node)).transpose();
-    let balancer = balancer.map_err(|why| fail(format!("no thread to balance with: {why}")))?;
-    let failure = match member.filter(|(node, host)| node.is_joining(host)) {
-        Some((node, host)) => until_joined(&signal, &serving, node, host),
-        None => Watch::Good,
-    };
-    let schedule = Schedule::begin(&serving).map_err(|why| fail(format!("no thread for dumps: {why}")))?;
-    let collecting =
-        Collecting::begin(&serving).map_err(|why| fail(format!("no thread to collect with: {why}")))?;
-    let successor = successor(args, plan, &serving)
-        .map_err(|why| fail(format!("no thread to watch others with: {why}")))?;
-    let failure = match failure {
-        Watch::Good => {
-            args.process.ready();
-            until_end(&signal, &serving, opened)
-        }
-        Watch::Signalled | Watch::Left => None,
-        Watch::Failed(why) => Some(why),
-    };
-    log::info!("{} ends; its clients will wait for it", plan.volume.display());
-    drop(successor);
-    drop(collecting);
-    drop(schedule);
-    drop(balancer);
-    if let Some(sockets) = clients.sockets.lock().take() {
-        sockets.stop(LAST_ANSWERS);
-    }
-    server.close();
-    drop(doors);
-    failure.map_or(Ok(Verdict::Good), |why| Err(fail(why)))
-}
-
-/// Begins to watch the other nodes, if this one is to take them over.
-fn successor(args: &ServeArgs, plan: &Plan, serving: &Arc<Serving>) -> std::io::Result<Option<Successor>> {
-    // Of nodes whose rows lie in their directories the coordinator's may lie elsewhere.
-    let reaches = |idle| serving.descriptor.is_shared(idle).unwrap_or(false);
-    let takes = args.failover != Failover::Off && (reaches(false) || reaches(true));
-    let Some(host) =
-        serving.fs.member().filter(|_| takes && plan.node.is_some_and(|(_, role)| role == Role::Metadata))
-    else {
-        return Ok(None);
-    };
-    let home = args.stands_in.as_ref().map_or(&plan.volume, |home| &home.dir);
-    let succession = Succession::new(host, &serving.descriptor, successor::Line::of_process(home));
-    Successor::start(serving.succession.get_or_init(|| succession)).map(Some)
-}
-
-/// What there is to say of the process.
-enum Watch {
-    /// It goes on.
-    Good,
-    /// It is to end.
-    Signalled,
-    /// It is no node of the cluster any more, and nobody needs it.
-    Left,
-    /// It must end.
-    Failed(String),
-}
-
-/// Whether another process may go on with the node's rows.
-fn node_is_shared(serving: &Serving) -> bool {
-    let host = serving.fs.member();
-    host.is_some_and(|host| host.node().cluster().is_some_and(|cluster| cluster.is_shared()))
-}
-
-/// Waits for a while. One of several nodes ends by itself when its log fails: only a start that reads the log
-/// knows what became of what it was writing, and the others wait for that. And when another node says that this is not the node
-/// that the cluster has: what it would serve is not what the others know. And when it has left the cluster.
-fn watch(signal: &mpsc::Receiver<()>, look: Duration, serving: &Serving) -> Watch {
-    match signal.recv_timeout(look) {
-        Err(mpsc::RecvTimeoutError::Timeout) => {}
-        _ => return Watch::Signalled,
-    }
-    let (Some(node), Some(host)) = (&serving.node, serving.fs.member()) else { return Watch::Good };
-    if let Some(why) = host.failure() {
-        let why = match node_is_shared(serving) {
-            true => format!(
-                "this process cannot go on with the node: {why}; start it again if nobody serves in its place"
-            ),
-            false => format!("the log has failed: {why}; look at the disk, then start this node again"),
-        };
-        log::error!("{why}");
-        return Watch::Failed(why);
-    }
-    if host.has_left() {
-        // Who still has a session may ask what became of its calls.
-        let sessions = serving.clients.get().map_or(0, Clients::sessions);
-        if sessions == 0 {
-            log::info!("node {} has left the cluster: {LEFT_BEHIND}", node.node);
-            return Watch::Left;
-        }
-        return Watch::Good;
-    }
-    node.peers.forget_former(&host.placement());
-    // It is in the log already.
-    node.peers.expelled().map_or(Watch::Good, Watch::Failed)
-}
-
-/// Waits until the process is to end; why it must, if it must.
-fn until_end(signal: &mpsc::Receiver<()>, serving: &Serving, opened: &MountedVolume) -> Option<String> {
-    loop {
-        if serving.fs.member().is_some_and(|host| host.lease_figures().held)
-            && let Err(why) = opened.settle_seat()
-        {
-            log::warn!("that this process has a lease is not on record yet: {why}");
-        }
-        match watch(signal, LOOK, serving) {
-            Watch::Good => {}
-            Watch::Signalled | Watch::Left => return None,
-            Watch::Failed(why) => return Some(why),
-        }
-    }
-}
-
-/// Waits until the other nodes have this one in their table, but not for ever: it goes on joining while it serves.
-fn until_joined(
-    signal: &mpsc::Receiver<()>,
-    serving: &Serving,
-    node: &NodeOfCluster,
-    host: &MemberHost,
-) -> Watch {
-    log::info!("node {} joins the cluster: it waits until all other nodes have it in their table", node.node);
-    let begun = Instant::now();
-    while node.is_joining(host) {
-        if begun.elapsed() > JOIN_TIME {
-            log::warn!(
-                "node {} has not joined after {} s: all nodes have to be up for that; see `kestrel cluster status`",
-                node.node,
-                JOIN_TIME.as_secs()
-            );
-            return Watch::Good;
-        }
-        match watch(signal, LOOK_JOINING, serving) {
-            Watch::Good => {}
-            ends => return ends,
-        }
-    }
-    log::info!("node {} has joined the cluster after {:.1?}", node.node, begun.elapsed());
-    Watch::Good
-}
-
-fn server(
-    args: &ServeArgs,
-    plan: &Plan,
-    opened: &MountedVolume,
-    node: Option<&NodeOfCluster>,
-    questions: Arc<Questions>,
-) -> Result<Arc<Server>, Failure> {
-    let volume = &opened.volume;
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let in_nanos = |time: Duration| Nanos::try_from(time.as_nanos()).unwrap_or(Nanos::MAX);
-    let config = ServerConfig {
-        volume: plan.name.clone(),
-        descriptor: Offer::new(&volume.descriptor, &volume.storage).map_err(fail)?.to_json().into(),
-        epoch: epoch(opened, &*clock),
-        lease: in_nanos(args.lease),
-        grace: in_nanos(args.grace.unwrap_or(args.lease)),
-        node: node.map_or(0, |node| node.node),
-        peers: node.map(|node| node.identity.clone()),
-        access: args.access,
-        audit: audit(args, plan)?,
-        ..ServerConfig::default()
-    };
-    let backend = match (opened.fs.node(), opened.fs.member()) {
-        (Some(node), _) => Backend::from(node.clone()),
-        (None, Some(host)) => Backend::from(host.clone()),
-        (None, None) => return Err(fail("the volume was opened without its metadata")),
-    };
-    Server::new(backend, clock, config, LockLimits::default(), questions, 0).map_err(fail)
-}
-
-/// What clients tell starts of this server by: grows from start to start. A member counts its starts, whichever machine they are on; that is
-/// put above all wall times, which earlier releases had there. A node alone has the wall time: its starts are on one machine.
-fn epoch(opened: &MountedVolume, clock: &dyn Clock) -> u64 {
-    opened.fs.member().map_or_else(|| clock.now().unsigned_abs(), |host| 1 << 63 | host.epoch())
-}
-
-/// Where refused and administrative operations are told.
-fn audit(args: &ServeArgs, plan: &Plan) -> Result<Arc<Audit>, Failure> {
-    let file = match &args.audit {
-        Some(file) if file.as_os_str() == "off" => return Ok(Arc::default()),
-        Some(file) => std::path::absolute(file).unwrap_or_else(|_| file.clone()),
-        None => plan.volume.join(AUDIT_NAME),
-    };
-    Audit::open(&file).map(Arc::new).map_err(|why| fail(format!("--audit {}: {why}", file.display())))
 }
 
 fn access_arg(text: &str) -> Result<Access, String> {
@@ -751,38 +256,6 @@ fn access_arg(text: &str) -> Result<Access, String> {
         "open" => Ok(Access::Open),
         _ => Err("auto, tokens or open".into()),
     }
-}
-
-/// Ends the process that serves the volume, and waits until it has.
-fn stop(args: &ServeArgs) -> Result<Verdict, Failure> {
-    let dir = locate("serve", args.volume()?)?;
-    Descriptor::read(&dir).map_err(fail)?;
-    let question = serde_json::json!({ "verb": "status" });
-    let status = super::ask("serve", &dir, &question, kestrel_client::control::QUICK)?;
-    let Some(status) = status.filter(|status| status["served"].is_object()) else {
-        return Err(fail(format!("{}: nobody serves it", dir.display())));
-    };
-    let pid = status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 1);
-    let pid = pid
-        .ok_or_else(|| fail(format!("{}: who serves it does not say which process it is", dir.display())))?;
-    let holder = Holder::of(&dir);
-    // SAFETY: takes no pointer; the process told its number over a socket that only the volume's owner can serve.
-    if unsafe { libc::kill(pid, libc::SIGTERM) } != 0 {
-        return Err(fail(format!("process {pid}: {}", std::io::Error::last_os_error())));
-    }
-    wait_until_ended(&dir, &holder, pid)
-}
-
-fn wait_until_ended(dir: &Path, holder: &Holder, pid: i32) -> Result<Verdict, Failure> {
-    let begun = Instant::now();
-    while holder.is_there() {
-        if begun.elapsed() > END_TIME_MAX {
-            let why = format!("process {pid} has not ended after {} s; see its log", END_TIME_MAX.as_secs());
-            return Err(fail(format!("{}: {why}", dir.display())));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(Verdict::Good)
 }
 
 #[cfg(test)]
@@ -800,30 +273,11 @@ mod tests {
         let new = NewVolume::plain("shared", Durability::Commit);
         form(url, new, &["127.0.0.1:9441".into()], None, &StoreOptions::default()).unwrap();
         let args = Line::parse_from(["serve", url]).args;
-        assert!(check(&args).is_ok());
+        assert!(check(&args.config()).is_ok());
         // As a change of all nodes leaves it that was killed before this one had the new settings.
         std::fs::copy(place.path().join("kestrel.json"), place.path().join("kestrel.json.change")).unwrap();
-        let why = check(&args).err().unwrap().to_string();
+        let why = check(&args.config()).err().unwrap().to_string();
         assert!(why.contains("was cut short: repeat it"), "{why}");
-    }
-
-    #[test]
-    fn a_node_says_where_it_can_be_reached() {
-        let at = |in_table, local: &str| reached_at(in_table, local.parse().unwrap());
-        for (in_table, local, told) in [
-            ("127.0.0.1:9440", "127.0.0.1:9440", "127.0.0.1:9440"),
-            ("localhost:9440", "127.0.0.1:9440", "localhost:9440"),
-            ("127.0.0.1:9440", "127.0.0.1:9555", "127.0.0.1:9555"),
-            ("10.0.0.1:9440", "0.0.0.0:9440", "10.0.0.1:9440"),
-            ("10.0.0.1:9440", "0.0.0.0:9555", "10.0.0.1:9555"),
-            ("[fd00::1]:9440", "[::]:9555", "[fd00::1]:9555"),
-            ("meta1:9440", "0.0.0.0:9555", "meta1:9555"),
-        ] {
-            assert_eq!(at(Some(in_table), local).as_deref(), Ok(told), "{local}");
-        }
-        for in_table in [None, Some("0.0.0.0:9440"), Some(":9440")] {
-            assert!(at(in_table, "0.0.0.0:9555").unwrap_err().contains("--advertise"), "{in_table:?}");
-        }
     }
 
     fn words(line: &[&str]) -> Vec<OsString> {
@@ -863,9 +317,9 @@ mod tests {
         let (args, _) = read(text, &["/data/other", "--stop"]).unwrap();
         assert_eq!((args.volume.as_deref(), args.lease), (Some("/data/other"), Duration::from_secs(30)));
         let (args, _) = read("volume = \"file:///data/v\"", &["--stop"]).unwrap();
-        assert_eq!(args.volume().unwrap(), "file:///data/v");
+        assert_eq!(args.volume.as_deref().unwrap(), "file:///data/v");
         let (args, keys) = read("", &[]).unwrap();
-        assert!(args.volume().is_err() && keys.is_empty());
+        assert!(args.volume.is_none() && keys.is_empty());
     }
 
     #[test]
@@ -915,24 +369,10 @@ mod tests {
     #[test]
     fn the_example_in_the_manual_is_one() {
         let (args, keys) = read(example(), &[]).unwrap();
-        assert_eq!((args.volume.as_deref(), args.role), (Some("/srv/coordinator"), Some(Role::Coordinator)));
+        assert_eq!(
+            (args.volume.as_deref(), args.role),
+            (Some("/srv/coordinator"), Some(RoleArg::Coordinator))
+        );
         assert!(args.process.foreground && keys.len() >= 8, "{keys:?}");
-    }
-
-    #[test]
-    fn a_node_is_served_in_the_role_that_it_has() {
-        let (metadata, coordinator) = (Role::Metadata, Role::Coordinator);
-        for (wanted, node, why) in [
-            (metadata, None, None),
-            (coordinator, None, Some("one node alone")),
-            (metadata, Some((1, metadata)), None),
-            (coordinator, Some((4, coordinator)), None),
-            (coordinator, Some((1, metadata)), Some("the cluster has node 1 as metadata")),
-            (metadata, Some((4, coordinator)), Some("the cluster has node 4 as coordinator")),
-        ] {
-            let told = not_its_role(wanted, node);
-            assert_eq!(told.is_some(), why.is_some());
-            assert!(told.unwrap_or_default().contains(why.unwrap_or_default()));
-        }
     }
 }

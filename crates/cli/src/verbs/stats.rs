@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use clap::Args;
 use kestrel_client::remote::RemoteUrl;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::metrics::percentile_ns;
+use kestrel_daemon::units::{bytes, count, duration_arg};
 use serde_json::{Value, json};
 
 use super::{Target, control_dir, mount_above, print_json};
-use crate::failure::{Failure, Verdict};
-use crate::metrics::percentile_ns;
-use crate::units::{bytes, count, duration_arg};
 
 /// Show what a mount is doing, or the server of a volume.
 #[derive(Debug, Args)]

@@ -5,17 +5,15 @@ pub mod several;
 use std::path::Path;
 
 use clap::Args;
-use kestrel_admin::info::{self, InfoError};
-use kestrel_client::descriptor::{Descriptor, FILE_NAME};
+use kestrel_client::descriptor::FILE_NAME;
 use kestrel_client::remote::RemoteUrl;
-use kestrel_engine::Engine;
-use kestrel_types::ids::ROOT;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::jobs::status::{ask as ask_served, describe};
+use kestrel_daemon::units::{bytes, count};
 use serde_json::{Value, json};
 
 use super::store_args::StoreArgs;
 use super::{Target, control_dir, mount_above, open, print_json};
-use crate::failure::{Failure, Verdict};
-use crate::units::{bytes, count};
 
 /// Show what a volume is, what it holds, whether it is mounted, and whom it is served to.
 #[derive(Debug, Args)]
@@ -31,50 +29,6 @@ pub struct StatusArgs {
     pub json: bool,
     #[command(flatten)]
     pub store: StoreArgs,
-}
-
-/// Name, settings and sums of a volume.
-///
-/// # Errors
-/// If the metadata cannot be read.
-pub fn describe(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Result<Value, InfoError> {
-    let tree = info::tree_sums(engine, ROOT)?;
-    let objects = info::object_sums(engine)?;
-    let mut out = settings(dir, descriptor, engine);
-    out["files"] = tree.files.into();
-    out["directories"] = (tree.dirs + 1).into();
-    out["bytes"] = tree.bytes.into();
-    out["objects"] = objects.objects.into();
-    out["object_bytes"] = objects.referenced_bytes.into();
-    Ok(out)
-}
-
-/// Name and settings of a volume, and what its metadata takes here.
-fn settings(dir: &Path, descriptor: &Descriptor, engine: &dyn Engine) -> Value {
-    let stats = engine.stats();
-    let mut out = known(descriptor);
-    out["volume"] = dir.to_string_lossy().into();
-    out["metadata_disk_bytes"] = (stats.log_disk_bytes + stats.run_disk_bytes).into();
-    out
-}
-
-/// Name and settings of a volume, which each of its clients knows.
-pub fn known(descriptor: &Descriptor) -> Value {
-    let settings = &descriptor.settings;
-    json!({
-        "name": settings.name,
-        "uuid": descriptor.uuid,
-        "format_version": descriptor.format_version,
-        "created": crate::logger::utc(descriptor.created),
-        "durability": settings.durability,
-        "storage": settings.storage,
-        // Without its password.
-        "metadata": descriptor.metadata().ok().flatten().map(|place| place.shown().to_string()),
-        "block_size": settings.block_bytes,
-        "inline_max": settings.inline_max,
-        "grace_seconds": settings.grace_seconds,
-        "atime": settings.atime,
-    })
 }
 
 /// The volume, or the process behind the mount that the argument lies in.
@@ -95,7 +49,7 @@ pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
     let target = target(args)?;
     let question = json!({ "verb": "status" });
     let asked = match &target {
-        Target::Served(url) => Some(several::ask(url).map_err(|why| Failure::new("status", why))?),
+        Target::Served(url) => Some(ask_served(url).map_err(|why| Failure::new("status", why))?),
         Target::Here(_) => target.ask("status", &question, kestrel_client::control::QUICK, &mut |_| {})?,
     };
     let status = match (asked, &target) {

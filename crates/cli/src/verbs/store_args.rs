@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use kestrel_client::storage::StoreOptions;
-
-use crate::units::size_arg;
+use kestrel_daemon::units::size_arg;
 
 /// Most requests of a kind at a time.
 const REQUESTS_MAX: usize = 1024;

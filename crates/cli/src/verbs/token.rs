@@ -7,14 +7,14 @@ use clap::{Args, Subcommand};
 use kestrel_client::control::QUICK;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::volume::{Resources, Volume};
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::tokens;
+use kestrel_daemon::units::duration_arg;
 use kestrel_rpc::token::Token;
 use kestrel_types::clock::{Clock, Nanos, SystemClock};
 use serde_json::{Value, json};
 
 use super::{Target, print_json};
-use crate::failure::{Failure, Verdict};
-use crate::serve::tokens;
-use crate::units::duration_arg;
 
 /// User and group that root stands for unless others are given.
 const NOBODY: &str = "65534:65534";

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kestrel_client::remote::RemoteUrl;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::holder::{END_TIME_MAX, Holder};
+use kestrel_daemon::remote::NOT_LET_IN;
 use kestrel_fuse::mount::{How, MountEntry, find, unmount};
 
 use super::control_dir;
-use crate::failure::{Failure, Verdict};
-use crate::serve::holder::{END_TIME_MAX, Holder};
-use crate::serve::remote::NOT_LET_IN;
 use busy::Users;
 
 /// Unmount a volume.

@@ -6,17 +6,13 @@ pub mod whole;
 use std::path::PathBuf;
 
 use clap::Args;
-use kestrel_admin::warmup::{self, Act, THREADS_MAX};
-use kestrel_admin::watched::Watched;
-use kestrel_blockstore::store::BlockStore;
-use kestrel_engine::Engine;
+use kestrel_admin::warmup::THREADS_MAX;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::units::{bytes, count};
 use serde_json::{Value, json};
 
 use super::{ask_with, print_json};
-use crate::failure::{Failure, Verdict};
-use crate::feed::{Feed, shown};
-use crate::progress::Progress;
-use crate::units::{bytes, count};
+use crate::progress::{Progress, shown};
 use paths::Requests;
 
 /// Bring files near before they are needed, or tell how much of them is.
@@ -63,90 +59,9 @@ pub struct WarmupArgs {
     pub json: bool,
 }
 
-/// What the serving process is asked to do.
-pub struct Wish {
-    /// Paths from the root on.
-    pub paths: Vec<Vec<u8>>,
-    /// What to do with file data, if anything.
-    pub data: Option<Act>,
-    /// Read rows.
-    pub metadata: bool,
-    /// Threads.
-    pub threads: usize,
-}
-
-impl Wish {
-    /// What a question asks for.
-    ///
-    /// # Errors
-    /// If it names no paths.
-    pub fn of(question: &Value) -> Result<Self, String> {
-        Ok(Self {
-            paths: super::paths(&question["paths"])?,
-            data: match question["act"].as_str() {
-                Some("fill") => Some(Act::Fill),
-                Some("check") => Some(Act::Check),
-                Some("evict") => Some(Act::Evict),
-                _ => None,
-            },
-            metadata: question["metadata"] == true,
-            threads: usize::try_from(question["threads"].as_u64().unwrap_or(1)).unwrap_or(1),
-        })
-    }
-}
-
 /// Sums of answers that are added up, by name.
 const SUMS: [&str; 7] =
     ["files", "bytes", "cached_bytes", "evicted_bytes", "metadata_rows", "missing_paths", "failed"];
-
-/// Warms up.
-///
-/// # Errors
-/// In words.
-pub fn warm(
-    engine: &dyn Engine,
-    store: &dyn BlockStore,
-    wish: &Wish,
-    feed: &Feed<'_>,
-) -> Result<Value, String> {
-    let listening = feed.listening();
-    let (go_on, is_on) = (|| listening.go_on(), || listening.is_on());
-    let engine = Watched::new(engine, &go_on);
-    let data = match (wish.data, store.near()) {
-        (Some(act), Some(near)) => Some((act, near)),
-        (Some(_), None) => {
-            return Err(
-                "the mount has no cache directory to warm up; mount the volume with --cache-dir".into()
-            );
-        }
-        (None, _) => None,
-    };
-    let options = warmup::Options {
-        paths: &wish.paths,
-        data,
-        metadata: wish.metadata,
-        threads: wish.threads,
-        go_on: &is_on,
-    };
-    let mut tell = |files: u64, bytes: u64| {
-        // One figure that only grows, whatever is warmed up.
-        if wish.data.is_some() { feed.progress("bytes", bytes) } else { feed.progress("files", files) }
-    };
-    let done = warmup::run(&engine, &options, &mut tell).map_err(|why| why.to_string())?;
-    for failure in &done.failures {
-        feed.event(&json!({ "failure": failure }));
-    }
-    Ok(json!({
-        "files": done.files,
-        "bytes": done.bytes,
-        "cached_bytes": done.cached_bytes,
-        "evicted_bytes": done.evicted_bytes,
-        "metadata_rows": done.rows,
-        "missing_paths": done.missing,
-        "failed": done.failed,
-        "unfinished": done.unfinished,
-    }))
-}
 
 /// What to do, by the name that requests have for it.
 fn act(args: &WarmupArgs) -> &'static str {

@@ -9,13 +9,13 @@ use kestrel_client::descriptor::Descriptor;
 use kestrel_client::hex::from_hex;
 use kestrel_client::remote::address;
 use kestrel_client::volume::Token;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::units::duration_arg;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::{Value, json};
 
 use super::failed;
-use crate::failure::{Failure, Verdict};
-use crate::serve::role::Role;
-use crate::units::duration_arg;
+use crate::args::RoleArg;
 use crate::verbs::print_json;
 
 /// Time between two looks whether all nodes are there.
@@ -42,7 +42,7 @@ pub struct AddNodeArgs {
     pub node: String,
     /// What it is there for: its part of the volume, or to coordinate only
     #[arg(long, value_enum, default_value = "metadata")]
-    pub role: Role,
+    pub role: RoleArg,
     /// How long a node that is not up is waited for
     #[arg(long, value_name = "TIME", value_parser = duration_arg, default_value = "30s")]
     pub wait: Duration,
@@ -67,7 +67,8 @@ pub fn run(args: &AddNodeArgs) -> Result<Verdict, Failure> {
         return Err(Failure::usage(format!("cluster: --node {}: {why}", args.node)));
     }
     wait_for_all(&dir, args.wait)?;
-    let answer = ask(&dir, &json!({ "verb": "expect", "address": address, "role": args.role.word() }))?;
+    let answer =
+        ask(&dir, &json!({ "verb": "expect", "address": address, "role": args.role.role().word() }))?;
     let bytes = answer["table"].as_str().and_then(from_hex).unwrap_or_default();
     let placement = Placement::decode(&bytes).map_err(fail)?;
     let node = answer["node"].as_u64().and_then(|node| NodeId::try_from(node).ok());
@@ -78,10 +79,10 @@ pub fn run(args: &AddNodeArgs) -> Result<Verdict, Failure> {
         return Err(fail("the node's answer has no counters; use the same version of kestrel"));
     };
     let member = Member { id: node, address: address.clone() };
-    let idle = args.role == Role::Coordinator;
+    let idle = args.role == RoleArg::Coordinator;
     let token = token.joining(&placement, member, idle, [inodes, objects]).map_err(failed)?;
     if args.json {
-        let role = args.role.word();
+        let role = args.role.role().word();
         print_json(&json!({ "node": node, "address": address, "role": role, "token": token.to_string() }));
         return Ok(Verdict::Good);
     }

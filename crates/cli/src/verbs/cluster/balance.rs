@@ -3,13 +3,14 @@
 use clap::Args;
 use kestrel_balancer::balance::Change;
 use kestrel_balancer::next::{ROUNDS_MAX, even_names, even_slots};
-use kestrel_types::placement::{NodeId, Placement, Rule};
+use kestrel_daemon::balance::{rule, tell};
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::units::count;
+use kestrel_types::placement::{NodeId, Placement};
 use serde_json::{Value, json};
 
 use super::change::{Target, slots};
-use crate::failure::{Failure, Verdict};
 use crate::progress::Progress;
-use crate::units::count;
 use crate::verbs::print_json;
 
 /// Even out what the nodes of a cluster have.
@@ -133,21 +134,6 @@ fn names(
         }
     }
     Ok(())
-}
-
-/// What becomes of a name.
-fn rule(change: &Change, next: &Placement) -> String {
-    match change.to {
-        None => "placed by its hash again".into(),
-        Some(Rule::PathWalk) => "spread by directory".into(),
-        Some(Rule::Override(slot)) => format!("moved to node {}", next.map.owner(slot).id),
-    }
-}
-
-/// The same with the name, for people.
-pub fn tell(change: &Change, next: &Placement) -> String {
-    let name = String::from_utf8_lossy(change.name.as_bytes()).into_owned();
-    format!("{name:?} with {} entries: {}", count(change.entries), rule(change, next))
 }
 
 fn document(change: &Change, next: &Placement) -> Value {

@@ -2,10 +2,10 @@
 
 use clap::Args;
 use kestrel_client::descriptor::Descriptor;
+use kestrel_daemon::failure::{Failure, Verdict};
 use serde_json::json;
 
 use super::failed;
-use crate::failure::{Failure, Verdict};
 use crate::verbs::print_json;
 
 /// Print the certificate of a volume's own authority, and its fingerprint. It is not secret.

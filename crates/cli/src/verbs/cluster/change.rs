@@ -6,12 +6,12 @@ use kestrel_balancer::report::{NameCount, Report};
 use kestrel_balancer::slots::resize;
 use kestrel_client::hex::{from_hex, to_hex};
 use kestrel_client::remote::{Panel, RemoteUrl};
+use kestrel_daemon::failure::Failure;
 use kestrel_types::name::Name;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::{Value, json};
 
 use super::failed;
-use crate::failure::Failure;
 use crate::progress::Progress;
 
 /// How long the coordinator may take to say how it is.
@@ -30,7 +30,7 @@ impl Target {
     /// Connects to all nodes: all of them take part in a change.
     pub fn connect(url: &str, verb: &str) -> Result<Self, Failure> {
         RemoteUrl::parse(url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
-        let panel = Panel::connect(url, &crate::serve::who(verb)).map_err(failed)?;
+        let panel = Panel::connect(url, &kestrel_daemon::who(verb)).map_err(failed)?;
         let panel =
             panel.ok_or_else(|| fail(format!("{url}: one node serves it; there is no table to change")))?;
         Ok(Self { panel })
@@ -40,7 +40,7 @@ impl Target {
     pub fn coordinator_of(url: &str, verb: &str) -> Result<Self, Failure> {
         RemoteUrl::parse(url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
         let leads = |table: &Placement, node| table.coordinator == node;
-        let panel = Panel::connect_to(url, &crate::serve::who(verb), leads).map_err(failed)?;
+        let panel = Panel::connect_to(url, &kestrel_daemon::who(verb), leads).map_err(failed)?;
         let panel =
             panel.ok_or_else(|| fail(format!("{url}: one node serves it; there is no table to change")))?;
         Ok(Self { panel })

@@ -1,11 +1,11 @@
 //! `kestrel cluster coordinator`: another node leads changes.
 
 use clap::Args;
+use kestrel_daemon::failure::{Failure, Verdict};
 use kestrel_types::placement::{NodeId, Placement};
 use serde_json::json;
 
 use super::change::Target;
-use crate::failure::{Failure, Verdict};
 use crate::progress::Progress;
 use crate::verbs::print_json;
 

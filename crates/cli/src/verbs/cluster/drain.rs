@@ -1,13 +1,13 @@
 //! `kestrel cluster drain`: takes everything from a node that can be taken.
 
 use clap::Args;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::units::count;
 use kestrel_types::placement::NodeId;
 use serde_json::json;
 
 use super::change::{Target, drained, slots};
-use crate::failure::{Failure, Verdict};
 use crate::progress::Progress;
-use crate::units::count;
 use crate::verbs::print_json;
 
 /// Move everything away from a node that other nodes can have.

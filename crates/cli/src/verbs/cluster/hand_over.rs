@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kestrel_client::remote::{Panel, RemoteUrl};
+use kestrel_daemon::failure::{Failure, Verdict};
 use kestrel_types::placement::{NodeId, Placement};
 use serde_json::json;
 
 use super::failed;
-use crate::failure::{Failure, Verdict};
 use crate::verbs::print_json;
 
 /// How long the machine may take until it serves the node.
@@ -42,7 +42,7 @@ pub struct HandOverArgs {
 pub fn run(args: &HandOverArgs) -> Result<Verdict, Failure> {
     RemoteUrl::parse(&args.url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
     let fail = |why: String| Failure::new("cluster", why);
-    let who = crate::serve::who("kestrel cluster hand-over");
+    let who = kestrel_daemon::who("kestrel cluster hand-over");
     let wanted = |table: &Placement, node| successor(table, args) == Some(node);
     let panel = Panel::connect_to(&args.url, &who, wanted).map_err(failed)?;
     let panel =

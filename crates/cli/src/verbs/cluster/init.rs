@@ -4,11 +4,11 @@ use clap::Args;
 use kestrel_client::descriptor::Durability;
 use kestrel_client::remote::address;
 use kestrel_client::volume::{self, Token};
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::role::Role;
 use serde_json::{Value, json};
 
 use super::failed;
-use crate::failure::{Failure, Verdict};
-use crate::serve::role::Role;
 use crate::verbs::format::{Mode, NewVolumeArgs};
 use crate::verbs::print_json;
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use clap::Args;
 use kestrel_client::volume::{self, Token};
+use kestrel_daemon::failure::{Failure, Verdict};
 use kestrel_types::placement::{Member, NodeId};
 use serde_json::json;
 
 use super::failed;
-use crate::failure::{Failure, Verdict};
 use crate::verbs::print_json;
 use crate::verbs::store_args::StoreArgs;
 

@@ -6,12 +6,12 @@ use std::io::{self, BufRead, BufReader};
 use clap::Args;
 use kestrel_balancer::balance::{Goal, exceptions_allowed};
 use kestrel_balancer::census::Census;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::units::count;
 use kestrel_types::placement::map::MEMBERS_MAX;
 use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, Placement, Rule};
 use serde_json::{Value, json};
 
-use crate::failure::{Failure, Verdict};
-use crate::units::count;
 use crate::verbs::print_json;
 
 /// Longest line that is read: a path of 4,095 bytes with something around it is told from a file that is no list of paths.

@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kestrel_client::remote::Panel;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::units::{count, duration_arg};
 use kestrel_types::placement::{NodeId, Placement};
 use serde_json::{Value, json};
 
 use super::change::{Target, drained};
-use crate::failure::{Failure, Verdict};
 use crate::progress::Progress;
-use crate::units::{count, duration_arg};
 use crate::verbs::print_json;
 
 /// Time between two looks at what is waited for.
@@ -224,7 +224,7 @@ impl Leave<'_> {
 
     /// Who has a session with the node, but for who asks this. No connection stays, since that would be one more.
     fn clients(&self) -> Result<Vec<String>, String> {
-        let (node, who) = (self.args.node, crate::serve::who(VERB));
+        let (node, who) = (self.args.node, kestrel_daemon::who(VERB));
         let panel = Panel::connect_to(&self.args.url, &who, |_, other| other == node);
         let panel = panel.map_err(|why| why.to_string())?.ok_or("one node serves the volume")?;
         let status = panel.ask(node, &json!({ "verb": "status" }), QUICK).map_err(|why| why.to_string())?;

@@ -2,16 +2,16 @@
 
 use clap::Args;
 use kestrel_client::remote::RemoteUrl;
+use kestrel_daemon::failure::{Failure, Verdict};
+use kestrel_daemon::jobs::status;
+use kestrel_daemon::role::Role;
+use kestrel_daemon::units::{bytes, count};
 use serde_json::Value;
 
 use super::change::Target;
 use super::failed;
-use crate::failure::{Failure, Verdict};
 use crate::progress::Progress;
-use crate::serve::role::Role;
-use crate::units::{bytes, count};
 use crate::verbs::print_json;
-use crate::verbs::status::several;
 
 /// Show the nodes of a volume that several share, and whether all are up.
 #[derive(Debug, Args)]
@@ -35,7 +35,7 @@ pub struct StatusArgs {
 /// Shows them.
 pub fn run(args: &StatusArgs) -> Result<Verdict, Failure> {
     RemoteUrl::parse(&args.url).map_err(|why| Failure::usage(format!("cluster: {why}")))?;
-    let mut status = several::ask(&args.url).map_err(failed)?;
+    let mut status = status::ask(&args.url).map_err(failed)?;
     if args.count && status["nodes"].is_array() {
         count_owned(&args.url, &mut status)?;
     }

@@ -3,9 +3,9 @@
 use clap::Args;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::volume::Token;
+use kestrel_daemon::failure::{Failure, Verdict};
 
 use super::failed;
-use crate::failure::{Failure, Verdict};
 
 /// Print the token with which nodes join a cluster. It is secret.
 #[derive(Debug, Args)]

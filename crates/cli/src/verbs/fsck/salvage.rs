@@ -5,11 +5,11 @@ use std::path::Path;
 use kestrel_admin::repair::repair;
 use kestrel_admin::salvage::LostPath;
 use kestrel_client::volume::{Salvaged, salvage};
+use kestrel_daemon::failure::Failure;
+use kestrel_daemon::feed::Feed;
 use serde_json::{Value, json};
 
 use super::{FsckArgs, mend};
-use crate::failure::Failure;
-use crate::feed::Feed;
 use crate::verbs::{locate, open};
 
 /// Makes a new volume of what is intact and repairs it; what the salvage and the repair could not

@@ -1,17 +1,17 @@
-//! The check of a volume that several nodes serve: their rows are fetched as they are at one moment ([`crate::nodes::cut`]) and checked
+//! The check of a volume that several nodes serve: their rows are fetched as they are at one moment ([`kestrel_daemon::nodes::cut`]) and checked
 //! here.
 
 use kestrel_admin::check::Live;
 use kestrel_client::remote::Panel;
+use kestrel_daemon::failure::Failure;
+use kestrel_daemon::feed::Feed;
+use kestrel_daemon::jobs::gc::GRACE_SECONDS_DEFAULT;
+use kestrel_daemon::nodes::cut;
+use kestrel_daemon::nodes::engine::NodesEngine;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use serde_json::Value;
 
 use super::{FsckArgs, several};
-use crate::failure::Failure;
-use crate::feed::Feed;
-use crate::nodes::cut;
-use crate::nodes::engine::NodesEngine;
-use crate::verbs::gc::GRACE_SECONDS_DEFAULT;
 
 fn failed(why: impl std::fmt::Display) -> Failure {
     Failure::new("fsck", why)
@@ -19,7 +19,7 @@ fn failed(why: impl std::fmt::Display) -> Failure {
 
 /// Checks the volume that several nodes serve at a URL; `None` if it has only one.
 pub fn check(args: &FsckArgs, feed: &Feed<'_>) -> Result<Option<Value>, Failure> {
-    let who = crate::serve::who("kestrel fsck");
+    let who = kestrel_daemon::who("kestrel fsck");
     let Some(panel) = Panel::connect(&args.volume, &who).map_err(failed)? else { return Ok(None) };
     let storage = panel.open_storage(&args.store.options()).map_err(failed)?;
     // The moment that "young" counts from lies before the cut.

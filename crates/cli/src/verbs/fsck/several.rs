@@ -7,12 +7,13 @@ use kestrel_admin::gather::Gathered;
 use kestrel_admin::repair::several::{self, Several};
 use kestrel_blockstore::store::BlockStore;
 use kestrel_client::volume::scratch_reserve;
+use kestrel_daemon::failure::Failure;
+use kestrel_daemon::feed::Feed;
+use kestrel_daemon::jobs::fsck::{finding_event, readers, summary};
 use serde_json::Value;
 
-use super::{FsckArgs, finding_event, mend, readers, summary};
-use crate::failure::Failure;
-use crate::feed::Feed;
-use crate::nodes::at_rest::AtRest;
+use super::{FsckArgs, mend};
+use crate::at_rest::AtRest;
 
 /// Checks the volume of a cluster of which no node runs, and repairs it if asked.
 pub fn at_rest(args: &FsckArgs, feed: &Feed<'_>) -> Result<Value, Failure> {

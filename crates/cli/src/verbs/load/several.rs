@@ -5,10 +5,10 @@ use kestrel_admin::dump::Counts;
 use kestrel_admin::dump::spread::{keep_clear_of, load_into};
 use kestrel_blockstore::store::BlockStore;
 use kestrel_client::volume::scratch_reserve;
+use kestrel_daemon::failure::{Failure, Verdict};
 
 use super::{LoadArgs, copy_objects, look, reader, tell};
-use crate::failure::{Failure, Verdict};
-use crate::nodes::at_rest::AtRest;
+use crate::at_rest::AtRest;
 use crate::progress::Progress;
 
 /// Loads; the dump has been verified.

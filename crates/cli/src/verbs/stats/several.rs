@@ -2,10 +2,10 @@
 
 use kestrel_client::error::VolumeError;
 use kestrel_client::remote::{self, NodeAnswer};
+use kestrel_daemon::metrics::percentile_ns;
 use serde_json::{Map, Value, json};
 
 use super::{difference, grown};
-use crate::metrics::percentile_ns;
 
 /// Not added up, since each node tells the same thing: it is the most of what they tell.
 const MOST: [&str; 5] = [
@@ -24,7 +24,7 @@ const LEAST: &str = "cluster_nodes_up";
 /// # Errors
 /// If nobody answers.
 pub fn ask(url: &str) -> Result<Value, VolumeError> {
-    let who = crate::serve::who("kestrel stats");
+    let who = kestrel_daemon::who("kestrel stats");
     let question = json!({ "verb": "stats" });
     add_up(remote::ask_each(url, &who, &question, kestrel_client::control::QUICK, &mut |_, _| ())?)
 }

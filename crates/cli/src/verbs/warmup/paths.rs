@@ -6,10 +6,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use kestrel_daemon::failure::Failure;
 use serde_json::Value;
 
 use super::WarmupArgs;
-use crate::failure::Failure;
 use crate::verbs::{control_dir, mount_above, path_value};
 
 /// Paths in one request, at most: answers come, and work can be cut off, that often.

@@ -14,7 +14,7 @@ use kestrel_client::volume::scratch_room;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::serve::control::Serving;
+use crate::control::Serving;
 
 /// Bytes of what was recorded in one answer.
 const PAGE_BYTES: usize = 384 << 10;

@@ -1,6 +1,5 @@
 //! A volume that several nodes share, as verbs see it that are about the whole: rows from wherever they lie.
 
-pub mod at_rest;
 pub mod cut;
 pub mod engine;
 pub mod rows;

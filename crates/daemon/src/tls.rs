@@ -4,7 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::Args;
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{self, Ca, RemoteUrl};
 use kestrel_rpc::tls::{Authority, ClientTls, Mode, OwnFiles, ServerTls};
@@ -12,23 +11,19 @@ use kestrel_types::placement::NodeId;
 use kestrel_types::security::is_loopback;
 
 /// What `kestrel serve` is told of encryption.
-#[derive(Debug, Clone, Default, Args)]
-pub struct TlsArgs {
+#[derive(Debug, Clone, Default)]
+pub struct TlsOptions {
     /// Which connections are encrypted: auto, those with other machines; on, all; off, none
-    #[arg(long, value_name = "auto|on|off", default_value_t)]
     pub tls: Mode,
     /// A certificate of your own for clients that go by its authority (?ca=FILE), with those that lead there; read again when it changes
-    #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Its key, in a file that others cannot read
-    #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
     /// Serve only clients that show a certificate of an authority in this file, or of the volume's own
-    #[arg(long, value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
 }
 
-impl TlsArgs {
+impl TlsOptions {
     /// Whether what is said of certificates has any effect on who listens there.
     ///
     /// # Errors
@@ -58,7 +53,7 @@ impl ServeTls {
     ///
     /// # Errors
     /// In words.
-    pub fn new(args: &TlsArgs, dir: &Path, listen: SocketAddr) -> Result<Self, String> {
+    pub fn new(args: &TlsOptions, dir: &Path, listen: SocketAddr) -> Result<Self, String> {
         let descriptor = Descriptor::read(dir).map_err(|why| why.to_string())?;
         let node = descriptor.cluster.as_ref().map_or(0, |section| section.node);
         let authority = match descriptor.authority().map_err(|why| why.to_string())? {
@@ -131,7 +126,7 @@ fn whole(path: &Path) -> PathBuf {
 ///
 /// # Errors
 /// In words.
-pub fn url_of(args: &TlsArgs, dir: &Path, address: SocketAddr, name: &str) -> Result<String, String> {
+pub fn url_of(args: &TlsOptions, dir: &Path, address: SocketAddr, name: &str) -> Result<String, String> {
     let authority = Descriptor::read(dir).and_then(|descriptor| descriptor.authority());
     let authority = authority.map_err(|why| why.to_string())?;
     Ok(ServeTls { mode: args.tls, authority, server: None }.url(address, name))

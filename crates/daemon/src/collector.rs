@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use clap::Args;
 use kestrel_admin::gc::{self, Event, Options};
 use kestrel_admin::watched::Watched;
 use kestrel_client::remote::{Panel, RemoteUrl};
@@ -22,11 +21,10 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::control::Serving;
-use super::keeper::{Every, every_arg};
+use super::keeper::Every;
 use super::worker::Worker;
 use crate::feed::Feed;
-use crate::units::duration_arg;
-use crate::verbs::gc::{GRACE_SECONDS_DEFAULT, several};
+use crate::jobs::gc::{self as jobs, GRACE_SECONDS_DEFAULT};
 
 /// Unless told otherwise.
 const EVERY_DEFAULT: Every = Every(Some(Duration::from_secs(24 * 3600)));
@@ -43,19 +41,16 @@ const DELETE_PAUSE: Duration = Duration::from_millis(10);
 pub const GIVE_UP_MAX: Duration = Duration::from_secs(10);
 
 /// When what a killed mount left behind is collected.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args)]
-#[command(next_help_heading = "Collecting leftovers")]
-pub struct CollectorArgs {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CollectorOptions {
     /// Delete objects that nothing refers to this often while the volume is in use here; off: never
     /// [default: 1d]
-    #[arg(long, value_name = "TIME|off", value_parser = every_arg)]
     pub collect_every: Option<Every>,
     /// Leave objects alone that were written to less than this ago [default: 1h]
-    #[arg(long, value_name = "TIME", value_parser = duration_arg)]
     pub collect_grace: Option<Duration>,
 }
 
-impl CollectorArgs {
+impl CollectorOptions {
     fn every(&self) -> Option<Duration> {
         self.collect_every.unwrap_or(EVERY_DEFAULT).0
     }
@@ -80,7 +75,7 @@ struct State {
 
 /// Collects what a process serves.
 pub struct Collector {
-    args: CollectorArgs,
+    args: CollectorOptions,
     options: StoreOptions,
     /// How the other nodes are connected to.
     tls: Mode,
@@ -94,7 +89,7 @@ pub struct Collector {
 
 impl Collector {
     /// Does as the arguments say, and reaches the store as `options` say, and other nodes by `tls`.
-    pub fn new(args: CollectorArgs, options: StoreOptions, tls: Mode) -> Self {
+    pub fn new(args: CollectorOptions, options: StoreOptions, tls: Mode) -> Self {
         let [running, gives_up, ends] = [(); 3].map(|()| AtomicBool::new(false));
         Self { args, options, tls, state: Mutex::default(), running, gives_up, ends }
     }
@@ -209,17 +204,17 @@ impl Collector {
         let url = section.url(&serving.descriptor.settings.name);
         let url = url.and_then(|url| RemoteUrl::parse(&url)).map_err(|why| why.to_string())?;
         let url = RemoteUrl { tls: self.tls, ..url };
-        let who = crate::serve::who("kestrel serve (gc)");
+        let who = crate::who("kestrel serve (gc)");
         let panel = Panel::connect(&url.to_string(), &who).map_err(|why| why.to_string())?;
         let panel = panel.ok_or("the volume has only one node, and says that it has several")?;
         let mut tell = |_: &Value| self.goes_on(PAGE_PAUSE);
-        let how = several::How {
+        let how = jobs::How {
             store: self.options.clone(),
             grace: self.args.grace(),
             delete: true,
             scratch: serving.dir.clone(),
         };
-        let done = several::served(&how, &panel, &Feed::new(&mut tell)).map_err(|why| why.reason())?;
+        let done = jobs::served(&how, &panel, &Feed::new(&mut tell)).map_err(|why| why.reason())?;
         let number = |name: &str| done[name].as_u64().unwrap_or(0);
         Ok((
             number("deleted_objects"),

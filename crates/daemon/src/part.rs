@@ -9,11 +9,11 @@ use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::Value;
 
 use super::control::Serving;
+use crate::attendant::Attendant;
 use crate::feed::Feed;
+use crate::jobs::settings;
+use crate::jobs::status::describe_part;
 use crate::metrics::to_json;
-use crate::serve::attendant::Attendant;
-use crate::verbs::config;
-use crate::verbs::status::several::describe_part;
 
 /// Answers one question. What tells of rows, or changes them, is not done while another process may serve this node (`MemberHost::may_answer`), and
 /// not answered if that has come to be so meanwhile: whoever puts rows of all nodes together would have those of two moments.
@@ -67,7 +67,7 @@ fn answer_now(
         Some("cut") => cut::answer(serving, question),
         Some("reap") => schedule(serving, question),
         Some("backup") => serving.keeper.answer(serving, question, &Feed::new(tell)),
-        Some("coding") => Ok(config::describe(&serving.descriptor)),
+        Some("coding") => Ok(settings::describe(&serving.descriptor)),
         Some(verb @ ("fsck" | "info" | "dump" | "gc" | "compact")) => Err(format!(
             "node {} has only a part of the volume; use `kestrel {verb}` with {}",
             section.node,

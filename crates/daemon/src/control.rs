@@ -25,9 +25,9 @@ use super::node::NodeOfCluster;
 use super::part::cut::Cutting;
 use super::successor::Succession;
 use crate::feed::Feed;
+use crate::jobs::{compact, dump, fsck, gc, info as info_job, settings, status, warmup, whole};
 use crate::metrics::{Snapshot, to_json};
-use crate::serve::process::process_word;
-use crate::verbs::{compact, config, dump, fsck, gc, info as info_verb, status, warmup};
+use crate::process::process_word;
 
 /// What questions are about.
 pub struct Serving {
@@ -143,10 +143,10 @@ impl Serving {
             Some("gc") => self.gc(question, &feed),
             Some("compact") => self.compact(question, &feed),
             Some("warmup") => self.warmup(question, &feed),
-            Some("whole") => warmup::whole::serve(&self.fs, &self.storage, question, &feed),
+            Some("whole") => whole::serve(&self.fs, &self.storage, question, &feed),
             Some("rows") => super::part::rows::page(&*self.engine, question),
             Some("cut") => super::part::cut::answer(self, question),
-            Some("settings") => config::answer(&self.dir, &self.descriptor, question),
+            Some("settings") => settings::answer(&self.dir, &self.descriptor, question),
             Some(other) => {
                 Err(format!("the serving process does not know {other:?}; it may be older than this program"))
             }
@@ -215,9 +215,9 @@ impl Serving {
     }
 
     fn info(&self, question: &Value) -> Result<Value, String> {
-        let inode = info_verb::asked(&*self.engine, question)?;
+        let inode = info_job::asked(&*self.engine, question)?;
         let mut out = info::describe(&*self.engine, &inode).map_err(|why| why.to_string())?;
-        info_verb::tell_places(&mut out, &self.storage);
+        info_job::tell_places(&mut out, &self.storage);
         Ok(out)
     }
 

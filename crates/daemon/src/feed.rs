@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 use kestrel_engine::EngineError;
 use serde_json::{Value, json};
 
-use crate::progress::Progress;
-
 /// Time between two tellings of progress.
 const STEP: Duration = Duration::from_millis(200);
 
@@ -71,15 +69,5 @@ impl Listening<'_> {
         } else {
             Err(EngineError::Refused("nobody waits for the result any more".into()))
         }
-    }
-}
-
-/// Shows events on a terminal: progress as a line that goes away, all else by `show`.
-pub fn shown(progress: &mut Progress, event: &Value, show: &mut dyn FnMut(&Value)) {
-    match event.get("progress") {
-        Some(step) => {
-            progress.tick(step["what"].as_str().unwrap_or("working"), step["count"].as_u64().unwrap_or(0));
-        }
-        None => show(event),
     }
 }

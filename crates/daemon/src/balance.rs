@@ -5,21 +5,21 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use kestrel_balancer::balance::Change;
 use kestrel_balancer::next::{Decision, ROUNDS_MAX, Reason, Sight, decide};
 use kestrel_balancer::report::Report;
 use kestrel_engine::Engine;
 use kestrel_meta::member::change::Phase;
 use kestrel_meta::member::host::MemberHost;
 use kestrel_types::error::FsResult;
-use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::placement::{NodeId, Placement, Rule};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::census::Census;
 use super::node::NodeOfCluster;
 use super::worker::{Ends, Rest, Worker};
-use crate::units::duration_arg;
-use crate::verbs::cluster::balance::tell;
+use crate::units::{count, duration_arg};
 
 /// How long nodes may count what they have, in one look.
 const COUNT_MAX: Duration = Duration::from_secs(600);
@@ -284,6 +284,21 @@ fn shortened(names: &[String]) -> String {
         0 => first,
         more => format!("{first}; and {more} more"),
     }
+}
+
+/// What becomes of a name.
+pub fn rule(change: &Change, next: &Placement) -> String {
+    match change.to {
+        None => "placed by its hash again".into(),
+        Some(Rule::PathWalk) => "spread by directory".into(),
+        Some(Rule::Override(slot)) => format!("moved to node {}", next.map.owner(slot).id),
+    }
+}
+
+/// The same with the name, for people.
+pub fn tell(change: &Change, next: &Placement) -> String {
+    let name = String::from_utf8_lossy(change.name.as_bytes()).into_owned();
+    format!("{name:?} with {} entries: {}", count(change.entries), rule(change, next))
 }
 
 #[cfg(test)]

@@ -10,19 +10,16 @@ use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::error::VolumeError;
 use kestrel_client::storage::StoreOptions;
 use kestrel_client::volume::{Volume, VolumeLock, scratch_reserve};
+use kestrel_daemon::ask::{ask, locate};
+use kestrel_daemon::failure::Failure;
+use kestrel_daemon::memory::of_verb;
+use kestrel_daemon::serve::CUT_SHORT;
 use kestrel_engine::Engine;
 use kestrel_meta::member::change::records::ChangeRecords;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::{Value, json};
 
-use crate::failure::Failure;
-use crate::serve::memory::of_verb;
 use crate::verbs::store_args::StoreArgs;
-use crate::verbs::{ask, locate};
-
-/// What is said of a directory that has more to be done.
-pub const CUT_SHORT: &str =
-    "; a change of the settings or keys of all nodes was cut short: repeat it, and it is finished";
 
 /// Whether a volume and further directories name nodes of a cluster.
 pub fn is_meant(verb: &str, volume: &str, others: &[String]) -> bool {

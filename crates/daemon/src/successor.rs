@@ -22,8 +22,8 @@ use kestrel_types::placement::{Member, NodeId, Placement};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use super::background;
 use super::control::Serving;
-use super::daemon;
 use super::worker::{Rest, Worker};
 use vigil::{Deed, Found, HELD, Sight, Vigil};
 
@@ -101,7 +101,7 @@ pub struct Line {
 const OF_ONE_START: [(&str, bool); 8] = [
     ("--foreground", false),
     ("-f", false),
-    (daemon::REPORT_OPTION, false),
+    (background::REPORT_OPTION, false),
     ("--take-over", false),
     ("--take-over-from", true),
     ("--replace", false),
@@ -125,7 +125,7 @@ impl Line {
             From::Asked => args.push("--take-over".into()),
             From::Hanging(who) => args.extend(["--take-over-from".into(), who.into()]),
         }
-        daemon::launch(&args, &self.dir, log)
+        background::launch(&args, &self.dir, log)
     }
 }
 

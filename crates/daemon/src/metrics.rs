@@ -459,7 +459,7 @@ mod tests {
     fn markdown() -> String {
         let mut out = String::from(
             "# Metrics\n\nWhat `kestrel stats --json` prints and what `kestrel mount|serve --metrics ADDR` serves at \
-             `http://ADDR/metrics`,\nthere with `kestrel_` before each name. Made from `crates/cli/src/metrics.rs`; a test keeps \
+             `http://ADDR/metrics`,\nthere with `kestrel_` before each name. Made from `crates/daemon/src/metrics.rs`; a test keeps \
              the two equal. Stable: name\nand meaning stay. Internal: may change with the implementation it describes. \
              Counters begin at zero with each mount.\n\n| name | shape | unit | labels | stability | meaning |\n| --- | --- | --- | --- | --- | --- |\n",
         );
@@ -482,7 +482,7 @@ mod tests {
 
     #[test]
     fn the_documentation_lists_every_metric() {
-        crate::docs::assert_document("docs/metrics.md", &markdown());
+        kestrel_testkit::docs::assert_document("docs/metrics.md", &markdown());
     }
 
     #[test]

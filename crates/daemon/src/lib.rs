@@ -1,29 +1,40 @@
-//! What a process that serves a volume does besides serving it: answers questions, gives figures, goes to the background.
+//! The process that has a volume open and serves it: answers questions over its control socket, gives figures, takes over nodes that have died,
+//! evens nodes out, takes backups, collects leftovers.
 
+pub mod ask;
+pub mod atime;
 pub mod attendant;
+pub mod background;
 pub mod balance;
 pub mod census;
 pub mod clients;
 pub mod collector;
 pub mod control;
-pub mod daemon;
 pub mod facts;
+pub mod failure;
+pub mod feed;
 pub mod holder;
 pub mod http;
+pub mod jobs;
 pub mod keeper;
 pub mod limits;
+pub mod logger;
 pub mod memory;
+pub mod metrics;
 pub mod node;
+pub mod nodes;
 pub mod part;
 pub mod process;
 pub mod remote;
 pub mod role;
 pub mod runtime;
-pub mod settings;
+pub mod serve;
+pub mod signals;
 pub mod successor;
 pub mod table;
 pub mod tls;
 pub mod tokens;
+pub mod units;
 pub mod worker;
 
 use kestrel_types::wire::WHO_BYTES_MAX;

@@ -8,8 +8,8 @@ use kestrel_fuse::mount::{MountEntry, find};
 use kestrel_vfs::{Mode, Mount, PassthroughState, Shortcut};
 use serde_json::{Value, json};
 
-use crate::serve::memory::Memory;
-use crate::verbs::atime;
+use crate::atime;
+use crate::memory::Memory;
 
 /// What is known when the mount serves.
 struct Facts {

@@ -9,10 +9,9 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use parking_lot::Mutex;
-
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use log::{Level, LevelFilter, Log, Metadata, Record};
+use parking_lot::Mutex;
 
 /// Bytes after which a log file is put aside.
 const FILE_BYTES_MAX: u64 = 16 << 20;

@@ -3,10 +3,13 @@
 use std::path::Path;
 
 /// Fails unless the document, a path from the repository's root, is `expected`. With `KESTREL_BLESS=1` it is written instead.
+///
+/// # Panics
+/// That is how it fails.
 pub fn assert_document(path: &str, expected: &str) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..").join(path);
     if std::env::var_os("KESTREL_BLESS").is_some() {
-        std::fs::write(&file, expected).unwrap();
+        std::fs::write(&file, expected).unwrap_or_else(|why| panic!("{path}: {why}"));
     }
     let found = std::fs::read_to_string(&file).unwrap_or_default();
     if let Some((line, (found, expected))) =

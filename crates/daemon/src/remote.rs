@@ -18,12 +18,10 @@ use serde_json::{Value, json};
 use super::attendant::Attendant;
 use super::facts::{MountFacts, is_read_only, remounted};
 use crate::feed::Feed;
+use crate::jobs::{compact, info, status, warmup, whole};
 use crate::metrics::{Snapshot, to_json};
 use crate::nodes::OfMount;
 use crate::nodes::engine::NodesEngine;
-use crate::verbs::status::several;
-use crate::verbs::warmup::{self, whole};
-use crate::verbs::{compact, info, status};
 
 /// What an error says of a server that answers, but not to this mount.
 pub const NOT_LET_IN: &str = "the server does not let this mount in";
@@ -169,7 +167,7 @@ impl RemoteMount {
     fn status(&self, question: &Value) -> Value {
         let answers =
             self.fs.metadata().remote().map_or(Vec::new(), |metadata| metadata.ask_each(question, QUICK));
-        several::add_up(answers).unwrap_or_else(|why| {
+        status::add_up(answers).unwrap_or_else(|why| {
             let mut out = status::known(&self.descriptor);
             out["server"] = why.to_string().into();
             if let Some(Ok(usage)) = self.wait(|fs, done| fs.tree_usage(ROOT, done)) {

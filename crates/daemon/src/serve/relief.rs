@@ -12,12 +12,12 @@ use kestrel_client::volume::{Resources, Volume, VolumeLock, holder_of, stand_in}
 use kestrel_types::placement::{NodeId, Placement};
 use serde_json::json;
 
-use super::{Plan, ServeArgs, fail, listen, reached_at};
+use super::{Plan, ServeConfig, fail, listen, reached_at};
+use crate::ask::{ask, locate};
 use crate::failure::Failure;
-use crate::serve::holder::END_TIME_MAX;
-use crate::serve::process::{ProcessArgs, process_word};
-use crate::serve::role::Role;
-use crate::verbs::{ask, locate};
+use crate::holder::END_TIME_MAX;
+use crate::process::{ProcessOptions, process_word};
+use crate::role::Role;
 
 /// Time between two looks whether a process that is replaced has ended: clients wait meanwhile.
 const LOOK_REPLACED: Duration = Duration::from_millis(2);
@@ -27,16 +27,18 @@ const YIELD_TIME: Duration = Duration::from_secs(3);
 
 /// The node at home on the machine that serves another one.
 #[derive(Debug, Clone)]
-pub(super) struct Home {
-    pub(super) node: NodeId,
-    pub(super) dir: PathBuf,
+pub struct Home {
+    /// Its number.
+    pub node: NodeId,
+    /// Its directory.
+    pub dir: PathBuf,
     /// The host by which the other nodes know it.
-    pub(super) host: String,
+    pub host: String,
 }
 
 /// The options for another node, from those of the one whose directory is named.
-pub(super) fn in_place_of(args: &ServeArgs, node: NodeId) -> Result<ServeArgs, Failure> {
-    let dir = locate("serve", args.volume()?)?;
+pub fn in_place_of(config: &ServeConfig, node: NodeId) -> Result<ServeConfig, Failure> {
+    let dir = locate("serve", config.volume()?)?;
     let descriptor = Descriptor::read(&dir).map_err(fail)?;
     let Some(section) = descriptor.cluster.as_ref() else {
         return Err(fail(format!("{}: --in-place-of is for nodes of a cluster", dir.display())));
@@ -44,9 +46,9 @@ pub(super) fn in_place_of(args: &ServeArgs, node: NodeId) -> Result<ServeArgs, F
     let placement = present_table(&dir)?;
     let place = stand_in(&dir, node, placement.as_ref()).map_err(fail)?;
     let known = placement.map_or_else(|| section.placement(), Ok).map_err(fail)?;
-    if !args.process.take_over
-        && args.take_over_from.is_none()
-        && !args.stop
+    if !config.process.take_over
+        && config.take_over_from.is_none()
+        && !config.stop
         && VolumeLock::holder(&place).is_none()
         && let Some(who) = holder_of(&descriptor, node, known.is_idle(node)).map_err(fail)?
     {
@@ -54,28 +56,27 @@ pub(super) fn in_place_of(args: &ServeArgs, node: NodeId) -> Result<ServeArgs, F
             "node {node} is served: {who} has its rows open; --take-over asks that process to end, and takes the node over if it does not"
         )));
     }
-    let listen = listen(args, Some(section))?;
+    let listen = listen(config, Some(section))?;
     let in_table = known.map.member(section.node).map(|member| member.address.clone());
-    let address = match &args.advertise {
+    let address = match &config.advertise {
         Some(address) => address.clone(),
-        None if args.listen.is_some() => {
+        None if config.listen.is_some() => {
             reached_at(in_table.as_deref(), listen).map_err(|why| Failure::usage(format!("serve: {why}")))?
         }
         None => in_table.unwrap_or_default(),
     };
     let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host).to_string();
-    let audit = args.audit.clone().filter(|file| file.as_os_str() == "off");
-    let process = ProcessArgs { log: None, metrics: None, ..args.process.clone() };
-    Ok(ServeArgs {
+    let audit = config.audit.clone().filter(|file| file.as_os_str() == "off");
+    let process = ProcessOptions { log: None, metrics: None, ..config.process.clone() };
+    Ok(ServeConfig {
         volume: Some(place.to_string_lossy().into_owned()),
-        listen: Some(SocketAddr::new(listen.ip(), *args.failover.ports().start()).to_string()),
+        listen: Some(SocketAddr::new(listen.ip(), *config.failover.ports().start()).to_string()),
         advertise: None,
         role: None,
-        in_place_of: None,
         stands_in: Some(Home { node: section.node, dir, host }),
         audit,
         process,
-        ..args.clone()
+        ..config.clone()
     })
 }
 
@@ -94,11 +95,11 @@ fn present_table(dir: &Path) -> Result<Option<Placement>, Failure> {
 }
 
 /// Takes the address. Of one that replaces another process: has that one end, whose address it is, and waits until it has let it go.
-pub(super) fn bind(args: &ServeArgs, plan: &Plan) -> std::io::Result<TcpListener> {
-    if args.stands_in.is_some() {
+pub(super) fn bind(config: &ServeConfig, plan: &Plan) -> std::io::Result<TcpListener> {
+    if config.stands_in.is_some() {
         let of = |port| TcpListener::bind(SocketAddr::new(plan.listen.ip(), port));
         let mut last = Err(std::io::ErrorKind::AddrInUse.into());
-        for port in args.failover.ports() {
+        for port in config.failover.ports() {
             last = of(port);
             if last.is_ok() {
                 break;
@@ -107,7 +108,7 @@ pub(super) fn bind(args: &ServeArgs, plan: &Plan) -> std::io::Result<TcpListener
         return last;
     }
     let question = json!({ "verb": "yield" });
-    let asked = if args.replace { ask("serve", &plan.volume, &question, QUICK) } else { Ok(None) };
+    let asked = if config.replace { ask("serve", &plan.volume, &question, QUICK) } else { Ok(None) };
     match asked {
         Ok(Some(_)) => {}
         Ok(None) => return TcpListener::bind(plan.listen),
@@ -126,16 +127,16 @@ pub(super) fn bind(args: &ServeArgs, plan: &Plan) -> std::io::Result<TcpListener
 
 /// Opens the volume: one that another process has, and is to give up, when that one has ended.
 pub(super) fn open(
-    args: &ServeArgs,
+    config: &ServeConfig,
     plan: &Plan,
     role: &str,
     resources: Resources,
 ) -> Result<(Volume, Resources), Failure> {
     let begun = Instant::now();
-    while args.replace && VolumeLock::holder(&plan.volume).is_some() && begun.elapsed() < END_TIME_MAX {
+    while config.replace && VolumeLock::holder(&plan.volume).is_some() && begun.elapsed() < END_TIME_MAX {
         std::thread::sleep(LOOK_REPLACED);
     }
-    let asked = args.process.take_over && VolumeLock::holder(&plan.volume).is_none() && ask_to_end(plan);
+    let asked = config.process.take_over && VolumeLock::holder(&plan.volume).is_none() && ask_to_end(plan);
     if asked {
         // What it still has to store it stores before it lets go of the rows.
         let politely = Resources { take_over: false, ..resources.clone() };
@@ -144,7 +145,7 @@ pub(super) fn open(
             Err(why) => log::warn!("{why}; it is taken over"),
         }
     }
-    let resources = match &args.take_over_from {
+    let resources = match &config.take_over_from {
         Some(whom) => Resources { take_over: still_has(plan, whom)?, ..resources },
         None => resources,
     };
@@ -188,7 +189,7 @@ fn ask_to_end(plan: &Plan) -> bool {
     let (tell, told) = mpsc::channel();
     let work = move || {
         let asked = url.and_then(|url| {
-            let who = crate::serve::who("kestrel serve --take-over");
+            let who = crate::who("kestrel serve --take-over");
             let panel = Panel::connect_to(&url.to_string(), &who, |_, other| other == node)?;
             let question = json!({ "verb": "yield", "by": process_word() });
             panel.map(|panel| panel.ask(node, &question, YIELD_TIME)).transpose()

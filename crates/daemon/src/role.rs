@@ -1,9 +1,7 @@
 //! What a node of a cluster is there for.
 
-use clap::ValueEnum;
-
 /// See the module's header. A node has it for as long as it is one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// It owns a part of the volume and serves clients; it may coordinate besides.
     Metadata,

@@ -9,7 +9,6 @@ use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use clap::Args;
 use kestrel_admin::dump::dump;
 use kestrel_admin::dump::shelf::{Kept, Shelf, Stamp};
 use kestrel_client::descriptor::Descriptor;
@@ -24,19 +23,12 @@ use serde_json::{Value, json};
 use super::control::Serving;
 use super::worker::Worker;
 use crate::feed::Feed;
+use crate::jobs::dump::{about, spool_in};
 use crate::nodes::cut;
-use crate::units::duration_arg;
-use crate::verbs::dump::{about, spool_in};
-
-/// Shortest time between two dumps that can be asked for.
-const EVERY_MIN: Duration = Duration::from_secs(1);
 
 /// Unless told otherwise.
 const EVERY_DEFAULT: Every = Every(Some(Duration::from_secs(24 * 3600)));
 const KEEP_DEFAULT: u16 = 7;
-
-/// Most dumps that can be kept.
-const KEEP_MAX: u16 = 10_000;
 
 /// Longest time between two looks whether one is due.
 const LOOK_MAX: Duration = Duration::from_secs(60);
@@ -46,18 +38,15 @@ const RETRY_MIN: Duration = Duration::from_secs(10);
 const RETRY_MAX: Duration = Duration::from_secs(600);
 
 /// How often, and how many are kept.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Args)]
-#[command(next_help_heading = "Dumps into the block store")]
-pub struct KeeperArgs {
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KeeperOptions {
     /// Dump the metadata into the block store this often while the volume is in use here; off: never [default: 1d]
-    #[arg(long, value_name = "TIME|off", value_parser = every_arg)]
     pub dump_every: Option<Every>,
     /// How many of these dumps are kept: older ones are removed when one was taken [default: 7]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(KEEP_MAX)))]
     pub dump_keep: Option<u16>,
 }
 
-impl KeeperArgs {
+impl KeeperOptions {
     fn every(&self) -> Option<Duration> {
         self.dump_every.unwrap_or(EVERY_DEFAULT).0
     }
@@ -70,17 +59,6 @@ impl KeeperArgs {
 /// Time from one dump to the next, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Every(pub Option<Duration>);
-
-/// A time of at least a second, or `off`.
-pub fn every_arg(text: &str) -> Result<Every, String> {
-    match text {
-        "off" => Ok(Every(None)),
-        time => match duration_arg(time)? {
-            time if time >= EVERY_MIN => Ok(Every(Some(time))),
-            _ => Err("at least 1s, or off".into()),
-        },
-    }
-}
 
 /// What became of the last attempt.
 #[derive(Default)]
@@ -103,7 +81,7 @@ type LazyShelf<'a> = LazyCell<Result<Shelf, String>, Box<dyn FnOnce() -> Result<
 
 /// Takes dumps of what a process serves.
 pub struct Keeper {
-    args: KeeperArgs,
+    args: KeeperOptions,
     options: StoreOptions,
     /// How the other nodes are connected to.
     tls: Mode,
@@ -155,7 +133,7 @@ pub fn keep(
 
 impl Keeper {
     /// Does as the arguments say, and reaches the store as `options` say, and other nodes by `tls`.
-    pub fn new(args: KeeperArgs, options: StoreOptions, tls: Mode) -> Self {
+    pub fn new(args: KeeperOptions, options: StoreOptions, tls: Mode) -> Self {
         Self { args, options, tls, state: Mutex::default(), busy: Mutex::default() }
     }
 
@@ -228,7 +206,7 @@ impl Keeper {
         let url = section.url(&serving.descriptor.settings.name);
         let url = url.and_then(|url| RemoteUrl::parse(&url)).map_err(|why| why.to_string())?;
         let url = RemoteUrl { tls: self.tls, ..url };
-        let who = crate::serve::who("kestrel serve (dump)");
+        let who = crate::who("kestrel serve (dump)");
         let panel = Panel::connect(&url.to_string(), &who).map_err(|why| why.to_string())?;
         let panel = panel.ok_or("the volume has only one node, and says that it has several")?;
         let whole = cut::gather(&panel, &serving.dir, progress)?;

@@ -1,24 +1,18 @@
 //! The process that serves something, mount or server: its options, and how it starts and ends.
 //!
-//! Without `--foreground` the program starts itself again in the background and returns when that copy serves ([`daemon`]). The
+//! Without `--foreground` the program starts itself again in the background and returns when that copy serves ([`background`]). The
 //! copy (or the one process in the foreground) logs, tells its parent once whether it serves or why not, and ends by a signal.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use clap::Args;
 use kestrel_client::descriptor::random;
 use kestrel_client::hex::to_hex;
 use log::LevelFilter;
 
-use super::daemon;
-use super::settings::bounded;
+use crate::background;
 use crate::failure::{Failure, Verdict};
-use crate::units::{log_level_arg, size_arg};
-
-/// Smallest memory for metadata, in bytes: below it rows go to disk with every few requests.
-const METADATA_MEMORY_MIN: u64 = 16 << 20;
 
 /// What tells this process from all others, wherever they run: numbers of processes are those of one machine, or container.
 pub fn process_word() -> &'static str {
@@ -26,35 +20,28 @@ pub fn process_word() -> &'static str {
     WORD.get_or_init(|| random::<16>().map_or_else(|_| std::process::id().to_string(), |word| to_hex(&word)))
 }
 
-/// The options of every verb that serves something.
-#[derive(Debug, Clone, Args)]
-pub struct ProcessArgs {
+/// How a process serves something.
+#[derive(Debug, Clone)]
+pub struct ProcessOptions {
     /// Stay in the foreground and log to the terminal
-    #[arg(short, long)]
     pub foreground: bool,
     /// Serve figures for Prometheus at http://ADDR/metrics, as 127.0.0.1:9464
-    #[arg(long, value_name = "ADDR")]
     pub metrics: Option<SocketAddr>,
     /// Log file; in the volume's directory by default, or in the mount's runtime directory if another machine serves the volume
-    #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
     /// What to log: error, warn, info, debug, trace
-    #[arg(long, default_value = "info", value_name = "LEVEL", value_parser = log_level_arg)]
     pub log_level: LevelFilter,
     /// Memory for metadata rows; 512M by default, less where the machine or the control group has
     /// little
-    #[arg(long, value_parser = bounded(size_arg, METADATA_MEMORY_MIN, u64::MAX, "at least 16M"), value_name = "SIZE")]
     pub metadata_memory: Option<u64>,
     /// Metadata in PostgreSQL: take it over from the process that has it open, which can write nothing any more. A node of a cluster that is
     /// served asks that process to end first
-    #[arg(long)]
     pub take_over: bool,
     /// Set for the process in the background
-    #[arg(long, hide = true)]
     pub report_readiness: bool,
 }
 
-impl ProcessArgs {
+impl ProcessOptions {
     /// Runs `background` (which calls [`Self::start`]), or `serve` in this process if that is wanted. Why it could not serve is told
     /// to whoever waits for it.
     ///
@@ -75,7 +62,7 @@ impl ProcessArgs {
         }
         let served = serve();
         if let (Err(failure), true) = (&served, self.report_readiness) {
-            daemon::report_error(&failure.reason());
+            background::report_error(&failure.reason());
         }
         served
     }
@@ -88,13 +75,13 @@ impl ProcessArgs {
     pub fn start(&self, default_log: &Path) -> Result<(u32, PathBuf), String> {
         let log = self.log.as_deref().unwrap_or(default_log);
         let log = std::path::absolute(log).unwrap_or_else(|_| log.to_path_buf());
-        Ok((daemon::start(&log)?, log))
+        Ok((background::start(&log)?, log))
     }
 
     /// Tells whoever waits that this process serves. From then on it keeps no directory busy.
     pub fn ready(&self) {
         if self.report_readiness {
-            daemon::report_ready();
+            background::report_ready();
             let _ = std::env::set_current_dir("/");
         }
     }
