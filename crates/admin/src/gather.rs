@@ -12,13 +12,13 @@ use std::fmt::Display;
 use std::io::{self, Read};
 use std::path::Path;
 
+use kestrel_cluster::change::records::{FROZEN, STRANGERS, TABLE};
+use kestrel_cluster::known::{Known, peer_of};
+use kestrel_cluster::{Prepared, decode_decision, decode_prepared, encode_decision};
 use kestrel_engine::embedded::EmbeddedEngine;
 use kestrel_engine::{Engine, EngineError, Mutation};
 use kestrel_meta::cluster::{MEMBER_SHARES, NodeTable};
 use kestrel_meta::locks::TxnId;
-use kestrel_meta::member::change::records::{FROZEN, STRANGERS, TABLE};
-use kestrel_meta::member::known::{Known, peer_of};
-use kestrel_meta::member::{Prepared, decode_decision, decode_prepared, encode_decision};
 use kestrel_meta::tokens;
 use kestrel_meta::txn::{TxnKey, decode_answer, decode_session};
 use kestrel_types::clock::Nanos;

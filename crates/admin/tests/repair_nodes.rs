@@ -16,11 +16,11 @@ use kestrel_admin::rows::{
     CLOCK, DirId, INODES, OBJECTS, SHARES, decode_ceiling, encode_ceiling, encode_xattr, get, put,
 };
 use kestrel_blockstore::store::BlockStore;
+use kestrel_cluster::change::records::TABLE;
+use kestrel_cluster::known::Known;
 use kestrel_engine::memory::MemoryEngine;
 use kestrel_engine::{BatchKind, Engine, EngineError, Layer, Mutation};
 use kestrel_meta::locks::TxnId;
-use kestrel_meta::member::change::records::TABLE;
-use kestrel_meta::member::known::Known;
 use kestrel_meta::txn::TxnKey;
 use kestrel_types::entry::Entry;
 use kestrel_types::extent::Extent;
@@ -195,13 +195,13 @@ fn a_decided_transaction_is_carried_out_before_a_repair_and_an_undecided_one_sta
     let nodes = Several::of(&volume);
     let txn = |number| TxnId { node: 2, epoch: 1, number };
     let prepared = |number, row: Mutation| {
-        let loan = kestrel_meta::member::LoanId { epoch: 1, number: 1 };
-        let prepared = kestrel_meta::member::Prepared { loan, mutations: vec![row.clone()] };
+        let loan = kestrel_cluster::LoanId { epoch: 1, number: 1 };
+        let prepared = kestrel_cluster::Prepared { loan, mutations: vec![row.clone()] };
         let owner = table().owner(row.key.table, row.key.id, &row.key.suffix);
         let key = TxnKey::Prepared(txn(number)).encode();
         nodes.apply_at(
             owner,
-            vec![put(key.table, key.id, &key.suffix, kestrel_meta::member::encode_prepared(&prepared))],
+            vec![put(key.table, key.id, &key.suffix, kestrel_cluster::encode_prepared(&prepared))],
         );
         (owner, key)
     };
@@ -212,7 +212,7 @@ fn a_decided_transaction_is_carried_out_before_a_repair_and_an_undecided_one_sta
     let (agreed, record) = prepared(1, Mutation { key: Key::new(Table::Entry, A, b"packed"), value: None });
     nodes.apply(vec![entry(A, "new", file)]);
     let decision = TxnKey::Decided(txn(1)).encode();
-    let told = kestrel_meta::member::encode_decision(&[agreed]);
+    let told = kestrel_cluster::encode_decision(&[agreed]);
     nodes.apply_at(2, vec![put(decision.table, decision.id, &decision.suffix, told)]);
     let (other, undecided) = prepared(2, Mutation { key: Key::new(Table::Entry, C, b"empty"), value: None });
     assert_eq!(errors(&nodes.check()), []);

@@ -10,12 +10,12 @@ use kestrel_client::descriptor::{ClusterSection, Descriptor};
 use kestrel_client::error::VolumeError;
 use kestrel_client::storage::StoreOptions;
 use kestrel_client::volume::{Volume, VolumeLock, scratch_reserve};
+use kestrel_cluster::change::records::ChangeRecords;
 use kestrel_daemon::ask::{ask, locate};
 use kestrel_daemon::failure::Failure;
 use kestrel_daemon::memory::of_verb;
 use kestrel_daemon::serve::CUT_SHORT;
 use kestrel_engine::Engine;
-use kestrel_meta::member::change::records::ChangeRecords;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::{Value, json};
 

@@ -36,7 +36,7 @@ use kestrel_blockstore::packer::Packer;
 use kestrel_blockstore::reader::Reader;
 use kestrel_blockstore::store::BlockStore;
 use kestrel_blockstore::{Budget, Buffers, Payload, Placed, Pool, ReadAheadConfig, Turn};
-use kestrel_meta::member::host::MemberHost;
+use kestrel_cluster::host::MemberHost;
 use kestrel_meta::node::Node;
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::error::{FsError, FsResult};

@@ -10,7 +10,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kestrel_meta::member::host::MemberHost;
+use kestrel_cluster::host::MemberHost;
 use kestrel_meta::node::{Done, Node};
 use kestrel_meta::stats::NodeStats;
 use kestrel_types::error::FsResult;

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kestrel_blockstore::store::BlockStore;
+use kestrel_cluster::MemberConfig;
+use kestrel_cluster::host::{Carrier, MemberHost};
 use kestrel_engine::Engine;
-use kestrel_meta::member::MemberConfig;
-use kestrel_meta::member::host::{Carrier, MemberHost};
 use kestrel_meta::node::{self, Node, NodeConfig};
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 

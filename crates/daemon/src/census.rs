@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use kestrel_balancer::frequent::{Frequent, NAMES_MAX};
 use kestrel_balancer::report::{Report, names_wanted};
+use kestrel_cluster::host::MemberHost;
 use kestrel_engine::Engine;
 use kestrel_meta::cluster::NodeTable;
-use kestrel_meta::member::host::MemberHost;
 use kestrel_types::key::{Key, Table};
 use kestrel_types::placement::NodeId;
 use parking_lot::{Condvar, Mutex};

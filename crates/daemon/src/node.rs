@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kestrel_client::descriptor::{ClusterSection, random};
 use kestrel_client::volume::Volume;
-use kestrel_meta::member::host::MemberHost;
+use kestrel_cluster::host::MemberHost;
 use kestrel_server::peers::{Identity, Peers};
 use kestrel_server::server::Server;
 use kestrel_types::placement::{NodeId, Placement};

@@ -12,7 +12,7 @@ use kestrel_client::memory::{Wanted, Work};
 use kestrel_client::remote::PORT_DEFAULT;
 use kestrel_client::storage::{Offer, StoreOptions};
 use kestrel_client::volume::{MountedVolume, Resources, VolumeLock};
-use kestrel_meta::member::host::MemberHost;
+use kestrel_cluster::host::MemberHost;
 use kestrel_rpc::tls::Mode;
 use kestrel_server::LEFT_BEHIND;
 use kestrel_server::audit::Audit;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use kestrel_client::descriptor::Descriptor;
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_client::volume::{has_left, holder_of, stand_in};
-use kestrel_meta::member::host::MemberHost;
+use kestrel_cluster::host::MemberHost;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use parking_lot::Mutex;
 use serde_json::{Value, json};

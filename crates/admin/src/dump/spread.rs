@@ -3,7 +3,7 @@
 //! The dump is loaded into a scratch directory first, where its changes are carried out and its rows counted, and spread from there.
 //! Inode and object numbers stay: an inode's home is the slot in its low bits, whoever made it up, and counters go on above all that is in
 //! use. A node that is added later may get the number of one that made some of them: it begins to count where the coordinator
-//! has come to (`kestrel_meta::member`), which any node may be some day, so the counters of all begin above what all made that are not there. A file whose name belongs to another node than its number is one that was renamed, as far as the nodes can tell, so it gets the
+//! has come to (`kestrel_cluster`), which any node may be some day, so the counters of all begin above what all made that are not there. A file whose name belongs to another node than its number is one that was renamed, as far as the nodes can tell, so it gets the
 //! row of table `moved` that says where it is.
 //!
 //! The root directory's entry comes last: without it nobody takes what has been loaded in part for a volume, and the load can be
@@ -14,9 +14,9 @@ use std::io::BufRead;
 use std::path::Path;
 
 use kestrel_blockstore::store::{BlockStore, list_all};
+use kestrel_cluster::change::records::ChangeRecords;
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_meta::cluster::NodeTable;
-use kestrel_meta::member::change::records::ChangeRecords;
 use kestrel_meta::node::WORKERS_MAX;
 use kestrel_meta::tokens;
 use kestrel_types::entry::Entry;

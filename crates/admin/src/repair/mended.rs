@@ -11,10 +11,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kestrel_cluster::{Prepared, decode_prepared};
 use kestrel_engine::{BatchKind, Engine, EngineError, Layer, Mutation};
 use kestrel_meta::cluster::NodeTable;
 use kestrel_meta::locks::TxnId;
-use kestrel_meta::member::{Prepared, decode_prepared};
 use kestrel_meta::txn::{RECORDS_ID, TxnKey};
 use kestrel_types::ids::{FIRST_INODE, InodeId, Position};
 use kestrel_types::key::{Key, Table};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use kestrel_admin::sparse::Found;
-use kestrel_meta::member::host::MemberHost;
+use kestrel_cluster::host::MemberHost;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::error::FsResult;
 

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use kestrel_blockstore::store::coded::Compression;
-use kestrel_meta::member::{Member, seat};
+use kestrel_cluster::{Member, seat};
 use kestrel_meta::node::{Node, RootAttr};
 use kestrel_types::clock::{Clock, SystemClock};
 

@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use kestrel_cluster::seat::{self, HOLDER_BYTES_MAX, Seat, seat_key};
 use kestrel_engine::Engine;
-use kestrel_meta::member::seat::{self, HOLDER_BYTES_MAX, Seat, seat_key};
 use kestrel_types::error::FsError;
 use kestrel_types::placement::{NodeId, Placement};
 
@@ -40,7 +40,7 @@ impl Volume {
     }
 
     /// Puts on record that this directory serves the rows now. Whether no earlier start of the node can be running
-    /// ([`kestrel_meta::member::seat`]).
+    /// ([`kestrel_cluster::seat`]).
     pub(super) fn take_seat(&self, by_force: bool) -> Result<bool, VolumeError> {
         if !self.engine.is_shared() {
             return Ok(true);

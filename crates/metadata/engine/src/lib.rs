@@ -101,7 +101,7 @@ pub trait Engine: Send + Sync {
     fn epoch(&self) -> Epoch;
 
     /// Whether another process may claim the store while one that holds it still runs and does not know: it lies where others reach
-    /// it. A holder of such a store answers nothing without a lease (`kestrel_meta::member::lease`).
+    /// it. A holder of such a store answers nothing without a lease (`kestrel_cluster::lease`).
     fn is_shared(&self) -> bool {
         false
     }

@@ -17,7 +17,7 @@
 //! Idle members ([`Placement::idle`]) own none of that but their own `system` and `txn` rows, and lead no request: so nobody has to ask them for
 //! figures, names or opens, and they need no lease, nor to be told which directories change. They take part in changes of the table, and grant leases.
 //!
-//! The table changes ([`crate::member`]) with every role of the node held, so a batch takes it once and sees the same one from beginning
+//! The table changes (`kestrel_cluster`) with every role of the node held, so a batch takes it once and sees the same one from beginning
 //! to end. A volume that one process
 //! opens alone has no such record, and pays nothing for it.
 
@@ -82,7 +82,7 @@ impl Cluster {
     }
 
     /// As [`Cluster::new`], in the middle of what a table may be in the middle of.
-    pub(crate) fn with(table: NodeTable) -> Self {
+    pub fn with(table: NodeTable) -> Self {
         let (me, version) = (table.me, AtomicU64::new(table.placement.version));
         Self {
             me,
@@ -100,21 +100,24 @@ impl Cluster {
     /// What other nodes' shares of a directory come to, if that is known and counts now. The caller
     /// holds a role, and has read the node's own rows of the directory: all of it was true together
     /// when this looks at the time.
+    #[inline]
     pub fn sum_of_others(&self, dir: InodeId) -> Option<DirStat> {
         self.sums.get(dir).filter(|_| self.sums.is_held(self.lease.now()))
     }
 
     /// That of a node whose store others can claim, if they can.
-    pub(crate) fn on_shared(self, shared: bool) -> Self {
+    pub fn on_shared(self, shared: bool) -> Self {
         Self { shared, ..self }
     }
 
     /// Whether others can claim the node's store while it runs.
+    #[inline]
     pub fn is_shared(&self) -> bool {
         self.shared
     }
 
     /// Whether the node may say anything at this moment that others rely on: another process may have its store otherwise.
+    #[inline]
     pub fn may_answer(&self) -> bool {
         !self.needs_lease() || self.lease.is_held()
     }
@@ -125,32 +128,36 @@ impl Cluster {
     }
 
     /// Nothing is answered without a lease; who is outside answers nobody but those who ask what became of calls of before.
+    #[inline]
     fn needs_lease(&self) -> bool {
         self.shared && !self.is_outside()
     }
 
     /// Who owns what at present. Who holds a role sees the same table until he lets it go.
+    #[inline]
     pub fn table(&self) -> Arc<NodeTable> {
         self.table.read().clone()
     }
 
     /// Version of the present table.
+    #[inline]
     pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
     /// Whether it serves nobody, because it is not one of the cluster yet, or not any more.
+    #[inline]
     pub fn is_outside(&self) -> bool {
         self.outside.load(Ordering::Acquire)
     }
 
     /// It serves from now on, or does not.
-    pub(crate) fn set_outside(&self, outside: bool) {
+    pub fn set_outside(&self, outside: bool) {
         self.outside.store(outside, Ordering::Release);
     }
 
     /// From now on this is who owns what. With every role held.
-    pub(crate) fn set_table(&self, table: Arc<NodeTable>) {
+    pub fn set_table(&self, table: Arc<NodeTable>) {
         self.version.store(table.placement.version, Ordering::Release);
         *self.table.write() = table;
     }

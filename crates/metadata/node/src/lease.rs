@@ -1,14 +1,20 @@
 //! The lease of a node that is one of several, as its batches look at it: until when what its namespace replica says is true. How it
-//! comes by one: [`crate::member`].
+//! comes by one: `kestrel_cluster`.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use kestrel_types::clock::Nanos;
+use kestrel_types::clock::{Nanos, SECOND};
 
 /// Says what time it is now, by a clock that goes on while the machine sleeps.
 pub type Now = dyn Fn() -> Nanos + Send + Sync;
+
+/// How long a lease lasts.
+pub const LEASE: Nanos = 2 * SECOND;
+
+/// How long a promise lasts: longer than the lease by as much as clocks may disagree.
+pub const PROMISE: Nanos = LEASE + LEASE / 8;
 
 /// The lease of a node that has no others: it needs none.
 pub const FOREVER: Nanos = Nanos::MAX;
@@ -32,29 +38,31 @@ impl Default for Lease {
 
 impl Lease {
     /// What time it is now: not when the member was told last, if there is a clock.
+    #[inline]
     pub fn now(&self) -> Nanos {
         self.clock.get().map_or_else(|| self.told.load(Ordering::Acquire), |clock| clock())
     }
 
     /// Whether it holds at this moment.
+    #[inline]
     pub fn is_held(&self) -> bool {
         let until = self.until.load(Ordering::Acquire);
         until == FOREVER || self.now() < until
     }
 
     /// It ends then. A node that had none has emptied its replica before, with every role held.
-    pub(crate) fn set(&self, until: Nanos) {
+    pub fn set(&self, until: Nanos) {
         self.until.store(until, Ordering::Release);
     }
 
     /// The time is read there from now on.
-    pub(crate) fn set_clock(&self, clock: Box<Now>) {
+    pub fn set_clock(&self, clock: Box<Now>) {
         // A member is given one once, when it is opened.
         let _ = self.clock.set(clock);
     }
 
     /// It is that late.
-    pub(crate) fn tell(&self, now: Nanos) {
+    pub fn tell(&self, now: Nanos) {
         self.told.fetch_max(now, Ordering::Release);
     }
 }

@@ -10,7 +10,6 @@ pub mod effects;
 pub mod ids;
 pub mod lease;
 pub mod locks;
-pub mod member;
 pub mod node;
 pub mod ops;
 pub mod perm;

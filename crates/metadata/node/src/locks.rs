@@ -2,7 +2,7 @@
 //!
 //! A transaction reads (shared) or may write (exclusive) single rows and whole ranges, `(table, id)`. Who meets a lock that
 //! excludes him is told so at once: transactions give up and begin again later, requests of this node are parked by their
-//! [`crate::member`]. Nobody who holds a lock waits for another one, so there is no deadlock.
+//! `kestrel_cluster`. Nobody who holds a lock waits for another one, so there is no deadlock.
 //!
 //! Locks change only with every role of the node held, so a batch sees the same ones from beginning to end. While there are none,
 //! looking costs one load.

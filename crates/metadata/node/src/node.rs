@@ -42,8 +42,7 @@ pub use crate::txn::{Origin, SessionRecord};
 pub use crate::worker::{Done, Ear};
 pub use courier::Replies;
 pub use reap::{Due, Part};
-pub(crate) use several::figures_of;
-pub use several::{Ended, Ran, TreePart};
+pub use several::{Effect, Ended, Moved, Ran, TreePart, figures_of};
 
 /// Most workers of a node: lanes are bits of a word.
 pub const WORKERS_MAX: usize = 64;

@@ -1,5 +1,5 @@
 //! Sums of directories' shares that the nodes of a cluster tell each other under leases, as batches
-//! see them. [`crate::member`] (`member/sums.rs`) says how the sums come and go, and why an answer
+//! see them. `kestrel_cluster::sums` says how the sums come and go, and why an answer
 //! from them is linearizable.
 //!
 //! A node has two tables. [`KnownSums`] has what other nodes said of their shares: a directory is
@@ -63,24 +63,26 @@ impl KnownSums {
     }
 
     /// Those of the nodes that have said nothing of a directory.
-    pub(crate) fn missing(&self, dir: InodeId, nodes: &[NodeId]) -> Vec<NodeId> {
+    pub fn missing(&self, dir: InodeId, nodes: &[NodeId]) -> Vec<NodeId> {
         let dirs = self.dirs.read();
         let known = dirs.get(&dir).map_or(&[][..], Vec::as_slice);
         nodes.iter().copied().filter(|node| known.iter().all(|(other, _)| other != node)).collect()
     }
 
     /// So many other nodes have shares from now on; nothing is known of them.
-    pub(crate) fn reset(&self, others: usize) {
+    pub fn reset(&self, others: usize) {
         self.dirs.write().clear();
         self.others.store(others, Ordering::Relaxed);
         self.set_until(NEVER);
     }
 
-    pub(crate) fn set_until(&self, until: Nanos) {
+    /// They count until then.
+    pub fn set_until(&self, until: Nanos) {
         self.until.store(until, Ordering::Release);
     }
 
-    pub(crate) fn put(&self, dir: InodeId, node: NodeId, sum: DirStat) {
+    /// What a node has said of its shares of a directory.
+    pub fn put(&self, dir: InodeId, node: NodeId, sum: DirStat) {
         let mut dirs = self.dirs.write();
         if dirs.len() >= DIRS_MAX && !dirs.contains_key(&dir) {
             // It is a cache: the member that told a sum only has it forgotten once more
@@ -93,7 +95,7 @@ impl KnownSums {
     }
 
     /// What a node said of a directory does not count any more.
-    pub(crate) fn forget(&self, dir: InodeId, node: NodeId) {
+    pub fn forget(&self, dir: InodeId, node: NodeId) {
         let mut dirs = self.dirs.write();
         if let Some(parts) = dirs.get_mut(&dir) {
             parts.retain(|(other, _)| *other != node);
@@ -101,12 +103,12 @@ impl KnownSums {
     }
 
     /// Nothing that was said of a directory counts any more.
-    pub(crate) fn forget_dir(&self, dir: InodeId) {
+    pub fn forget_dir(&self, dir: InodeId) {
         self.dirs.write().remove(&dir);
     }
 
     /// Nothing that a node said counts any more.
-    pub(crate) fn forget_node(&self, node: NodeId) {
+    pub fn forget_node(&self, node: NodeId) {
         for parts in self.dirs.write().values_mut() {
             parts.retain(|(other, _)| *other != node);
         }
@@ -145,17 +147,17 @@ impl LeasedShares {
     }
 
     /// How many directories are leased.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.state.read().dirs.len()
     }
 
     /// The nodes that were told of a directory.
-    pub(crate) fn holders(&self, dir: InodeId) -> Holders {
+    pub fn holders(&self, dir: InodeId) -> Holders {
         self.state.read().dirs.get(&dir).cloned().unwrap_or_default()
     }
 
     /// The nodes that were told of any.
-    pub(crate) fn all_holders(&self) -> Holders {
+    pub fn all_holders(&self) -> Holders {
         let mut all = Holders::new();
         for (node, epoch) in self.state.read().dirs.values().flatten() {
             add(&mut all, *node, *epoch);
@@ -164,19 +166,19 @@ impl LeasedShares {
     }
 
     /// A start of a node is about to be told of a directory.
-    pub(crate) fn grant(&self, dir: InodeId, node: NodeId, epoch: u64) {
+    pub fn grant(&self, dir: InodeId, node: NodeId, epoch: u64) {
         self.change(|state| add(state.dirs.entry(dir).or_default(), node, epoch));
     }
 
     /// Nobody relies on a directory's shares any more.
-    pub(crate) fn end(&self, dir: InodeId) {
+    pub fn end(&self, dir: InodeId) {
         self.change(|state| {
             state.dirs.remove(&dir);
         });
     }
 
     /// Nobody relies on any; or any directory may be leased from now on.
-    pub(crate) fn end_all(&self, all: bool) {
+    pub fn end_all(&self, all: bool) {
         self.change(|state| *state = Leased { all, dirs: FxHashMap::default() });
     }
 

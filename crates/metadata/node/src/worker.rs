@@ -35,7 +35,7 @@ pub trait Ear: Send + Sync {
     fn hear(&self, number: usize, reply: Reply);
 
     /// One of several nodes cannot serve a request by itself, nothing has happened, and there will be no reply: it hands the request
-    /// back. Only a [`crate::member`] sends its node such requests.
+    /// back. Only a `kestrel_cluster` sends its node such requests.
     fn elsewhere(&self, number: usize, _stray: Stray) {
         self.hear(number, Err(FsError::new(libc::ENOTSUP, "metadata: this concerns several nodes").into()));
     }

@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use kestrel_cluster::host::{Carrier, MemberHost, Unsent};
+use kestrel_cluster::lease::LeaseMessage;
+use kestrel_cluster::{Envelope, Member, MemberConfig, Message};
 use kestrel_engine::Engine;
 use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
-use kestrel_meta::member::host::{Carrier, MemberHost, Unsent};
-use kestrel_meta::member::lease::LeaseMessage;
-use kestrel_meta::member::{Envelope, Member, MemberConfig, Message};
 use kestrel_meta::node::{Done, Durability, Node, NodeConfig, RootAttr};
 use kestrel_rpc::handler::Outbox;
 use kestrel_server::admin::{Admin, Asker};

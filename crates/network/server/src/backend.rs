@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Weak};
 
+use kestrel_cluster::host::MemberHost;
 use kestrel_meta::cluster::Cluster;
-use kestrel_meta::member::host::MemberHost;
 use kestrel_meta::node::{Done, Ear, Node};
 use kestrel_meta::txn::Origin;
 use kestrel_types::ids::InodeId;

@@ -3,7 +3,7 @@
 //! What comes from them comes over connections that they have dialed, to the same port that clients use
 //! ([`crate::server`]'s gate).
 //!
-//! A node is dialed where it was last heard of ([`kestrel_meta::member::whereabouts`]): at once when it, or somebody else, says where that is. The
+//! A node is dialed where it was last heard of ([`kestrel_cluster::whereabouts`]): at once when it, or somebody else, says where that is. The
 //! connection to where it was is given up then: that start of it has ended, or must not be talked to any more. Whoever is connected to is told
 //! first where the others are.
 
@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
-use kestrel_meta::member::host::{Carrier, MemberHost, Unsent};
-use kestrel_meta::member::whereabouts::{Whereabout, Whereabouts};
-use kestrel_meta::member::{Envelope, Message};
+use kestrel_cluster::host::{Carrier, MemberHost, Unsent};
+use kestrel_cluster::whereabouts::{Whereabout, Whereabouts};
+use kestrel_cluster::{Envelope, Message};
 use kestrel_rpc::peer::{Greeting, PeerConfig, PeerFigures, PeerLink};
 use kestrel_rpc::tls::ClientTls;
 use kestrel_types::placement::{NodeId, Placement};

@@ -10,9 +10,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
+use kestrel_cluster::host::Carrier;
+use kestrel_cluster::{Envelope, Message, TokensMessage};
 use kestrel_engine::Engine;
-use kestrel_meta::member::host::Carrier;
-use kestrel_meta::member::{Envelope, Message, TokensMessage};
 use kestrel_meta::tokens;
 use kestrel_rpc::token::{OF_NODES, Token, hash};
 use kestrel_types::clock::{Nanos, SECOND};

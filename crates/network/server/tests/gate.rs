@@ -8,8 +8,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use cluster::{Cluster, at, eventually, identity, introduce, mknod, say_all};
-use kestrel_meta::member::whereabouts::Whereabout;
-use kestrel_meta::member::{Envelope, Message};
+use kestrel_cluster::whereabouts::Whereabout;
+use kestrel_cluster::{Envelope, Message};
 use kestrel_types::request::Op;
 use kestrel_types::wire::{
     Checksum, Frames, PeerHello, PeerSecret, REFUSED_BIRTH, REFUSED_OLD, REFUSED_TWICE, Refused, ToClient,

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Line, hello};
+use kestrel_cluster::host::{Carrier, MemberHost, Unsent};
+use kestrel_cluster::{Envelope, Member, MemberConfig};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::member::host::{Carrier, MemberHost, Unsent};
-use kestrel_meta::member::{Envelope, Member, MemberConfig};
 use kestrel_meta::node::{Durability, NodeConfig, RootAttr};
 use kestrel_server::admin::{Admin, Asker};
 use kestrel_server::config::ServerConfig;

@@ -5,7 +5,7 @@
 mod cluster;
 
 use cluster::{Cluster, eventually, mknod};
-use kestrel_meta::member::known::Known;
+use kestrel_cluster::known::Known;
 
 /// All reach each other.
 fn met(cluster: &Cluster, what: &str) {

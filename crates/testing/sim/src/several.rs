@@ -21,7 +21,7 @@ mod zombie;
 
 use std::collections::BTreeMap;
 
-use kestrel_meta::member::{Envelope, Message};
+use kestrel_cluster::{Envelope, Message};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::ids::{InodeId, ObjectId};

@@ -1,5 +1,5 @@
 //! What metadata nodes say to each other: who a connection comes from, and then envelopes, whose bytes are the members' own matter
-//! (`kestrel_meta::member`).
+//! (`kestrel_cluster`).
 
 use std::fmt;
 

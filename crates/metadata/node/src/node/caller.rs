@@ -219,7 +219,7 @@ impl Node {
 
     /// Where a directory is: the one above it, and its name; nowhere of the root. `wait` becomes at least the position of what
     /// was read, also where that is that the directory is no more.
-    pub(crate) fn place_of(&self, dir: InodeId, wait: &mut Position) -> FsResult<(InodeId, Box<[u8]>)> {
+    pub fn place_of(&self, dir: InodeId, wait: &mut Position) -> FsResult<(InodeId, Box<[u8]>)> {
         if dir == ROOT {
             return Ok((0, Box::default()));
         }

@@ -186,7 +186,7 @@ impl Node {
 
     /// A client claims `count` opens that it had of a file before the node restarted, or before its session expired. The reply is
     /// `Opened`, or `ESTALE` if the file does not exist any more. `linkable`: the file was made without a name and may be
-    /// given one. (One of several nodes may not find it by itself: ask its [`crate::member::Member`].)
+    /// given one. (One of several nodes may not find it by itself: ask its `kestrel_cluster::Member`.)
     pub fn reclaim_open(&self, inode: InodeRef, count: u32, linkable: bool, done: Done) {
         let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
         let job = Job::new(request, Sink::Callback(done));

@@ -357,7 +357,7 @@ impl Node {
 
     /// Serves what came while a member held every role, and what it brought; for others not for ever. False if nothing was due: else
     /// it has to be called again.
-    pub(crate) fn drive_due(&self) -> bool {
+    pub fn drive_due(&self) -> bool {
         let due = self.due.swap(false, Ordering::AcqRel);
         if due && self.drive_some((1 << self.lanes.len()) - 1, self.lanes.len() + ROUNDS_MAX) != 0 {
             self.due.store(true, Ordering::Release);
@@ -367,7 +367,7 @@ impl Node {
 }
 
 /// Every role. Letting go of it serves what came meanwhile.
-pub(crate) struct Held<'a> {
+pub struct Held<'a> {
     node: &'a Node,
     roles: Vec<MutexGuard<'a, Role>>,
     serves: bool,

@@ -3,7 +3,7 @@
 //! In this order (`data.md` §5): a batch releases the last reference and writes a `reap` row, due after the grace period;
 //! [`Node::due_objects`] adds up the shares with every role held and condemns the object if they come to nought, so nothing can
 //! refer to it again; the caller deletes it from the block store; [`Node::forget_object`] deletes its rows. A crash in between
-//! leaves the rows, and everything is done again. Of several nodes each has a part of the sum: see [`crate::member`], which does
+//! leaves the rows, and everything is done again. Of several nodes each has a part of the sum: see `kestrel_cluster`, which does
 //! this with what the second half of this file offers.
 
 use std::collections::BTreeMap;
@@ -139,7 +139,7 @@ impl Node {
     }
 
     /// Rows whose time has come, the oldest first, at most [`DUE_MAX`]; perhaps only those of objects that are deleted.
-    pub(crate) fn due_rows(&self, now: Nanos, limit: usize, deleted_only: bool) -> FsResult<Vec<Due>> {
+    pub fn due_rows(&self, now: Nanos, limit: usize, deleted_only: bool) -> FsResult<Vec<Due>> {
         let now_seconds = (now.max(0) / SECOND).cast_unsigned();
         let mut due: Vec<Due> = Vec::new();
         let visited = self.engine.scan_table(Table::Reap, None, &mut |key, row| {
@@ -158,7 +158,7 @@ impl Node {
 
     /// Begins to watch objects on behalf of another node, or this one: this node's parts of the sums, and the position to wait for
     /// before he may hear of them.
-    pub(crate) fn watch_objects(
+    pub fn watch_objects(
         &self,
         reaper: u32,
         round: u64,
@@ -171,13 +171,13 @@ impl Node {
     }
 
     /// Of objects that it watches those that nothing has come to refer to; they are condemned.
-    pub(crate) fn confirm_objects(&self, reaper: u32, round: u64, objects: Vec<ObjectId>) -> Vec<ObjectId> {
+    pub fn confirm_objects(&self, reaper: u32, round: u64, objects: Vec<ObjectId>) -> Vec<ObjectId> {
         let _all = self.quiesce();
         self.core.condemned.confirm(reaper, round, objects)
     }
 
     /// A round has ended; these objects have been deleted from the block store. The position to wait for.
-    pub(crate) fn forget_objects(&self, reaper: u32, round: u64, objects: &[ObjectId]) -> FsResult<Position> {
+    pub fn forget_objects(&self, reaper: u32, round: u64, objects: &[ObjectId]) -> FsResult<Position> {
         let _all = self.quiesce();
         let mut rows = Vec::new();
         for object in objects {
@@ -217,7 +217,7 @@ impl Node {
     }
 
     /// Sum of an object's shares, as far as this node has them.
-    pub(crate) fn references(&self, object: ObjectId) -> FsResult<Part> {
+    pub fn references(&self, object: ObjectId) -> FsResult<Part> {
         let mut sum = Part::None;
         self.each_share(object, |_, row| match ObjStat::decode(row) {
             Ok(stat) => {
@@ -235,7 +235,7 @@ impl Node {
 
     /// Whether more of an object was released than added by this node, or by one of those that it has inherited from: each counts for
     /// itself, since what a node releases later it adds up with its own shares only.
-    pub(crate) fn owes(&self, object: ObjectId) -> FsResult<bool> {
+    pub fn owes(&self, object: ObjectId) -> FsResult<bool> {
         let mut sums: BTreeMap<NodeId, i64> = BTreeMap::new();
         self.each_share(object, |share, row| {
             let bytes = ObjStat::decode(row).map_or(0, |stat| stat.referenced);
@@ -246,14 +246,14 @@ impl Node {
     }
 
     /// The row by which somebody looks at an object after the grace period.
-    pub(crate) fn due_later(&self, object: ObjectId) -> Mutation {
+    pub fn due_later(&self, object: ObjectId) -> Mutation {
         let seconds = ((self.clock.now() + self.core.grace).max(0) / SECOND + 1).cast_unsigned();
         let due = Due { seconds, object, deleted: false };
         Mutation { key: due.key(), value: Some(Box::default()) }
     }
 
     /// Whether rows say of objects that they are deleted and not all members may have forgotten them.
-    pub(crate) fn has_deleted_rows(&self) -> FsResult<bool> {
+    pub fn has_deleted_rows(&self) -> FsResult<bool> {
         let mut found = false;
         let visited = self.engine.scan_table(Table::Reap, None, &mut |_, row| {
             found |= !row.is_empty();

@@ -1,4 +1,4 @@
-//! A node as one of several that share a volume: what its [`crate::member`] needs of it.
+//! A node as one of several that share a volume: what its `kestrel_cluster` needs of it.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -20,7 +20,6 @@ use crate::cluster::{Cluster, NodeTable};
 use crate::effects::{Mark, OpenChange};
 use crate::ids::Block;
 use crate::lease::Tenure;
-use crate::member::change::adopt::Moved;
 use crate::ops;
 use crate::ops::open::Claim;
 use crate::ops::{readdir, usage};
@@ -59,8 +58,19 @@ pub struct TreePart {
     pub more: bool,
 }
 
+/// What a node keeps in memory of rows that came to it, or went.
+#[derive(Default)]
+pub struct Moved {
+    /// Files in table `link`: whether they have come, their size, and whether they have no name.
+    pub files: Vec<(InodeId, bool, i64, bool)>,
+    /// Files with rows that are being deleted: from which chunk on, of those that have come.
+    pub sweeps: Vec<(InodeId, Option<u64>)>,
+    /// What shares of directories that came or went count for in the volume's figures.
+    pub usage: UsageChange,
+}
+
 /// What changes of rows do to what a node keeps of them in memory.
-pub(crate) struct Effect {
+pub struct Effect {
     /// The volume's figures.
     usage: UsageChange,
     /// Rows to be deleted.
@@ -107,6 +117,7 @@ impl Node {
     }
 
     /// What it knows of the other nodes, if it is one of several.
+    #[inline]
     pub fn cluster(&self) -> Option<&Cluster> {
         self.core.cluster.as_deref()
     }
@@ -122,6 +133,7 @@ impl Node {
     /// so far; none while this node may miss such changes, for want of a lease. A change is counted
     /// here before anybody hears that it was made. So what [`Node::dir_above`] says between two
     /// calls with the same answer was true in between.
+    #[inline]
     pub fn dir_changes(&self) -> Option<u64> {
         let changes = self.core.replica.forgotten();
         let counts = self.core.cluster.as_ref().is_none_or(|cluster| cluster.lease.is_held());
@@ -129,6 +141,7 @@ impl Node {
     }
 
     /// The directory above a directory, if the namespace replica has it: see [`Node::dir_changes`].
+    #[inline]
     pub fn dir_above(&self, dir: InodeId) -> Option<InodeId> {
         self.core.replica.get(dir).map(|(dentry, _)| dentry.parent)
     }
@@ -154,17 +167,18 @@ impl Node {
     }
 
     /// What all workers share.
-    pub(crate) fn core(&self) -> &Core {
+    #[inline]
+    pub fn core(&self) -> &Core {
         &self.core
     }
 
     /// Holds every role: no batch runs meanwhile. What waits is served by [`Node::drive_due`].
-    pub(crate) fn quiesce(&self) -> Held<'_> {
+    pub fn quiesce(&self) -> Held<'_> {
         self.hold_quietly()
     }
 
     /// Has a request, or a claim of opens, served by this node alone, or says to `ear` why it cannot be; by [`Node::drive_due`].
-    pub(crate) fn submit_alone(
+    pub fn submit_alone(
         &self,
         request: Request,
         origin: Option<Origin>,
@@ -182,7 +196,7 @@ impl Node {
     }
 
     /// As [`Node::submit_batch`], with numbers that the caller has chosen, and with what it cannot serve alone handed back.
-    pub(crate) fn submit_numbered(
+    pub fn submit_numbered(
         &self,
         requests: impl Iterator<Item = (usize, Request, Option<Origin>)>,
         ear: &Arc<dyn Ear>,
@@ -195,13 +209,13 @@ impl Node {
     }
 
     /// Files, directories and bytes of the volume, as far as this node's shares have them.
-    pub(crate) fn figures(&self) -> [i64; 3] {
+    pub fn figures(&self) -> [i64; 3] {
         self.usage_now()
     }
 
     /// Of directories what this node's rows say: the figures of its shares, unless `after` some place; and up to `limit` directories
     /// in them.
-    pub(crate) fn tree_part(
+    pub fn tree_part(
         &self,
         dirs: &[InodeId],
         after: Option<(u32, InodeId)>,
@@ -242,7 +256,7 @@ impl Node {
     ///
     /// # Errors
     /// The engine's.
-    pub(crate) fn effect_of(&self, changes: &[Mutation]) -> FsResult<Effect> {
+    pub fn effect_of(&self, changes: &[Mutation]) -> FsResult<Effect> {
         let counted = |change: &&Mutation| matches!(change.key.table, Table::DirStat | Table::Link);
         let counted: Vec<&Mutation> = changes.iter().filter(counted).collect();
         let keys: Vec<_> = counted.iter().map(|change| change.key.borrow()).collect();
@@ -265,7 +279,7 @@ impl Node {
     }
 
     /// The changes are committed.
-    pub(crate) fn take_effect(&self, effect: Effect) {
+    pub fn take_effect(&self, effect: Effect) {
         self.add_usage(effect.usage);
         for (ino, first) in effect.sweeps {
             self.core.sweeps.set(ino, first);
@@ -273,7 +287,7 @@ impl Node {
     }
 
     /// Rows have come, and gone, with a new table. With every role held.
-    pub(crate) fn take_moved(&self, moved: Moved) {
+    pub fn take_moved(&self, moved: Moved) {
         self.add_usage(moved.usage);
         for (ino, comes, size, nameless) in moved.files {
             self.add_usage([0, 0, if comes { size } else { size.wrapping_neg() }]);
@@ -293,44 +307,49 @@ impl Node {
     }
 
     /// Whether a request has an answer on record, or one that came later has: then the node says so.
-    pub(crate) fn has_answer(&self, origin: Origin) -> bool {
+    #[inline]
+    pub fn has_answer(&self, origin: Origin) -> bool {
         origin.retry && txn::is_answered(&*self.engine, origin)
     }
 
     /// Something that no inode number was made of.
-    pub(crate) fn counter(&self) -> FsResult<u64> {
+    pub fn counter(&self) -> FsResult<u64> {
         self.inodes.take(&*self.engine, 1).map_err(engine_error)
     }
 
     /// The newest timestamp it has issued or observed.
-    pub(crate) fn stamp(&self) -> u64 {
+    #[inline]
+    pub fn stamp(&self) -> u64 {
         self.stamps.last()
     }
 
     /// Another node has issued this timestamp.
-    pub(crate) fn observe(&self, stamp: u64) {
+    #[inline]
+    pub fn observe(&self, stamp: u64) {
         self.stamps.observe(stamp);
     }
 
     /// Sees to it that the log has a ceiling above every timestamp issued or observed.
-    pub(crate) fn raise_ceiling(&self) -> FsResult<()> {
+    pub fn raise_ceiling(&self) -> FsResult<()> {
         self.stamps.tick(&*self.engine, self.clock.now()).map(drop).map_err(engine_error)
     }
 
     /// A batch was committed beside the lanes.
-    pub(crate) fn note_commit(&self, position: u64) {
+    #[inline]
+    pub fn note_commit(&self, position: u64) {
         self.committed_at(position);
     }
 
     /// Position of the newest batch, of the lanes or beside them.
-    pub(crate) fn last_commit(&self) -> u64 {
+    #[inline]
+    pub fn last_commit(&self) -> u64 {
         self.committed.load(Ordering::Relaxed)
     }
 
     /// Runs an operation, or a claim of opens, on the rows that were lent for it. Nothing is committed, and nothing of what it
     /// does besides stays: that is for whoever decides. `no_dirs`: what has been found to be no
     /// directory, so that it is looked at as a row. `counter`: what the number of a new inode is made of.
-    pub(crate) fn transact(
+    pub fn transact(
         &self,
         (request, claim): (&Request, Option<Claim>),
         lent: &Lent,
@@ -406,7 +425,7 @@ impl Node {
 }
 
 /// What a row counts for in the volume's figures. A damaged one is fsck's business.
-pub(crate) fn figures_of(table: Table, row: Option<&[u8]>) -> UsageChange {
+pub fn figures_of(table: Table, row: Option<&[u8]>) -> UsageChange {
     let Some(row) = row else { return [0; 3] };
     match table {
         Table::DirStat => {

@@ -73,7 +73,7 @@ impl View<'_> {
         let parent = if ino == ROOT { ROOT } else { parent };
         let dir = Dentry { ino, parent, guard: guard_of(inode) };
         let (dirty, changed_at) = self.rows.provenance(cell);
-        // Rows that were lent are another node's to keep: see `crate::member`.
+        // Rows that were lent are another node's to keep: see `kestrel_cluster`.
         if !dirty && self.no_dirs.is_none() && !self.effects.dirs_changed.contains(&ino) {
             self.core.replica.insert(dir, &name, changed_at);
         }

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 pub mod check;
-pub mod members;
 pub mod rules;
 pub mod steps;
 pub mod stress;

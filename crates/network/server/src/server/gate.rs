@@ -2,11 +2,11 @@
 //!
 //! **Who a node is.** Not its number alone: the word that its directory was born with, how often that directory was started, and the
 //! random number of the process. The newest start heard of is on record, durably before it is let in
-//! ([`kestrel_meta::member::known`]). So a directory that was made anew, an old copy and a second process are told from the node
+//! ([`kestrel_cluster::known`]). So a directory that was made anew, an old copy and a second process are told from the node
 //! that the cluster has; they would bring what the others do not have, or take numbers that are taken. A start is counted before
 //! anybody hears of it, so no two starts of one directory have the same number: two that do are copies.
 //!
-//! **Where it is** it says, too: that is on record with its start ([`kestrel_meta::member::whereabouts`]), and this node dials it there.
+//! **Where it is** it says, too: that is on record with its start ([`kestrel_cluster::whereabouts`]), and this node dials it there.
 //!
 //! **That it is of this cluster** it proves by what only nodes of the cluster can work out ([`kestrel_rpc::peer::proof`]), and over TLS by a
 //! certificate with its number besides. Until then it is told nothing but that this node is one.
@@ -16,10 +16,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use kestrel_meta::member::host::MemberHost;
-use kestrel_meta::member::known::Known;
-use kestrel_meta::member::whereabouts::Whereabout;
-use kestrel_meta::member::{Envelope, Message};
+use kestrel_cluster::host::MemberHost;
+use kestrel_cluster::known::Known;
+use kestrel_cluster::whereabouts::Whereabout;
+use kestrel_cluster::{Envelope, Message};
 use kestrel_rpc::handler::Outbox;
 use kestrel_rpc::peer::proof::{holds, nonce, prove};
 use kestrel_types::error::{FsError, FsResult};

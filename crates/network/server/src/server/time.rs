@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kestrel_types::clock::{Nanos, SECOND};
 
-use kestrel_meta::member::lease::PROMISE;
+use kestrel_cluster::lease::PROMISE;
 
 use super::Server;
 use crate::session::{Claims, Phase, Session};

@@ -7,10 +7,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kestrel_cluster::host::MemberHost;
+use kestrel_cluster::{Member, MemberConfig};
 use kestrel_engine::Engine;
 use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
-use kestrel_meta::member::host::MemberHost;
-use kestrel_meta::member::{Member, MemberConfig};
 use kestrel_meta::node::{Durability, NodeConfig, RootAttr};
 use kestrel_model::code as errno;
 use kestrel_rpc::peer::proof;

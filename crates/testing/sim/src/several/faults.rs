@@ -1,6 +1,6 @@
 //! What goes wrong.
 
-use kestrel_meta::member::RESTART_MIN;
+use kestrel_cluster::RESTART_MIN;
 use kestrel_types::clock::SECOND;
 use kestrel_types::placement::NodeId;
 

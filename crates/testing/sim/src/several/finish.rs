@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
+use kestrel_cluster::change::records::{ERA, LAST_NODE, expected_of};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_meta::cluster::Cluster;
 use kestrel_meta::ids::counter_row;
-use kestrel_meta::member::change::records::{ERA, LAST_NODE, expected_of};
 use kestrel_meta::perm::Dentry;
 use kestrel_meta::txn::TxnKey;
 use kestrel_meta::view::guard_of;

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kestrel_cluster::change::{Announced, Changed, Expected, Phase};
+use kestrel_cluster::lease::LeaseFigures;
+use kestrel_cluster::{Asker, Envelope, Member, MemberConfig, RESTART_MIN};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{Engine, EngineError};
-use kestrel_meta::member::change::{Announced, Changed, Expected, Phase};
-use kestrel_meta::member::lease::LeaseFigures;
-use kestrel_meta::member::{Asker, Envelope, Member, MemberConfig, RESTART_MIN};
 use kestrel_meta::node::{Durability, NodeConfig, Replies, RootAttr};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{ManualClock, Nanos, SECOND};

@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use kestrel_cluster::known::Known;
+use kestrel_cluster::{Asker, Envelope, Member};
 use kestrel_engine::Engine;
-use kestrel_meta::member::known::Known;
-use kestrel_meta::member::{Asker, Envelope, Member};
 use kestrel_meta::txn::Origin;
 use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::ids::ObjectId;

@@ -1,0 +1,458 @@
+//! Tables that change: what every member does when slots and names get other owners, or members come.
+//!
+//! A change makes of table v the table v + 1. The *coordinator*, which table v names, leads it ([`super::coordinate`]), one at a
+//! time. Rows whose owner by v + 1 is another than by v are *leaving*: their owner, the *source*, sends them to the next one, the
+//! *destination*, while it goes on serving them. An attempt goes through these steps, each when all members have done the one before:
+//!
+//! 1. **Clean** ([`purge`]). A member may have rows that it does not own, *strangers*: copies on their way in, leftovers of rows that went.
+//!    Record "strangers" is in the log before the first of them. They are deleted before anything else comes.
+//! 2. **Copy** ([`copying`]). The source has every batch shown to it from now on, which says what has changed since, and scans its rows.
+//! 3. **Freeze** ([`freeze`]). The source keeps leaving rows from everybody, as if they were lent, waits until none of them is lent, sends what
+//!    has changed, and puts on record that it is frozen.
+//! 4. **Decide.** When all are frozen the coordinator puts the next table on record. Until then anything unexpected ends the attempt by
+//!    Abort: a restart, a lock of a file, a full disk, silence.
+//! 5. **Adopt** ([`adopt`]). All members get the table; new ones hear it when all others have it.
+//!
+//! **A row has at most one who serves it.** By table v that is the source, until it is frozen; it stays so, crashes included, until it hears
+//! Abort or adopts. Nobody adopts before all are frozen, durably. A frozen source has nothing lent of what leaves, and no batch
+//! changes any of it, since that begins with every role held. So between the moment at which the last source is frozen and the adoption
+//! of the destination nobody serves the row, and afterwards only the destination does.
+//!
+//! **Nothing is lost.** What a source had committed before it was frozen its scan saw, or the batches shown to it name the row: it is read
+//! again after all batches that changed it, and sent after all that was sent of it before, deletions too. A destination says that it
+//! has rows when they are durable there, and a source is frozen when the destination has all. The destination had none of these rows before (clean), so
+//! afterwards it has the same. If it starts again in between it takes no more rows of that attempt, which ends the attempt unless all had come; what it
+//! has it keeps until it hears Abort, or that a newer attempt begins: the record names the attempt.
+//!
+//! **Who restarts finds one table or the other**, never a mix: a batch makes the new table the present one, with all that goes with it. What
+//! a restart makes a member forget of an attempt under way it declines to go on with. An attempt that is decided goes on after any restart,
+//! the coordinator's too, which has the decision on record; about one that it has not on record it says Abort to whoever asks. So no attempt
+//! is both decided and aborted. Attempts are numbered upwards, starts of the coordinator included, and a message of an older one than what a member
+//! has, or had, to do with means nothing to it.
+//!
+//! **No transaction sees two tables.** Borrow, Fetch and Poll carry the version of the table of who asks, and who has another one refuses.
+//! Prepare and Decide carry none: what a transaction has been lent under v are, once anybody has adopted, rows whose owner does not change; and who leads one gives
+//! it up when he adopts, unless it is decided. A listing needs every member's part of the directory at one time: a source lends none while it is
+//! frozen, and waits until those that are lent are given back.
+//!
+//! **A new member's dentries are never stale.** It fetches none before it has the table, that is, after all others have: from then on each change
+//! of a directory is told to it as to everybody. Transactions that were undecided when their leader adopted have been given up.
+//!
+//! **Who has it open?** Opens stay where they were counted. A file may be deleted without asking others only if nobody can have opened it
+//! elsewhere, and for that it no longer suffices that it lies where it was made: from its first gain of slots or names on a member
+//! believes that only of files that it has made since (record "only here", [`NodeTable::made_here`]). Files without names go to their
+//! new home as such, which asks everybody; the old one forgets that its last release would have deleted them.
+//!
+//! **Who leaves.** One table marks a member as leaving, which tells clients to move out; the next one is without it ([`departure`]). For that one
+//! it is a source: its shares of directories and objects go to its heir as they are, bearing its number. It declines as long as anything is left
+//! that only it knows, and from Freeze on begins nothing, so that when it says that it is frozen nobody waits for anything of it, nor it of anybody.
+//! Since then it serves nobody, so the others need not wait until it has adopted: it is told first, and they go on without it after a while.
+//!
+//! **Another coordinator.** A change of the table by which only the role of the coordinator moves is led by the one by table v; then that one waits, its decision
+//! on record, until its *successor* has taken over: it adopts first, by one batch with all that only a coordinator knows ([`Charge`]) and with the
+//! decision. From then on the successor has the others adopt, the former coordinator among them, who gives up the role, and his
+//! records, by the batch with which he adopts. The successor leads nothing else before all have, and the former one has led nothing else since he decided, so at no
+//! moment do two of them lead; and at every moment one of them has the decision and the charge on record. The record that is locked to move directories is the
+//! coordinator's, so it leaves like other rows, frozen on record, and two transactions cannot have it. Attempts have higher epochs than those of earlier
+//! coordinators (record "era").
+//!
+//! **Once.** Answers stay where they were recorded. A request that may have been executed is answered from the record before anything is said of
+//! who leads it, so who asks again hears what came of it; one without a record was not executed, is told so (`Misdirected`), and may be
+//! asked elsewhere as a new one.
+
+pub(crate) mod adopt;
+mod copying;
+mod departure;
+mod freeze;
+mod message;
+mod purge;
+pub mod records;
+mod taking;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kestrel_engine::{BatchKind, Mutation};
+use kestrel_meta::cluster::{NodeTable, has_shares_of};
+use kestrel_meta::pipeline::engine_error;
+use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{InodeId, Position};
+use kestrel_types::placement::{NodeId, Placement, SLOTS, Slot};
+
+use super::Member;
+use super::message::Message;
+use copying::Copying;
+use purge::Purge;
+use records::{ChangeRecords, Strangers};
+
+pub use departure::DepartureGuard;
+pub use message::{Announced, Attempt, ChangeFigures, ChangeMessage, Charge, Phase};
+
+/// Time between two questions of a member that waits for the coordinator.
+const ASK: Nanos = SECOND;
+
+/// Hears how a change of the table ended.
+pub type Changed = Box<dyn FnOnce(FsResult<()>) + Send>;
+
+/// Hears the number of a node to come.
+pub type Expected = Box<dyn FnOnce(FsResult<NodeId>) + Send>;
+
+/// Of files for which the given function holds: how many have locks, or calls that wait for locks, at this node. It must not block.
+pub type LockGuard = dyn Fn(&dyn Fn(InodeId) -> bool) -> usize + Send + Sync;
+
+/// Hears of tables: one that is the node's from now on, and a next one that has new nodes, before it is anybody's. It must not block.
+pub type TableListener = dyn Fn(&Placement) + Send + Sync;
+
+/// A member's part in an attempt.
+struct Part {
+    attempt: Attempt,
+    next: Arc<Placement>,
+    step: Step,
+    /// Record "frozen" is of this attempt.
+    recorded: bool,
+    /// It is known from the record "frozen" only: what has come of rows is forgotten.
+    restarted: bool,
+    /// What came from each source.
+    taken: BTreeMap<NodeId, Taken>,
+}
+
+enum Step {
+    /// Strangers are being deleted.
+    Cleaning,
+    Clean,
+    Copying(Box<Copying>),
+    Freezing(Box<Copying>),
+    /// Where the log says so.
+    Frozen(Position),
+}
+
+/// The rows of a source up to this message are here, in the log up to this position.
+struct Taken {
+    stream: u64,
+    number: u64,
+    position: Position,
+}
+
+/// What a member knows of changes.
+pub(super) struct Changing {
+    /// It is not one of the cluster yet.
+    pub joining: bool,
+    strangers: Strangers,
+    /// The newest attempt it had to do with since the start.
+    latest: Attempt,
+    part: Option<Part>,
+    purge: Option<Purge>,
+    /// When the coordinator was asked last. He is asked all the time, and so knows that the member lives.
+    asked: Nanos,
+    rows_sent: u64,
+    rows_taken: u64,
+    rows_purged: u64,
+}
+
+impl Changing {
+    /// As the records say.
+    pub fn new(records: &ChangeRecords, joining: bool, now: Nanos) -> Self {
+        let purge = (records.strangers == Strangers::Leftover).then(Purge::default);
+        let part = records.frozen.as_ref().map(|(attempt, next)| Part {
+            attempt: *attempt,
+            next: next.clone(),
+            step: Step::Frozen(0),
+            recorded: true,
+            restarted: true,
+            taken: BTreeMap::new(),
+        });
+        Self {
+            joining: joining && records.table.is_none(),
+            strangers: records.strangers,
+            latest: part.as_ref().map_or(Attempt::default(), |part| part.attempt),
+            part,
+            purge,
+            asked: now - ASK,
+            rows_sent: 0,
+            rows_taken: 0,
+            rows_purged: 0,
+        }
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        !self.joining && self.part.is_none() && self.strangers == Strangers::None
+    }
+
+    /// The attempt that the coordinator has to say something about.
+    fn undecided(&self) -> Option<Attempt> {
+        match (&self.part, self.strangers) {
+            (Some(part), _) => Some(part.attempt),
+            (None, Strangers::Coming(attempt)) => Some(attempt),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a node loses slots, names or shares by a change of the table, or may.
+fn loses(me: NodeId, present: &Placement, next: &Placement) -> bool {
+    let lost = |before, after| before == me && after != me;
+    moves(present, next, lost) || shares_move(present, next, lost)
+}
+
+/// Whether it is the coordinator and another member is to be.
+fn hands_over(me: NodeId, present: &Placement, next: &Placement) -> bool {
+    present.coordinator == me && next.coordinator != me
+}
+
+/// Whether it gains slots or names.
+fn gains(me: NodeId, present: &Placement, next: &Placement) -> bool {
+    moves(present, next, |before, after| before != me && after == me)
+}
+
+/// Whether it gets shares of a node that leaves.
+fn inherits(me: NodeId, present: &Placement, next: &Placement) -> bool {
+    shares_move(present, next, |before, after| before != me && after == me)
+}
+
+fn shares_move(present: &Placement, next: &Placement, counts: impl Fn(NodeId, NodeId) -> bool) -> bool {
+    let members = present.map.members().iter().map(|member| member.id);
+    let mut holders = members.chain(present.former.iter().map(|(node, _)| *node));
+    holders.any(|node| counts(has_shares_of(present, node), has_shares_of(next, node)))
+}
+
+fn moves(present: &Placement, next: &Placement, counts: impl Fn(NodeId, NodeId) -> bool) -> bool {
+    let moved = |slot: Slot| counts(present.map.owner(slot).id, next.map.owner(slot).id);
+    // Which node has entries of a name that gets or loses an exception only the entries tell.
+    present.exceptions != next.exceptions || (0..SLOTS as Slot).any(moved)
+}
+
+impl Member {
+    /// The present table.
+    pub fn placement(&self) -> Placement {
+        self.table.placement.clone()
+    }
+
+    /// What there is to say of changes.
+    pub fn change_figures(&self) -> ChangeFigures {
+        let changing = &self.changing;
+        let phase = changing.part.as_ref().map_or(Phase::None, |part| match part.step {
+            Step::Cleaning | Step::Clean => Phase::Cleaning,
+            Step::Copying(_) => Phase::Copying,
+            Step::Freezing(_) => Phase::Freezing,
+            Step::Frozen(_) => Phase::Frozen,
+        });
+        ChangeFigures {
+            table: self.table.placement.version,
+            phase,
+            leads: self.coordinator.leads(),
+            joining: changing.joining,
+            rows_sent: changing.rows_sent,
+            rows_taken: changing.rows_taken,
+            purging: changing.purge.is_some(),
+            rows_purged: changing.rows_purged,
+        }
+    }
+
+    /// Has `guard` asked before files go to another node.
+    pub fn set_lock_guard(&mut self, guard: Box<LockGuard>) {
+        self.lock_guard = Some(guard);
+    }
+
+    /// Has `guard` asked before this node leaves.
+    pub fn set_departure_guard(&mut self, guard: Box<DepartureGuard>) {
+        self.departure_guard = Some(guard);
+    }
+
+    /// Whether this node has left the cluster.
+    pub fn has_left(&self) -> bool {
+        self.table.has_left()
+    }
+
+    /// Has `told` hear of tables.
+    pub fn set_table_listener(&mut self, told: Box<TableListener>) {
+        self.table_listener = Some(told);
+    }
+
+    /// The member that leads changes.
+    pub(super) fn coordinator(&self) -> NodeId {
+        self.table.placement.coordinator
+    }
+
+    /// Whether this one, with a table of this version, may be lent rows and told things: nobody who is yet to join.
+    pub(super) fn agrees(&self, from: NodeId, table: u64) -> bool {
+        let present = &self.table.placement;
+        !self.changing.joining
+            && !self.table.has_left()
+            && present.version == table
+            && present.map.member(from).is_some()
+    }
+
+    pub(super) fn tell(&mut self, to: NodeId, message: ChangeMessage) {
+        self.send(to, Message::Change(message));
+    }
+
+    pub(super) fn heard_of_change(&mut self, from: NodeId, message: ChangeMessage) {
+        use ChangeMessage as M;
+        match message {
+            M::Join
+            | M::Clean(_)
+            | M::Ready(_)
+            | M::Frozen(_)
+            | M::Declined { .. }
+            | M::Adopted(_)
+            | M::Ask(_) => self.coordinate(from, message),
+            M::Rows { attempt, stream, number, rows } => {
+                self.take_rows(from, attempt, (stream, number), rows)
+            }
+            M::GotRows { attempt, stream, number } => self.got_rows(from, attempt, stream, number),
+            // By the table that is decided it is the coordinator, and has the others adopt it.
+            M::Adopt(table) if from == table.coordinator => self.adopt(table, None),
+            // One that was may have said it then.
+            _ if from != self.coordinator() => {
+                log::debug!("node {from} says what only node {} may say of the table", self.coordinator());
+            }
+            M::Begin { attempt, next } => self.begin_change(attempt, next),
+            M::Copy(attempt) => self.copy(attempt),
+            M::Freeze(attempt) => self.freeze(attempt),
+            M::Abort(attempt) => self.abort(attempt),
+            M::Adopt(table) => self.adopt(table, None),
+            M::Entrust { next, charge } => self.adopt(next, Some(charge)),
+        }
+    }
+
+    fn begin_change(&mut self, attempt: Attempt, next: Arc<Placement>) {
+        let expected = next.version == self.table.placement.version + 1;
+        if self.changing.joining || !expected || attempt < self.changing.latest {
+            return;
+        }
+        match (&self.changing.part, self.changing.strangers) {
+            (Some(part), _) if part.attempt == attempt => {
+                if !matches!(part.step, Step::Cleaning) {
+                    self.tell(self.coordinator(), ChangeMessage::Clean(attempt));
+                }
+                return;
+            }
+            // It has taken rows of this one, and has forgotten from whom.
+            (None, Strangers::Coming(before)) if before >= attempt => {
+                return self.decline(attempt, forgotten());
+            }
+            _ => {}
+        }
+        if !self.end_part() {
+            return;
+        }
+        // They are looked at again when rows are frozen; here so that nothing is copied in vain.
+        let (table, me) = (&self.table, self.me);
+        let leaves = |ino: InodeId| table.home_of(ino) == me && next.home_of(ino).id != me;
+        let files = self.lock_guard.as_ref().map_or(0, |guard| guard(&leaves));
+        if files > 0 {
+            return self.decline(attempt, self.has_locks(files));
+        }
+        if next.map.member(me).is_none()
+            && let Some(why) = self.why_it_stays()
+        {
+            return self.decline(attempt, why);
+        }
+        let told = self.table_listener.as_ref();
+        if let Some(told) = told.filter(|_| next.map.members().len() > self.table.nodes().count()) {
+            told(&next);
+        }
+        self.changing.latest = attempt;
+        let clean = self.changing.strangers == Strangers::None;
+        let step = if clean { Step::Clean } else { Step::Cleaning };
+        let (recorded, restarted, taken) = (false, false, BTreeMap::new());
+        self.changing.part = Some(Part { attempt, next, step, recorded, restarted, taken });
+        if clean {
+            self.tell(self.coordinator(), ChangeMessage::Clean(attempt));
+        }
+    }
+
+    /// The part in this attempt; if there is none the coordinator hears that the attempt cannot go on.
+    fn part_in(&mut self, attempt: Attempt) -> Option<&mut Part> {
+        if self.changing.part.as_ref().is_some_and(|part| part.attempt == attempt) {
+            return self.changing.part.as_mut();
+        }
+        self.decline(attempt, forgotten());
+        None
+    }
+
+    pub(super) fn decline(&mut self, attempt: Attempt, why: FsError) {
+        self.tell(self.coordinator(), ChangeMessage::Declined { attempt, why });
+    }
+
+    fn abort(&mut self, attempt: Attempt) {
+        if self.changing.undecided() == Some(attempt) {
+            self.end_part();
+        }
+    }
+
+    /// Ends the part in an attempt that has failed: rows that leave are served again, those that came are to be deleted. False if that could not
+    /// be put on record: everything is as it was.
+    fn end_part(&mut self) -> bool {
+        let recorded = self.changing.part.as_ref().is_some_and(|part| part.recorded);
+        let came = matches!(self.changing.strangers, Strangers::Coming(_));
+        let mut rows = Vec::new();
+        rows.extend(recorded.then(|| records::gone(records::FROZEN)));
+        rows.extend(came.then(|| records::strangers_row(Strangers::Leftover)));
+        if !rows.is_empty()
+            && let Err(why) = self.commit_beside(BatchKind::Freeing, rows)
+        {
+            log::error!("the end of a change of the table that failed: {why}");
+            return false;
+        }
+        self.changing.part = None;
+        if came {
+            self.changing.strangers = Strangers::Leftover;
+            self.changing.purge = Some(Purge::default());
+        }
+        if self.table.leaving.is_some() {
+            self.set_table(NodeTable { leaving: None, ..NodeTable::clone(&self.table) });
+        }
+        true
+    }
+
+    /// Makes this the node's table. Whoever waits for rows looks again.
+    fn set_table(&mut self, table: NodeTable) {
+        let node = self.node.clone();
+        let quiet = node.quiesce();
+        self.put_table(table);
+        drop(quiet);
+    }
+
+    /// As [`Member::set_table`], with every role held.
+    fn put_table(&mut self, table: NodeTable) {
+        self.table = Arc::new(table);
+        self.cluster().set_table(self.table.clone());
+        self.lease_by_table();
+        self.sums_by_table();
+        self.unlocked = true;
+        self.unlocks += 1;
+    }
+
+    /// Commits rows that are records, or not the node's: nothing that it keeps in memory depends on them.
+    fn commit_beside(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
+        let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
+        self.node.note_commit(position);
+        Ok(position)
+    }
+
+    pub(super) fn tick_change(&mut self) {
+        self.tick_purge();
+        self.drive_copying();
+        self.drive_freezing();
+        if self.changing.asked + ASK <= self.now {
+            self.changing.asked = self.now;
+            if self.changing.joining {
+                // The role may have moved since it was set up: who does not have it passes over that.
+                for node in self.table.nodes().filter(|node| *node != self.me).collect::<Vec<_>>() {
+                    self.tell(node, ChangeMessage::Join);
+                }
+            } else if let Some(attempt) = self.changing.undecided() {
+                self.tell(self.coordinator(), ChangeMessage::Ask(attempt));
+            }
+        }
+        self.tick_coordinator();
+    }
+}
+
+/// A member cannot go on with an attempt that it knows nothing, or not all, of.
+fn forgotten() -> FsError {
+    FsError::new(libc::EAGAIN, "metadata: a node started again while the table was being changed")
+}

@@ -1,0 +1,291 @@
+//! The end of a transaction, at its leader: two-phase commit, and before it the invalidation of directories that change.
+//!
+//! One batch decides: the leader's own changes, the answer for retries, and a record of the lenders who have changes to
+//! make. When it is durable the reply leaves and the lenders are told, again and again until each has said that it is done; then
+//! the record goes. What is not on record was not decided.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kestrel_engine::{BatchKind, Mutation};
+use kestrel_meta::locks::TxnId;
+use kestrel_meta::node::Ended;
+use kestrel_meta::txn;
+use kestrel_types::clock::Nanos;
+use kestrel_types::ids::InodeId;
+use kestrel_types::placement::NodeId;
+
+use super::lead::{Phase, SURE};
+use super::lend::encode_decision;
+use super::message::{Message, Vote};
+use super::records::decision_key;
+use super::work::Stage;
+use super::{Member, RESEND, Todo, without};
+
+/// Most transactions in one message about directories to be forgotten: each changes a few, so it has some hundred kilobytes at most.
+const BROADCAST_MAX: usize = 4096;
+
+/// A decision that some lenders may not know.
+pub(super) struct Decision {
+    lenders: BTreeSet<NodeId>,
+    sent: Nanos,
+}
+
+impl Decision {
+    pub fn to(lenders: Vec<NodeId>, sent: Nanos) -> Self {
+        Self { lenders: lenders.into_iter().collect(), sent }
+    }
+
+    /// These need not be told. Whether that were all who did not know.
+    pub fn forget(&mut self, known: impl Fn(NodeId) -> bool) -> bool {
+        self.lenders.retain(|node| !known(*node));
+        self.lenders.is_empty()
+    }
+}
+
+impl Member {
+    /// The operation needs no more rows.
+    pub(super) fn end(&mut self, ticket: u64, ended: Box<Ended>) {
+        if self.has_read_at_once(ticket, &ended) {
+            // All rows are locked at this moment, without anybody having to say so again.
+            let Ended { reply, wait, .. } = *ended;
+            self.give_up(ticket);
+            return self.answer_after(ticket, reply, wait);
+        }
+        if ended.dirs.is_empty() {
+            return self.settle(ticket, ended);
+        }
+        let now = self.now;
+        // Who is idle resolves no paths.
+        let nodes: Vec<NodeId> = self.table.serving().collect();
+        let fences = nodes.iter().map(|node| (*node, self.fence_from(*node))).collect();
+        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
+            return;
+        };
+        let (txn, dirs) = (lead.txn, ended.dirs.clone());
+        lead.sent = now;
+        lead.phase = Phase::Invalidating(fences, ended);
+        for node in nodes {
+            self.have_forget(node, txn, dirs.clone());
+        }
+        self.drive_fences(ticket);
+    }
+
+    /// A member is to forget directories. That leaves with whatever else it is to forget at the moment: many removals share a message, a wait for its
+    /// batches, and an answer.
+    pub(super) fn have_forget(&mut self, node: NodeId, txn: TxnId, dirs: Vec<InodeId>) {
+        self.broadcast.entry(node).or_default().push((txn, dirs));
+    }
+
+    /// Sends what is to be forgotten. This member does so at once, and with whatever may go on after that.
+    pub(super) fn send_broadcast(&mut self) {
+        while let Some(own) = self.broadcast.remove(&self.me) {
+            self.handle(self.me, Message::Invalidate(own));
+            self.pump();
+        }
+        for (node, mut changes) in std::mem::take(&mut self.broadcast) {
+            while !changes.is_empty() {
+                let part = changes.drain(..changes.len().min(BROADCAST_MAX)).collect();
+                self.send(node, Message::Invalidate(part));
+            }
+        }
+    }
+
+    /// Whether a transaction has only read, and in so short a time that no lender can have lost a loan.
+    fn has_read_at_once(&self, ticket: u64, ended: &Ended) -> bool {
+        let Some(work) = self.works.get(&ticket) else { return false };
+        let Stage::Leading(lead) = &work.stage else { return false };
+        let reads = work.claim.is_none()
+            && ended.mutations.is_empty()
+            && ended.dirs.is_empty()
+            && ended.opens.is_empty()
+            && ended.referred.is_empty();
+        // The last rows may be this member's own, and it may have waited for them since it was told the time.
+        reads && self.time() - lead.begun < SURE
+    }
+
+    pub(super) fn invalidated(&mut self, from: NodeId, txn: TxnId) {
+        let Some((ticket, lead)) = self.led(txn) else { return };
+        let Phase::Invalidating(nodes, _) = &mut lead.phase else { return };
+        nodes.remove(&from);
+        if !nodes.is_empty() {
+            return;
+        }
+        if let Phase::Invalidating(_, ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing) {
+            self.settle(ticket, ended);
+        }
+    }
+
+    /// Asks all lenders but this member whether they agree.
+    fn settle(&mut self, ticket: u64, mut ended: Box<Ended>) {
+        let mut changes: BTreeMap<NodeId, Vec<Mutation>> = BTreeMap::new();
+        let (me, now, cluster) = (self.me, self.now, &self.table);
+        for mutation in std::mem::take(&mut ended.mutations) {
+            let key = &mutation.key;
+            let owner = cluster.owner(key.table, key.id, &key.suffix);
+            changes.entry(owner).or_default().push(mutation);
+        }
+        ended.mutations = changes.remove(&me).unwrap_or_default();
+        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
+            return;
+        };
+        let txn = lead.txn;
+        let lenders = lead.lenders.iter().filter(|(node, _)| **node != me);
+        let lenders: Vec<_> = lenders.filter_map(|(node, lender)| Some((*node, lender.loan?))).collect();
+        debug_assert!(changes.keys().all(|node| lenders.iter().any(|(lender, _)| lender == node)));
+        let nodes: BTreeSet<NodeId> = lenders.iter().map(|(node, _)| *node).collect();
+        lead.sent = now;
+        lead.phase = Phase::Preparing(nodes, changes.clone(), ended);
+        for (node, loan) in &lenders {
+            let mutations = changes.remove(node).unwrap_or_default();
+            self.send(*node, Message::Prepare { txn, loan: *loan, mutations });
+        }
+        if lenders.is_empty() {
+            self.commit_txn(ticket);
+        }
+    }
+
+    pub(super) fn voted(&mut self, from: NodeId, txn: TxnId, vote: Vote) {
+        let Some((ticket, lead)) = self.led(txn) else { return };
+        if let (Phase::Borrowing, Vote::Failed(why)) = (&lead.phase, &vote)
+            && lead.lenders.contains_key(&from)
+        {
+            // He cannot even lend.
+            let why = why.clone();
+            self.give_up(ticket);
+            return self.answer(ticket, Err(why.into()));
+        }
+        let Phase::Preparing(nodes, ..) = &mut lead.phase else { return };
+        if !nodes.contains(&from) {
+            return;
+        }
+        match vote {
+            Vote::Yes => {
+                nodes.remove(&from);
+                if nodes.is_empty() {
+                    self.commit_txn(ticket);
+                }
+            }
+            Vote::No => {
+                self.give_up(ticket);
+                self.rest(ticket, true);
+            }
+            Vote::Failed(why) => {
+                self.give_up(ticket);
+                self.answer(ticket, Err(why.into()));
+            }
+        }
+    }
+
+    /// All lenders agree: decides.
+    fn commit_txn(&mut self, ticket: u64) {
+        let node = self.node.clone();
+        let quiet = node.quiesce();
+        if self.claims_in_vain(ticket) {
+            drop(quiet);
+            self.give_up(ticket);
+            return self.rest(ticket, true);
+        }
+        let Some(work) = self.works.get_mut(&ticket) else { return };
+        let origin = work.asker.origin();
+        let Stage::Leading(lead) = &mut work.stage else { return };
+        let Phase::Preparing(_, changes, mut ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing)
+        else {
+            return;
+        };
+        let wait = ended.wait;
+        let (txn, own) = (lead.txn, lead.lenders.get(&self.me).and_then(|lender| lender.loan));
+        debug_assert!(own.is_none_or(|own| self.still_lends(txn, own)), "its own loans it does not give up");
+        let lenders: Vec<NodeId> = changes.into_keys().collect();
+        let mut batch = std::mem::take(&mut ended.mutations);
+        let changes = !batch.is_empty() || !lenders.is_empty();
+        let recorded = origin.filter(|_| changes);
+        batch.extend(recorded.map(|origin| txn::answer_row(origin, &ended.reply)));
+        if !lenders.is_empty() {
+            batch.push(Mutation { key: decision_key(txn), value: Some(encode_decision(&lenders)) });
+        }
+        let condemned = &self.node.core().condemned;
+        if ended.referred.iter().any(|object| condemned.refer(*object)) {
+            // Since the last run somebody has begun to delete what it is going to refer to. The next run says what comes of that.
+            drop(quiet);
+            self.give_up(ticket);
+            return self.rest(ticket, true);
+        }
+        let position = if batch.is_empty() { Ok(0) } else { self.commit_changes(BatchKind::Growing, batch) };
+        if position.is_ok() {
+            for change in std::mem::take(&mut ended.opens) {
+                change.make(&self.node.core().opens);
+            }
+        }
+        drop(quiet);
+        let position = position.map_or_else(|why| self.not_decided(why), |position| Ok(Ok(position)));
+        let position = match position {
+            Ok(Ok(position)) => position,
+            Ok(Err(why)) => {
+                self.give_up(ticket);
+                return self.answer(ticket, Err(why.into()));
+            }
+            Err(()) => return,
+        };
+        if let Some((_, lead)) = self.led(txn) {
+            lead.phase = Phase::Decided(lenders, ended);
+        }
+        // Whoever sees its changes here waits for the log as well.
+        self.decide(self.me, txn, false);
+        self.when_durable(position.max(wait), Todo::Finish(txn));
+    }
+
+    /// The decision is durable.
+    pub(super) fn finish(&mut self, txn: TxnId) {
+        let Some((ticket, lead)) = self.led(txn) else { return };
+        let Phase::Decided(lenders, ended) = std::mem::replace(&mut lead.phase, Phase::Borrowing) else {
+            return;
+        };
+        self.leads.remove(&txn);
+        for node in &lenders {
+            self.send(*node, Message::Decide(txn, true));
+        }
+        if !lenders.is_empty() {
+            self.decisions.insert(txn, Decision::to(lenders, self.now));
+        }
+        self.answer(ticket, ended.reply);
+    }
+
+    /// A lender has made its changes.
+    pub(super) fn decided(&mut self, from: NodeId, txn: TxnId) {
+        let Some(decision) = self.decisions.get_mut(&txn) else { return };
+        decision.lenders.remove(&from);
+        if decision.lenders.is_empty() {
+            self.decisions.remove(&txn);
+            // If that fails, or is lost, the lenders are told once more after the next start.
+            if let Err(why) = self.commit(BatchKind::Freeing, vec![without(decision_key(txn))]) {
+                log::warn!("the record of a transaction that has ended: {why}");
+            }
+        }
+    }
+
+    /// A lender asks what became of a transaction.
+    pub(super) fn asked(&mut self, from: NodeId, txn: TxnId) {
+        let answer = if self.decisions.contains_key(&txn) {
+            Message::Decide(txn, true)
+        } else if self.leads.contains_key(&txn) {
+            Message::Alive(txn)
+        } else {
+            Message::Decide(txn, false)
+        };
+        self.send(from, answer);
+    }
+
+    pub(super) fn tick_decisions(&mut self) {
+        let now = self.now;
+        let mut again = Vec::new();
+        for (txn, decision) in &mut self.decisions {
+            if decision.sent + RESEND <= now {
+                decision.sent = now;
+                again.extend(decision.lenders.iter().map(|node| (*node, Message::Decide(*txn, true))));
+            }
+        }
+        for (node, message) in again {
+            self.send(node, message);
+        }
+    }
+}

@@ -1,0 +1,624 @@
+//! A member with threads around it: what serves real clients and talks to real nodes.
+//!
+//! **What the node can serve alone it does**, on the thread that brings it, without the member: [`MemberHost::submit_batch`] puts requests
+//! straight into the node's lanes. What comes back as not to be served alone ([`Stray`]), listings, and messages of others go to the
+//! member, which is behind a lock.
+//!
+//! **The lock is a role**, as a worker's is ([`kestrel_meta::worker`]): who brings something queues it and tries the lock; who holds it serves
+//! the others and looks at the queue again after letting it go. With the lock held the member only changes state, reads and commits
+//! rows; nobody's callback runs. Afterwards, with no lock held: envelopes leave, replies are given, and lanes are served that have
+//! waited while the member held their roles.
+//!
+//! **One thread** watches the time, and goes on when the log has become durable or the node has answered: callbacks of the engine must
+//! not do more than wake it.
+//!
+//! **Once.** A session has no two requests of one number at the node at a time, and says of one that it may have been executed. So
+//! nothing is done here about copies.
+
+mod bell;
+mod tables;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kestrel_engine::{Engine, Hurry};
+use kestrel_meta::cluster::Cluster;
+use kestrel_meta::ids::system_key;
+use kestrel_meta::lease::NEVER;
+use kestrel_meta::lease::Now;
+use kestrel_meta::node::{Done, Ear, Node, Replies};
+use kestrel_meta::txn::Origin;
+use kestrel_meta::worker::Stray;
+use kestrel_types::clock::{Clock, Nanos, SECOND};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::ObjectId;
+use kestrel_types::name::InodeRef;
+use kestrel_types::placement::NodeId;
+use kestrel_types::request::{Op, Outcome, Reply, Request};
+use kestrel_types::wire::TooLarge;
+use parking_lot::Mutex;
+
+use super::reap::{Forgot, Reap};
+use super::whereabouts::Whereabouts;
+use super::{Asker, Envelope, Member, MemberConfig, ONE_OF_SEVERAL, RESTART_MIN};
+
+pub(super) use bell::Bell;
+use bell::{Busy, Woken};
+
+/// Time between two looks at the clock while something is under way.
+const TICK: Duration = Duration::from_millis(10);
+
+/// And while nothing is.
+const TICK_IDLE: Duration = Duration::from_millis(100);
+
+/// Rounds after which a thread that serves the member for others leaves that to the host's own.
+const ROUNDS_MAX: usize = 32;
+
+/// What is taken from the queue at a time: replies and envelopes leave in between.
+const TAKEN_MAX: usize = 512;
+
+/// Envelopes that wait for the member; more are dropped: their senders send them again.
+const INCOMING_MAX: usize = 65_536;
+
+/// Carries envelopes to other members. It may lose, repeat and reorder them, and must not block.
+pub trait Carrier: Send + Sync {
+    /// Takes an envelope. It leaves at the next [`Carrier::flush`] at the latest.
+    ///
+    /// # Errors
+    /// If it is too large to be sent at all: it is handed back.
+    fn carry(&self, to: NodeId, envelope: Envelope) -> Result<(), Box<Unsent>>;
+
+    /// What was taken has to leave.
+    fn flush(&self) {}
+}
+
+/// An envelope that is too large.
+#[derive(Debug)]
+pub struct Unsent {
+    /// The envelope.
+    pub envelope: Envelope,
+    /// What about it.
+    pub why: TooLarge,
+}
+
+/// What a host has done since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HostFigures {
+    /// Requests of sessions that another member leads: refused.
+    pub misdirected: u64,
+    /// Requests of sessions that the node could not serve alone.
+    pub strays: u64,
+    /// Envelopes taken from other members.
+    pub received: u64,
+    /// Envelopes of other members dropped because too many waited.
+    pub overrun: u64,
+    /// Envelopes given to the carrier.
+    pub sent: u64,
+    /// Of these, those handed back as too large.
+    pub unsent: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    misdirected: AtomicU64,
+    strays: AtomicU64,
+    received: AtomicU64,
+    overrun: AtomicU64,
+    sent: AtomicU64,
+    unsent: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Something for the member.
+enum Incoming {
+    Envelope(Envelope),
+    /// The node's own background work, or what the node does not serve by itself.
+    Request(Request, Asker, Done),
+    Stray(Stray, Done),
+    Unsent(NodeId, Box<Unsent>),
+    /// Anything else, with the host's time.
+    Turn(Turn),
+}
+
+/// Something to be done with the member, whose lock is held.
+type Turn = Box<dyn FnOnce(&mut Member, Nanos) + Send>;
+
+/// Somebody to be told something, with no lock held.
+type Call = Box<dyn FnOnce() + Send>;
+
+/// What the threads share.
+struct Desk {
+    node: Arc<Node>,
+    me: NodeId,
+    epoch: u64,
+    whereabouts: Arc<Whereabouts>,
+    member: Mutex<Member>,
+    incoming: Mutex<VecDeque<Incoming>>,
+    /// Who hears of what was done in a turn.
+    calls: Arc<Mutex<Vec<Call>>>,
+    bell: Arc<Bell>,
+    carrier: Arc<dyn Carrier>,
+    /// As [`boot_time`] says.
+    opened: Nanos,
+    /// The member wants to be told the time.
+    waiting: AtomicBool,
+    /// It is time to.
+    late: AtomicBool,
+    /// It has said that it ends.
+    released: AtomicBool,
+    counters: Counters,
+}
+
+/// See the module's header.
+pub struct MemberHost {
+    desk: Arc<Desk>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl MemberHost {
+    /// Opens a member, not before [`RESTART_MIN`] is over, and starts its thread. Replies that wait for the log are given by a thread of the node's own, whatever the
+    /// settings say.
+    ///
+    /// # Errors
+    /// As [`Member::open`]; `EAGAIN` if the thread does not start.
+    pub fn open(
+        engine: Arc<dyn Engine>,
+        clock: Arc<dyn Clock>,
+        mut config: MemberConfig,
+        carrier: Arc<dyn Carrier>,
+    ) -> FsResult<Arc<Self>> {
+        config.node.replies = Replies::Thread;
+        // Whether an earlier process has just ended nobody knows.
+        std::thread::sleep(Duration::from_nanos(RESTART_MIN.unsigned_abs()));
+        let (bell, me) = (Arc::new(Bell::default()), config.me);
+        let opened = boot_time();
+        let host = (bell.clone(), Box::new(move || boot_time() - opened) as Box<Now>);
+        let member = Member::open_with(engine, clock, config, 0, Some(host))?;
+        let placement = &member.cluster().table().placement;
+        let others = placement.map.members().iter().map(|other| other.id).filter(|other| *other != me);
+        let whereabouts = Whereabouts::read(&**member.node().engine(), others)?;
+        let desk = Arc::new(Desk {
+            node: member.node().clone(),
+            me,
+            epoch: member.epoch(),
+            whereabouts: Arc::new(whereabouts),
+            member: Mutex::new(member),
+            incoming: Mutex::default(),
+            calls: Arc::default(),
+            bell,
+            carrier,
+            opened,
+            // What an earlier start has agreed to is asked about.
+            waiting: AtomicBool::new(true),
+            late: AtomicBool::new(false),
+            released: AtomicBool::new(false),
+            counters: Counters::default(),
+        });
+        let tended = desk.clone();
+        let thread =
+            std::thread::Builder::new().name("kestrel-member".into()).spawn(move || tended.tend()).map_err(
+                |why| FsError::because(libc::EAGAIN, format!("member: its thread did not start: {why}")),
+            )?;
+        Ok(Arc::new(Self { desk, thread: Mutex::new(Some(thread)) }))
+    }
+
+    /// The node.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.desk.node
+    }
+
+    /// Its number.
+    pub fn me(&self) -> NodeId {
+        self.desk.me
+    }
+
+    /// Counts the starts of its directory, this one included.
+    pub fn epoch(&self) -> u64 {
+        self.desk.epoch
+    }
+
+    /// Where it and the other nodes are, as far as they have said so: nodes that are not in here are where the table says.
+    pub fn whereabouts(&self) -> BTreeMap<NodeId, String> {
+        self.desk.whereabouts.addresses()
+    }
+
+    /// The same as it changes.
+    pub fn whereabouts_kept(&self) -> &Arc<Whereabouts> {
+        &self.desk.whereabouts
+    }
+
+    /// Has a request of the node's own executed, which leads it. Not numbered.
+    pub fn submit(&self, request: Request, done: Done) {
+        self.desk.bring(Incoming::Request(request, Asker::Own, done));
+    }
+
+    /// Serves requests of sessions that this node leads; `ear` hears each reply with the request's index, [`Outcome::Misdirected`] for
+    /// those that another member leads and that have no answer on record here. A request is numbered or not; of one number there is none under way.
+    pub fn submit_batch(&self, requests: Vec<(Request, Option<Origin>)>, ear: &Arc<impl Ear + 'static>) {
+        let desk = &self.desk;
+        let table = desk.cluster().table();
+        let relay: Arc<dyn Ear> = Arc::new(Relay { desk: Arc::downgrade(desk), ear: ear.clone() });
+        let (mut refused, mut brought) = (Vec::new(), false);
+        let outside = desk.cluster().is_outside();
+        let alone = requests.into_iter().enumerate().filter_map(|(number, (request, origin))| {
+            if (outside || table.leader(&request.op) != desk.me)
+                && !origin.is_some_and(|origin| desk.node.has_answer(origin))
+            {
+                refused.push(number);
+                return None;
+            }
+            if table.is_alone() || !needs_member(&request.op) {
+                return Some((number, request, origin));
+            }
+            let done = done_of(desk, ear.clone(), number);
+            desk.incoming.lock().push_back(Incoming::Request(request, Asker::Session(origin), done));
+            brought = true;
+            None
+        });
+        {
+            // What comes back is only queued meanwhile: the member takes all of it at once.
+            let _busy = Busy::on(&desk.bell);
+            desk.node.submit_numbered(alone, &relay);
+        }
+        if brought || desk.bell.is_noted() {
+            desk.drive();
+        }
+        for number in refused {
+            count(&desk.counters.misdirected);
+            ear.hear(number, Err(Outcome::Misdirected { table: table.placement.version }));
+        }
+    }
+
+    /// Why it has stopped, if it has ([`Member::failure`]): its process must end and be started again.
+    pub fn failure(&self) -> Option<FsError> {
+        let failure = self.desk.member.lock().failure().cloned();
+        self.desk.bell.wake();
+        failure
+    }
+
+    /// As [`Member::reclaim_open`].
+    pub fn reclaim_open(&self, inode: InodeRef, count: u32, linkable: bool, done: Done) {
+        self.desk.turn(move |member, now| member.reclaim_open(inode, count, linkable, done, now));
+    }
+
+    /// As [`Member::set_object_users`].
+    pub fn set_object_users(&self, used: Box<super::ObjectUsers>) {
+        self.desk.turn(move |member, _| member.set_object_users(used));
+    }
+
+    /// As [`Member::condemn`]; `done` hears it on any thread, with no lock held, and must not block.
+    pub fn condemn(&self, wall: Nanos, limit: usize, done: Reap) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.condemn(wall, limit, done, now));
+    }
+
+    /// As [`Member::reaped`]; `done` as above.
+    pub fn reaped(&self, deleted: Vec<ObjectId>, done: Forgot) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.reaped(&deleted, done, now));
+    }
+
+    /// Takes a message of another member.
+    pub fn receive(&self, envelope: Envelope) {
+        self.receive_many([envelope]);
+    }
+
+    /// Takes messages of other members.
+    pub fn receive_many(&self, envelopes: impl IntoIterator<Item = Envelope>) {
+        {
+            let mut incoming = self.desk.incoming.lock();
+            for envelope in envelopes {
+                count(&self.desk.counters.received);
+                if incoming.len() < INCOMING_MAX {
+                    incoming.push_back(Incoming::Envelope(envelope));
+                } else {
+                    count(&self.desk.counters.overrun);
+                }
+            }
+        }
+        self.desk.drive();
+    }
+
+    /// What it has done.
+    pub fn figures(&self) -> HostFigures {
+        let counters = &self.desk.counters;
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        HostFigures {
+            misdirected: of(&counters.misdirected),
+            strays: of(&counters.strays),
+            received: of(&counters.received),
+            overrun: of(&counters.overrun),
+            sent: of(&counters.sent),
+            unsent: of(&counters.unsent),
+        }
+    }
+
+    /// Whether nothing is under way that concerns other members.
+    pub fn is_idle(&self) -> bool {
+        let idle = self.desk.incoming.lock().is_empty() && self.desk.member.lock().is_idle();
+        // Whoever found the lock taken has left it to its holder.
+        self.desk.bell.wake();
+        idle
+    }
+
+    /// Whether it may answer anybody at this moment ([`Cluster::may_answer`]), and tell clients that they still have a session.
+    pub fn may_answer(&self) -> bool {
+        self.desk.cluster().may_answer()
+    }
+
+    /// How long nothing was heard of the other members; `None` while this one has no lease, since then it may be itself that is cut off.
+    pub fn unheard(&self) -> Option<Vec<(NodeId, Duration)>> {
+        let unheard = self.desk.member.lock().unheard(self.desk.now());
+        self.desk.bell.wake();
+        let in_time = |(node, time): (NodeId, Nanos)| (node, Duration::from_nanos(time.unsigned_abs()));
+        Some(unheard?.into_iter().map(in_time).collect())
+    }
+
+    /// Tells the other members that this start has ended: it answers nothing any more that needs a lease, and if others can claim its store one
+    /// of them need not wait. Once; later calls do nothing. Takes [`RESTART_MIN`] in that case.
+    pub fn release(&self) {
+        if self.desk.released.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        self.desk.member.lock().give_up_lease(self.desk.now());
+        self.desk.bell.wake();
+        if self.desk.cluster().is_shared() {
+            // What it has just lent may be relied on for so long.
+            std::thread::sleep(Duration::from_nanos(RESTART_MIN.unsigned_abs()));
+        }
+        let outbox = {
+            let mut member = self.desk.member.lock();
+            member.say_released();
+            member.take_outbox()
+        };
+        self.desk.bell.wake();
+        self.desk.send(outbox);
+    }
+
+    /// Says that it ends ([`MemberHost::release`]), stops its thread and makes everything durable. What is under way with other members ends
+    /// when the node starts again.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn close(&self) -> FsResult<()> {
+        self.release();
+        self.stop();
+        self.desk.node.close()
+    }
+
+    fn stop(&self) {
+        self.desk.bell.close();
+        let own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
+        // A callback of it may hold the last reference to the host.
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread.filter(|thread| !own(thread)) {
+            // If it panicked, that has been reported by the panic itself.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for MemberHost {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Desk {
+    fn cluster(&self) -> &Cluster {
+        self.node.cluster().expect(ONE_OF_SEVERAL)
+    }
+
+    fn now(&self) -> Nanos {
+        boot_time() - self.opened
+    }
+
+    /// Whether the engine reads nothing any more. It says nothing from then on.
+    fn is_replaced(&self) -> bool {
+        // A row that is in memory.
+        let replaced = self.node.engine().get_many(&[system_key("epoch")], &mut |_, _| ()).is_err();
+        if replaced {
+            self.cluster().lease.set(NEVER);
+        }
+        replaced
+    }
+
+    fn bring(&self, what: Incoming) {
+        self.incoming.lock().push_back(what);
+        self.drive();
+    }
+
+    fn turn(&self, turn: impl FnOnce(&mut Member, Nanos) + Send + 'static) {
+        self.bring(Incoming::Turn(Box::new(turn)));
+    }
+
+    /// Has `done` called when the member's lock has been let go.
+    fn later<T: Send + 'static>(&self, done: Box<dyn FnOnce(T) + Send>) -> Box<dyn FnOnce(T) + Send> {
+        let calls = self.calls.clone();
+        Box::new(move |result| calls.lock().push(Box::new(move || done(result))))
+    }
+
+    /// Serves the member until nothing is left to do, or somebody else does. Of what was queued before nothing is forgotten.
+    fn drive(&self) {
+        self.bell.note();
+        let Some(_busy) = Busy::on(&self.bell) else {
+            // This thread gives replies, or carries envelopes: it must not go deeper, and may be about to block.
+            return self.bell.wake();
+        };
+        for _ in 0..ROUNDS_MAX {
+            let Some(mut member) = self.member.try_lock() else { return };
+            let (whole, hurry) = (Whole, Hurry::begin());
+            self.bell.look();
+            let incoming = {
+                let mut queue = self.incoming.lock();
+                let taken = queue.len().min(TAKEN_MAX);
+                let rest = queue.split_off(taken);
+                std::mem::replace(&mut *queue, rest)
+            };
+            if incoming.len() == TAKEN_MAX {
+                self.bell.note();
+            }
+            for what in incoming {
+                self.take(&mut member, what);
+            }
+            if self.late.swap(false, Ordering::Relaxed) {
+                member.tick(self.now());
+            } else {
+                member.go_on(self.now());
+            }
+            let (outbox, finished) = (member.take_outbox(), member.take_finished());
+            let waits = member.is_waiting();
+            if waits && !self.waiting.swap(waits, Ordering::Relaxed) {
+                // The thread looks at the clock rarely until it knows.
+                self.bell.wake();
+            } else {
+                self.waiting.store(waits, Ordering::Relaxed);
+            }
+            drop((whole, hurry));
+            drop(member);
+            self.send(outbox);
+            for (done, reply) in finished {
+                done(reply);
+            }
+            let calls = std::mem::take(&mut *self.calls.lock());
+            for call in calls {
+                call();
+            }
+            if self.node.drive_due() {
+                // Perhaps not everything was served.
+                self.bell.note();
+            }
+            if !self.bell.is_noted() {
+                return;
+            }
+        }
+        self.bell.wake();
+    }
+
+    fn take(&self, member: &mut Member, what: Incoming) {
+        let now = self.now();
+        match what {
+            Incoming::Envelope(envelope) => member.receive(envelope, now),
+            Incoming::Request(request, asker, done) => member.submit(request, asker, done, now),
+            Incoming::Stray(stray, done) => member.take_up(stray, done, now),
+            Incoming::Unsent(to, unsent) => member.unsent(to, unsent.envelope.message, unsent.why),
+            Incoming::Turn(turn) => turn(member, now),
+        }
+    }
+
+    fn send(&self, outbox: Vec<(NodeId, Envelope)>) {
+        if outbox.is_empty() {
+            return;
+        }
+        for (to, envelope) in outbox {
+            count(&self.counters.sent);
+            if let Err(unsent) = self.carrier.carry(to, envelope) {
+                count(&self.counters.unsent);
+                self.incoming.lock().push_back(Incoming::Unsent(to, unsent));
+                self.bell.note();
+            }
+        }
+        self.carrier.flush();
+    }
+
+    /// The host's thread.
+    fn tend(&self) {
+        let mut ticked = Instant::now();
+        loop {
+            let pause = if self.waiting.load(Ordering::Relaxed) { TICK } else { TICK_IDLE };
+            if self.bell.wait(pause) == Woken::Closed {
+                return;
+            }
+            if ticked.elapsed() >= TICK {
+                ticked = Instant::now();
+                self.late.store(true, Ordering::Relaxed);
+            }
+            self.drive();
+        }
+    }
+}
+
+/// Time since the machine was booted, the time in which it slept included: what members agree on by how long it lasts, they must not miss
+/// while they sleep.
+fn boot_time() -> Nanos {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a timespec of this frame. The clock exists on every Linux since 2.6.39, so the call does not fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    time.tv_sec * SECOND + time.tv_nsec
+}
+
+/// A member is being changed. If that ends by a panic nobody knows what state it is in, and the other nodes would wait for one that
+/// seems to live: the process ends, and the next start reads what is true from the log.
+struct Whole;
+
+impl Drop for Whole {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            log::error!("this node stops: a defect of its member, see the message above; start it again");
+            std::process::abort();
+        }
+    }
+}
+
+/// What the node would serve from its own rows only, without noticing that there are others.
+fn needs_member(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::ReadDir { .. } | Op::ReadDirPlus { .. } | Op::Usage | Op::TreeUsage(_) | Op::Locate { .. }
+    )
+}
+
+fn done_of(desk: &Arc<Desk>, ear: Arc<impl Ear + 'static>, number: usize) -> Done {
+    let desk = Arc::downgrade(desk);
+    Box::new(move |reply| {
+        if !is_unsaid(&desk, &reply) {
+            ear.hear(number, reply);
+        }
+    })
+}
+
+/// Whether a session is not to hear a reply: its request failed because the store is another process's now. Nobody here knows what became of it;
+/// that process does, and the client asks there when this one has ended, which it does next.
+fn is_unsaid(desk: &Weak<Desk>, reply: &Reply) -> bool {
+    let failed = matches!(reply, Err(Outcome::Failed(why)) if why.errno == libc::EIO);
+    failed && desk.upgrade().is_some_and(|desk| desk.cluster().is_shared() && desk.is_replaced())
+}
+
+/// Passes replies of the node on, and takes what it cannot serve alone to the member.
+struct Relay<E> {
+    desk: Weak<Desk>,
+    ear: Arc<E>,
+}
+
+impl<E: Ear + 'static> Ear for Relay<E> {
+    fn hear(&self, number: usize, reply: Reply) {
+        if !is_unsaid(&self.desk, &reply) {
+            self.ear.hear(number, reply);
+        }
+    }
+
+    fn elsewhere(&self, number: usize, stray: Stray) {
+        match self.desk.upgrade() {
+            Some(desk) => {
+                count(&desk.counters.strays);
+                let done = done_of(&desk, self.ear.clone(), number);
+                desk.incoming.lock().push_back(Incoming::Stray(stray, done));
+                if !desk.bell.is_mine() {
+                    return desk.drive();
+                }
+                // This thread serves the member, and is only here because that had the lanes served.
+                desk.bell.note();
+            }
+            None => self.ear.hear(
+                number,
+                Err(FsError::new(libc::ESHUTDOWN, "metadata: the node is shutting down").into()),
+            ),
+        }
+    }
+}

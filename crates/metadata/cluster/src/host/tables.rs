@@ -1,0 +1,100 @@
+//! Tables that change, as a process with threads sees them.
+
+use std::sync::Arc;
+
+use kestrel_meta::cluster::NodeTable;
+use kestrel_types::placement::{NodeId, Placement};
+
+use super::MemberHost;
+use crate::change::{Announced, ChangeFigures, Changed, DepartureGuard, Expected, LockGuard, TableListener};
+use crate::lease::LeaseFigures;
+use crate::{Census, Counted};
+
+impl MemberHost {
+    /// As [`Member::set_lock_guard`].
+    pub fn set_lock_guard(&self, guard: Box<LockGuard>) {
+        self.desk.turn(move |member, _| member.set_lock_guard(guard));
+    }
+
+    /// As [`Member::set_departure_guard`].
+    pub fn set_departure_guard(&self, guard: Box<DepartureGuard>) {
+        self.desk.turn(move |member, _| member.set_departure_guard(guard));
+    }
+
+    /// As [`Member::set_census`].
+    pub fn set_census(&self, census: Box<Census>) {
+        self.desk.turn(move |member, _| member.set_census(census));
+    }
+
+    /// As [`Member::count_entries`]; `done` as below.
+    pub fn count_entries(&self, done: Counted) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.count_entries(done, now));
+    }
+
+    /// As [`Member::leads_changes`].
+    pub fn leads_changes(&self) -> bool {
+        let leads = self.desk.member.lock().leads_changes().is_ok();
+        self.desk.bell.wake();
+        leads
+    }
+
+    /// As [`Member::has_left`].
+    pub fn has_left(&self) -> bool {
+        self.table().has_left()
+    }
+
+    /// As [`Member::forget`]; `done` as above.
+    pub fn forget(&self, node: NodeId, done: Changed) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.forget(node, done, now));
+    }
+
+    /// As [`Member::set_table_listener`].
+    pub fn set_table_listener(&self, told: Box<TableListener>) {
+        self.desk.turn(move |member, _| member.set_table_listener(told));
+    }
+
+    /// As [`Member::change`]; `done` hears it on any thread, with no lock held, and must not block.
+    pub fn change(&self, next: Placement, done: Changed) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.change(next, done, now));
+    }
+
+    /// As [`Member::expect`]; `done` as above.
+    pub fn expect(&self, node: Announced, done: Expected) {
+        let done = self.desk.later(done);
+        self.desk.turn(move |member, now| member.expect(node, done, now));
+    }
+
+    /// As [`Member::expected`].
+    pub fn expected(&self) -> Vec<(NodeId, Announced)> {
+        let expected = self.desk.member.lock().expected();
+        self.desk.bell.wake();
+        expected
+    }
+
+    /// The present table.
+    pub fn placement(&self) -> Placement {
+        self.table().placement.clone()
+    }
+
+    /// The present table as its node has it.
+    pub fn table(&self) -> Arc<NodeTable> {
+        self.desk.cluster().table()
+    }
+
+    /// As [`Member::lease_figures`].
+    pub fn lease_figures(&self) -> LeaseFigures {
+        let figures = self.desk.member.lock().lease_figures();
+        self.desk.bell.wake();
+        figures
+    }
+
+    /// As [`Member::change_figures`].
+    pub fn change_figures(&self) -> ChangeFigures {
+        let figures = self.desk.member.lock().change_figures();
+        self.desk.bell.wake();
+        figures
+    }
+}

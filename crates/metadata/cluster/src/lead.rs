@@ -1,0 +1,299 @@
+//! The leader of a transaction: borrows rows until the operation needs no more, then ends it ([`super::commit`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kestrel_meta::locks::{Mode, TxnId};
+use kestrel_meta::node::{Ended, Ran};
+use kestrel_meta::rows::{Lent, Missing, Span};
+use kestrel_types::clock::Nanos;
+use kestrel_types::key::{Key, Table};
+use kestrel_types::placement::NodeId;
+use kestrel_types::request::Op;
+
+use super::Member;
+use super::lease::Fence;
+use super::message::{LoanId, Message, SpanRow};
+use super::work::Stage;
+
+/// Most rounds in which a transaction borrows rows. No operation needs more than a few, but a path has up to 2,048 parts.
+const ROUNDS_MAX: u32 = 4096;
+
+/// For so long after a transaction has begun no lender has lost a loan: silence takes him longer ([`super::lend`]), and so does a
+/// restart ([`super::RESTART_MIN`]).
+pub(super) const SURE: Nanos = super::RESTART_MIN;
+
+/// A lender, as the leader sees him.
+#[derive(Default)]
+pub(super) struct Lender {
+    pub loan: Option<LoanId>,
+    /// What he was asked for and has not answered.
+    asked: Option<(u32, Missing)>,
+}
+
+/// How far a transaction is.
+pub(super) enum Phase {
+    /// It borrows rows, or waits for a dentry.
+    Borrowing,
+    /// It waits for these members to forget the directories it changes, or to be fenced.
+    Invalidating(BTreeMap<NodeId, Fence>, Box<Ended>),
+    /// It waits for these lenders to agree; what each is to change.
+    Preparing(BTreeSet<NodeId>, BTreeMap<NodeId, Vec<kestrel_engine::Mutation>>, Box<Ended>),
+    /// It is decided, and waits for the log. The lenders who have something to change; the answer.
+    Decided(Vec<NodeId>, Box<Ended>),
+}
+
+/// One attempt of a transaction.
+pub(super) struct Lead {
+    pub txn: TxnId,
+    mode: Mode,
+    lent: Lent,
+    round: u32,
+    pub lenders: BTreeMap<NodeId, Lender>,
+    pub phase: Phase,
+    /// When it asked the first lender, or was about to.
+    pub begun: Nanos,
+    /// When somebody was asked last.
+    pub sent: Nanos,
+}
+
+impl Lead {
+    pub fn is_decided(&self) -> bool {
+        matches!(self.phase, Phase::Decided(..))
+    }
+
+    pub fn sent(&self) -> Nanos {
+        self.sent
+    }
+
+    /// Whether a row was lent.
+    fn has(&self, key: &Key) -> bool {
+        // Whatever part of a range was lent, all of it is locked.
+        let locked = |span: &Span| (span.table, span.id) == (key.table, key.id);
+        self.lent.rows.contains_key(key)
+            || matches!(key.table, Table::Xattr | Table::Chunk | Table::Sweep)
+                && self.lent.spans.keys().any(locked)
+    }
+}
+
+impl Member {
+    /// Begins a transaction for a request.
+    pub(super) fn lead(&mut self, ticket: u64) {
+        if self.is_misdirected(ticket) {
+            return;
+        }
+        if self.table.departs() {
+            return self.rest(ticket, true);
+        }
+        let number = self.number();
+        let txn = TxnId { node: self.me, epoch: self.epoch, number };
+        let now = self.now;
+        let Some(work) = self.works.get_mut(&ticket) else { return };
+        if work.counter.is_none() && makes(&work.request.op) {
+            match self.node.counter() {
+                Ok(counter) => work.counter = Some(counter),
+                Err(why) if self.has_lost_store(&why) => return,
+                Err(why) => return self.answer(ticket, Err(why.into())),
+            }
+        }
+        let Some(work) = self.works.get_mut(&ticket) else { return };
+        let mode = if may_change(&work.request.op) { Mode::Exclusive } else { Mode::Shared };
+        work.stage = Stage::Leading(Lead {
+            txn,
+            mode,
+            lent: Lent::default(),
+            round: 0,
+            lenders: BTreeMap::new(),
+            phase: Phase::Borrowing,
+            begun: now,
+            sent: now,
+        });
+        self.leads.insert(txn, ticket);
+        self.run(ticket);
+    }
+
+    /// The transaction that a message is about, if it goes on.
+    pub(super) fn led(&mut self, txn: TxnId) -> Option<(u64, &mut Lead)> {
+        let ticket = *self.leads.get(&txn)?;
+        match &mut self.works.get_mut(&ticket)?.stage {
+            Stage::Leading(lead) if lead.txn == txn => Some((ticket, lead)),
+            _ => None,
+        }
+    }
+
+    /// Runs the operation on what was lent so far.
+    pub(super) fn run(&mut self, ticket: u64) {
+        let Some(work) = self.works.get(&ticket) else { return };
+        let Stage::Leading(lead) = &work.stage else { return };
+        let counter = work.counter.unwrap_or_default();
+        match self.node.transact((&work.request, work.claim), &lead.lent, &work.no_dirs, counter) {
+            Err(why) => {
+                if !self.has_lost_store(&why) {
+                    self.give_up(ticket);
+                    self.answer(ticket, Err(why.into()));
+                }
+            }
+            Ok(Ran::Lacks(missing)) => self.borrow(ticket, missing),
+            Ok(Ran::Dentry(want)) => self.fetch(want, ticket),
+            Ok(Ran::Unleased) => {
+                self.give_up(ticket);
+                self.await_lease(ticket);
+            }
+            Ok(Ran::Later) => {
+                self.give_up(ticket);
+                self.rest(ticket, true);
+            }
+            Ok(Ran::Ended(ended)) => {
+                // What is written without having been read has to be locked as well.
+                let keys = ended.mutations.iter().map(|mutation| &mutation.key);
+                let keys: Vec<Key> = keys.filter(|key| !lead.has(key)).cloned().collect();
+                if keys.is_empty() {
+                    return self.end(ticket, ended);
+                }
+                self.borrow(ticket, Missing { keys, spans: Vec::new() });
+            }
+        }
+    }
+
+    /// Asks the owners of rows for them.
+    fn borrow(&mut self, ticket: u64, missing: Missing) {
+        let mut parts: BTreeMap<NodeId, Missing> = BTreeMap::new();
+        let cluster = &self.table;
+        for key in missing.keys {
+            let owner = cluster.owner(key.table, key.id, &key.suffix);
+            parts.entry(owner).or_default().keys.push(key);
+        }
+        for span in missing.spans {
+            // Names of a directory are everywhere.
+            let owners: Vec<NodeId> = if span.table == Table::Entry {
+                cluster.serving().collect()
+            } else {
+                vec![cluster.home_of(span.id)]
+            };
+            for owner in owners {
+                parts.entry(owner).or_default().spans.push(span.clone());
+            }
+        }
+        let now = self.now;
+        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
+            return;
+        };
+        lead.round += 1;
+        lead.sent = now;
+        if lead.round > ROUNDS_MAX {
+            self.give_up(ticket);
+            return self.rest(ticket, true);
+        }
+        let (txn, round, mode) = (lead.txn, lead.round, lead.mode);
+        let table = self.table.placement.version;
+        for (node, rows) in &parts {
+            lead.lenders.entry(*node).or_default().asked = Some((round, rows.clone()));
+        }
+        for (node, rows) in parts {
+            self.send(node, Message::Borrow { txn, round, table, mode, rows });
+        }
+    }
+
+    pub(super) fn lent(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        round: u32,
+        loan: LoanId,
+        rows: Vec<(Key, Option<Box<[u8]>>)>,
+        spans: Vec<(Span, Vec<SpanRow>)>,
+    ) {
+        let Some((ticket, lead)) = self.led(txn) else { return };
+        let Some(lender) = lead.lenders.get_mut(&from) else { return };
+        if lender.asked.as_ref().is_none_or(|(asked, _)| *asked != round) {
+            return;
+        }
+        if lender.loan.is_some_and(|before| before != loan) {
+            // What he lent before is not locked any more.
+            self.give_up(ticket);
+            return self.rest(ticket, true);
+        }
+        (lender.loan, lender.asked) = (Some(loan), None);
+        lead.lent.rows.extend(rows);
+        for (span, rows) in spans {
+            lead.lent.spans.entry(span).or_default().extend(rows);
+        }
+        if lead.lenders.values().all(|lender| lender.asked.is_none()) {
+            self.run(ticket);
+        }
+    }
+
+    pub(super) fn refused(&mut self, from: NodeId, txn: TxnId, round: u32) {
+        let Some((ticket, lead)) = self.led(txn) else { return };
+        let asked = lead.lenders.get(&from).and_then(|lender| lender.asked.as_ref());
+        if asked.is_some_and(|(asked, _)| *asked == round) {
+            self.give_up(ticket);
+            self.rest(ticket, true);
+        }
+    }
+
+    /// Ends an attempt that has not been decided: nothing has happened.
+    pub(super) fn give_up(&mut self, ticket: u64) {
+        let Some(work) = self.works.get_mut(&ticket) else { return };
+        let Stage::Leading(lead) = &work.stage else { return };
+        debug_assert!(!lead.is_decided());
+        let (txn, lenders) = (lead.txn, lead.lenders.keys().copied().collect::<Vec<_>>());
+        work.stage = Stage::Ending;
+        self.leads.remove(&txn);
+        self.forget_fetches(ticket);
+        for node in lenders {
+            // If this is lost he asks.
+            self.send(node, Message::Decide(txn, false));
+        }
+    }
+
+    /// Asks those who have not answered once more.
+    pub(super) fn send_again(&mut self, ticket: u64) {
+        let (now, table) = (self.now, self.table.placement.version);
+        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
+            return;
+        };
+        lead.sent = now;
+        let (txn, mode) = (lead.txn, lead.mode);
+        let (mut messages, mut forget) = (Vec::new(), Vec::new());
+        match &lead.phase {
+            Phase::Borrowing => {
+                for (node, lender) in &lead.lenders {
+                    if let Some((round, rows)) = lender.asked.clone() {
+                        messages.push((*node, Message::Borrow { txn, round, table, mode, rows }));
+                    }
+                }
+            }
+            Phase::Invalidating(nodes, ended) => {
+                forget.extend(nodes.keys().map(|node| (*node, ended.dirs.clone())));
+            }
+            Phase::Preparing(nodes, changes, _) => {
+                for node in nodes {
+                    let loan = lead.lenders.get(node).and_then(|lender| lender.loan);
+                    let mutations = changes.get(node).cloned().unwrap_or_default();
+                    messages.extend(loan.map(|loan| (*node, Message::Prepare { txn, loan, mutations })));
+                }
+            }
+            Phase::Decided(..) => {}
+        }
+        for (node, message) in messages {
+            self.send(node, message);
+        }
+        for (node, dirs) in forget {
+            self.have_forget(node, txn, dirs);
+        }
+        self.drive_fences(ticket);
+    }
+}
+
+/// Whether an operation may make an inode.
+fn makes(op: &Op) -> bool {
+    matches!(op, Op::MkNod { .. } | Op::MkDir(..) | Op::Symlink(..) | Op::Create { .. } | Op::TmpFile { .. })
+}
+
+/// Whether an operation may change rows. To open a file that exists changes none.
+fn may_change(op: &Op) -> bool {
+    match op {
+        Op::Open(_, flags) | Op::OpenAt(_, flags) => flags.truncate,
+        _ => op.is_numbered(),
+    }
+}

@@ -1,0 +1,714 @@
+//! Leases: a member resolves paths only while most members let it, and one that does not answer is fenced.
+//!
+//! A change of a directory has to be forgotten by all members before it is decided. One that does not answer may be down, or go on
+//! serving paths from a replica that is out of date. So what a replica says counts only under a *lease*.
+//!
+//! **Holder.** It asks all members every [`RENEW`], and holds the lease until [`LEASE`] after it *sent* the oldest question of a majority that was
+//! granted, itself included. Not the coordinator grants it: that would be one node without which nobody serves. A volume of one node needs no lease,
+//! and an idle member gets none: it resolves nothing.
+//!
+//! **Granter.** A grant is a promise not to say, for [`PROMISE`] since the question was *heard*, that the member can hold no lease. Heard is after sent, so by
+//! the time the promise is over the lease is, if the two clocks agree on how long it lasts within an eighth. Nothing of it is on record: who has
+//! started again keeps the longest promise that it may have made.
+//!
+//! **Where it counts** ([`kestrel_meta::lease`]). A batch that finds something in its replica reads the clock, once: it holds a role then, and a replica's contents
+//! change only with every role held, so all that it finds was true at the moment of that reading, which is its place in the order, however long it takes
+//! to commit. The rows that it reads are its worker's and nobody changes them while the role is held; those that it writes others see after it, through locks
+//! that are given with every role held. So whatever a fenced member still commits was as good as done before it was fenced. A
+//! transaction reads the clock when it runs: when that was its last run all its rows were locked, then and until it is decided, and so that is its place. What finds nothing in the replica
+//! (by handle, or by rows of the node's own, which nobody changes without asking it) needs no lease.
+//!
+//! **Lapse.** Who gets a lease after having had none, start included, first empties its replica, with every role held, and what it has asked for
+//! dentries is void. Whether it has had none is judged when a grant comes, by the clock at that moment: if that is within the old lease, nobody has fenced
+//! it in between, since some member of both majorities has kept its promise.
+//!
+//! **Fence.** The leader of a change that a member has not acknowledged within [`PATIENCE`] asks the others again and again to *hold* the lease of that member: to
+//! grant it nothing. Each says so when its promise has run out. A hold has a number, lasts until [`HOLD`] after the last question, and ends
+//! by the next grant only. When a majority has held through one moment the member had no lease then ([`Fence`]), and when it gets another it empties its
+//! replica; what it fetches afterwards meets the lock of the row that changes. So it counts as having forgotten. One round of answers would not do: the
+//! first who answered may have started again, and granted, before the last one did.
+//!
+//! Majorities of two tables that follow each other meet, since these differ by one member at most, and there are no others at a time. A lease that was granted by
+//! members of one table ends on adoption of the next as soon as too few of those are a majority of the next.
+//!
+//! Where rows of a fenced member are needed it is waited for all the same.
+//!
+//! # Stores that others can claim
+//!
+//! A member on a *shared* engine ([`kestrel_engine::Engine::is_shared`]) can be started again by another process while the one before goes on: a
+//! zombie, which may have clients, and be reached by other members. The engine's epoch sees to it that nothing of a zombie's is written. That nothing
+//! of it is *believed*, leases do:
+//!
+//! **Without a lease such a member answers nothing** that anybody relies on: no request, found in the replica or not (Tenure; [`kestrel_meta::lease`]);
+//! it lends nothing, agrees to nothing, forgets nothing on behalf of others, says nothing of dentries, of how transactions ended, or of what it has
+//! ([`Member::may_say`]). It begins no part in a change of the table and sends no rows for one: of two starts one might send what the other never had. Idle members get leases, too, if
+//! their engine is shared. What goes on without one: leases themselves, and what is said of changes when it has been committed.
+//!
+//! **No two starts of a member have leases at the same time.** Questions carry the start; who grants one promises it to that start. An older start
+//! than the newest that was heard of is granted nothing, and that one is on record before it is let in ([`super::known`]). One that is asked by a newer start grants it
+//! nothing before the promise to an older one is over, unless the newer one is *sole*: no earlier start can be running. Who has started again does not know what
+//! it has promised to older starts, so until that is over it grants to sole ones only. Any two majorities have a member in common; if that is
+//! another one, these rules keep the two apart; if it is the member itself, or another one that runs twice, its voice does ([`super::voice`]).
+//!
+//! A start that has had a lease is sole from then on: most members have it on record, so no earlier one gets a lease any more.
+//!
+//! **What a start says under its lease, it says of a time before its successor's begins.** A batch looks at the lease again when it has read all it
+//! answers by: then nobody had written there but itself. What it commits the engine takes only if nobody has claimed the store by then, so its successor
+//! reads it; an answer leaves when that is durable. Messages that were sent before and come late mean what they meant: the dentry of a directory that has changed since was asked for before the
+//! change, and is thrown away; locks that it says it holds have been held until then, and what it agreed to is on record and locked again by its successor.
+//!
+//! **Loans that are not confirmed** ([`super::lead`]): who was lent all his rows within [`RESTART_MIN`] relies on them for so long. A zombie lends under a
+//! lease that ends [`LEASE`] after it was asked for, and its successor begins [`PROMISE`] after that was heard, which is
+//! more by 250 ms: enough for both if clocks agree within a twentieth. One that ends cleanly gives up its lease, waits for [`RESTART_MIN`], and
+//! says so ([`LeaseMessage::Release`]): then the promise to it is over at once.
+//!
+//! **A store that does not answer** ([`kestrel_engine::Engine::silence`]) for [`LEASE`] makes its member ask for no lease, so that another process, which may
+//! reach it, can take over. When nobody reaches it nobody has leases there.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use kestrel_meta::lease::{FOREVER, NEVER};
+use kestrel_meta::locks::TxnId;
+use kestrel_types::clock::{MILLISECOND, Nanos, SECOND};
+use kestrel_types::error::FsError;
+use kestrel_types::placement::NodeId;
+
+use super::change::ChangeMessage;
+use super::known::Known;
+use super::lead::Phase;
+use super::message::Message;
+use super::sums::SumMessage;
+use super::voice::Voice;
+use super::work::{Stage, Work};
+use super::{DEADLINE, Member, RESEND};
+
+pub use kestrel_meta::lease::{LEASE, PROMISE};
+
+/// Time between two questions for it.
+pub const RENEW: Nanos = LEASE / 4;
+
+/// The same while there is none.
+const SEEK: Nanos = 100 * MILLISECOND;
+
+/// A change of a directory waits so long for a member before it is fenced.
+pub const PATIENCE: Nanos = 500 * MILLISECOND;
+
+/// Nothing is granted for so long after the last question about a fence.
+pub const HOLD: Nanos = SECOND;
+
+/// What members say to each other about leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaseMessage {
+    /// Asks for a lease.
+    Ask {
+        /// The sender's number.
+        number: u64,
+        /// Which of his starts he is.
+        epoch: u64,
+        /// No earlier start of his can be running, or get a lease.
+        sole: bool,
+    },
+    /// This start of the sender has no lease any more, and will have none.
+    Release {
+        /// Which.
+        epoch: u64,
+    },
+    /// Granted.
+    Granted {
+        /// As asked.
+        number: u64,
+        /// The sender keeps its promise about sums as well ([`super::sums`]).
+        sums: bool,
+    },
+    /// Asks to grant a member nothing.
+    Fence {
+        /// For this transaction.
+        txn: TxnId,
+        /// Counts the rounds of such questions.
+        round: u32,
+        /// The member.
+        node: NodeId,
+    },
+    /// Nothing is granted to it, and what was has run out.
+    Fenced {
+        /// As asked.
+        txn: TxnId,
+        /// As asked.
+        round: u32,
+        /// As asked.
+        node: NodeId,
+        /// Since when.
+        hold: HoldId,
+    },
+}
+
+/// A time in which a member has granted another one nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HoldId {
+    /// Start of the member that holds.
+    pub epoch: u64,
+    /// Its number since.
+    pub number: u64,
+}
+
+/// What there is to say of a member's lease.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LeaseFigures {
+    /// It has one.
+    pub held: bool,
+    /// How often it has lost one.
+    pub lapses: u64,
+    /// Members that it began to fence, for changes that it leads.
+    pub fences: u64,
+    /// Of these, those that came to hold.
+    pub fenced: u64,
+}
+
+/// What a member knows of leases.
+pub(super) struct Leases {
+    /// Its newest questions, and when they were sent.
+    asks: VecDeque<(u64, Nanos)>,
+    /// When the next one is sent.
+    due: Nanos,
+    /// By member, when the newest question was sent that it has granted.
+    granted: BTreeMap<NodeId, Nanos>,
+    until: Nanos,
+    /// It had one when somebody looked last.
+    held: bool,
+    /// Requests that wait for one.
+    waiting: BTreeSet<u64>,
+    /// What it promised whom: which of their starts, and until when.
+    promises: BTreeMap<NodeId, (u64, Nanos)>,
+    /// The newest start of each that it has heard of, or one more if that has ended.
+    pub(super) starts: BTreeMap<NodeId, u64>,
+    /// To whom it grants nothing: the number of that time, and until when.
+    holds: BTreeMap<NodeId, (u64, Nanos)>,
+    /// When it began to count how long nothing was heard of others.
+    opened: Nanos,
+    /// When something was heard of each last.
+    heard: BTreeMap<NodeId, Nanos>,
+    /// Whether this start speaks for its member.
+    pub(super) voice: Voice,
+    /// No earlier start can be running, or get a lease.
+    pub(super) sole: bool,
+    /// It gets none any more.
+    ended: bool,
+    /// Fenced, and not heard of since.
+    silent: BTreeSet<NodeId>,
+    lapses: u64,
+    fences: u64,
+    fenced: u64,
+}
+
+impl Leases {
+    /// Those of a member that starts, and claimed its store then.
+    pub fn new(shared: bool, sole: bool, now: Nanos) -> Self {
+        Self {
+            asks: VecDeque::new(),
+            due: now,
+            granted: BTreeMap::new(),
+            until: NEVER,
+            held: false,
+            waiting: BTreeSet::new(),
+            promises: BTreeMap::new(),
+            starts: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            opened: now,
+            heard: BTreeMap::new(),
+            voice: Voice::new(shared, sole, now),
+            sole: sole || !shared,
+            ended: false,
+            silent: BTreeSet::new(),
+            lapses: 0,
+            fences: 0,
+            fenced: 0,
+        }
+    }
+
+    /// Something was heard of a member.
+    pub fn heard_of(&mut self, node: NodeId, now: Nanos) {
+        self.heard.insert(node, now);
+        if !self.silent.is_empty() {
+            self.silent.remove(&node);
+        }
+    }
+}
+
+/// The fence that the leader of a change puts around a member.
+///
+/// Rounds of questions to the others. Who answered one in round `a` and answers another of round `b > a` by the same hold has held it all the
+/// time in between, so also when each of the rounds `a + 1` to `b` began.
+#[derive(Default)]
+pub(super) struct Fence {
+    /// When the next round begins.
+    due: Nanos,
+    /// The present round; 0: none has begun.
+    round: u32,
+    /// A majority has answered.
+    answered: bool,
+    seen: BTreeMap<NodeId, Seen>,
+}
+
+/// What was heard of one who is to hold.
+struct Seen {
+    hold: HoldId,
+    /// In which round this hold was heard of first.
+    since: u32,
+    /// The newest round that was answered by it.
+    until: u32,
+}
+
+impl Fence {
+    /// One that is not there until then.
+    pub fn at(due: Nanos) -> Self {
+        Self { due, ..Self::default() }
+    }
+
+    fn heard(&mut self, from: NodeId, round: u32, hold: HoldId) {
+        if round > self.round {
+            return;
+        }
+        match self.seen.get_mut(&from) {
+            Some(seen) if seen.hold == hold => seen.until = seen.until.max(round),
+            _ => {
+                self.seen.insert(from, Seen { hold, since: self.round, until: round });
+            }
+        }
+    }
+
+    /// Whether so many held through the beginning of one round.
+    fn holds(&self, majority: usize) -> bool {
+        let began =
+            |round: u32| self.seen.values().filter(move |seen| seen.since < round && round <= seen.until);
+        self.seen.values().any(|seen| began(seen.until).count() >= majority)
+    }
+}
+
+impl Member {
+    /// What there is to say of its lease.
+    pub fn lease_figures(&self) -> LeaseFigures {
+        let Leases { lapses, fences, fenced, .. } = self.leases;
+        LeaseFigures { held: self.cluster().lease.is_held(), lapses, fences, fenced }
+    }
+
+    /// What time it is now, for whoever must not go by the time that the member was told last.
+    pub(super) fn time(&self) -> Nanos {
+        self.cluster().lease.now().max(self.now)
+    }
+
+    /// It is that late.
+    pub(super) fn at(&mut self, now: Nanos) {
+        self.now = now;
+        self.cluster().lease.tell(now);
+    }
+
+    fn majority(&self) -> usize {
+        self.table.nodes().count() / 2 + 1
+    }
+
+    pub(super) fn heard_of_lease(&mut self, from: NodeId, message: LeaseMessage) {
+        match message {
+            LeaseMessage::Ask { number, epoch, sole } => self.grant(from, number, epoch, sole),
+            LeaseMessage::Release { epoch } => self.released(from, epoch),
+            LeaseMessage::Granted { number, sums } => self.granted(from, number, sums),
+            LeaseMessage::Fence { txn, round, node } => self.hold(from, txn, round, node),
+            LeaseMessage::Fenced { txn, round, node, hold } => self.fenced(from, txn, (round, node), hold),
+        }
+    }
+
+    /// Whether it needs no lease, whatever it does: it has nobody to ask, or serves nothing that anybody else could serve.
+    fn needs_none(&self) -> bool {
+        let shared = self.cluster().is_shared();
+        !shared && (self.table.is_alone() || self.table.is_idle()) || self.changing.joining
+    }
+
+    pub(super) fn tick_lease(&mut self) {
+        let now = self.now;
+        if !self.cluster().lease.is_held() {
+            self.note_lapse();
+        }
+        if self.leases.due > now || self.leases.ended || self.needs_none() {
+            return;
+        }
+        self.leases.due = now + if self.cluster().lease.is_held() { RENEW } else { SEEK };
+        if self.node.engine().silence() > Duration::from_nanos(LEASE.unsigned_abs()) {
+            return;
+        }
+        let number = self.number();
+        // Older ones are worth nothing when they are granted.
+        self.leases.asks.retain(|(_, sent)| sent + LEASE > now);
+        self.leases.asks.push_back((number, now));
+        if let Some(vote) = self.leases.voice.votes(self.time()) {
+            self.leases.granted.insert(self.me, vote.min(now));
+            self.count_grants();
+        }
+        let (epoch, sole) = (self.epoch, self.leases.sole);
+        for node in self.table.nodes().filter(|node| *node != self.me).collect::<Vec<_>>() {
+            self.send(node, Message::Lease(LeaseMessage::Ask { number, epoch, sole }));
+        }
+    }
+
+    /// The newest start of a member that this one has heard of, perhaps in an earlier start of its own; `None` if nobody knows.
+    pub(super) fn newest_start(&mut self, node: NodeId) -> Option<u64> {
+        if let Some(start) = self.leases.starts.get(&node) {
+            return Some(*start);
+        }
+        let known = Known::read(&**self.node.engine(), node).inspect_err(|why| log::error!("{why}")).ok()?;
+        let start = known.map_or(0, |known| known.epoch);
+        self.leases.starts.insert(node, start);
+        Some(start)
+    }
+
+    /// Somebody asks for a lease.
+    fn grant(&mut self, from: NodeId, number: u64, epoch: u64, sole: bool) {
+        // Not when this member was told the time last: that may be before the question was sent.
+        let now = self.time();
+        if self.table.placement.map.member(from).is_none()
+            || self.newest_start(from).is_none_or(|newest| epoch < newest)
+        {
+            return;
+        }
+        let leases = &mut self.leases;
+        leases.starts.insert(from, epoch);
+        let earlier = leases.promises.get(&from).is_some_and(|(start, until)| *start < epoch && now < *until);
+        let unknown = now < leases.voice.forgets();
+        if !leases.voice.is_held(now)
+            || !sole && (earlier || unknown)
+            || leases.holds.get(&from).is_some_and(|(_, until)| now < *until)
+        {
+            return;
+        }
+        leases.holds.remove(&from);
+        leases.promises.insert(from, (epoch, now + PROMISE));
+        let sums = self.promise_sums(from, now);
+        self.send(from, Message::Lease(LeaseMessage::Granted { number, sums }));
+    }
+
+    /// A member's start has ended, or is about to: it has no lease.
+    fn released(&mut self, from: NodeId, epoch: u64) {
+        if self.newest_start(from).is_none_or(|newest| epoch < newest) {
+            return;
+        }
+        // What it asked for before that may still come.
+        self.leases.starts.insert(from, epoch.saturating_add(1));
+        if self.leases.promises.get(&from).is_some_and(|(start, _)| *start == epoch) {
+            self.leases.promises.remove(&from);
+        }
+    }
+
+    /// Gives up the lease, for good: this start ends. A shared store may be opened by another process as soon as the others know
+    /// ([`Member::say_released`]).
+    pub fn give_up_lease(&mut self, now: Nanos) {
+        self.at(now);
+        self.leases.ended = true;
+        // What it has asked for may still be granted.
+        self.leases.asks.clear();
+        self.leases.granted.clear();
+        self.leases.voice.end();
+        let node = self.node.clone();
+        let quiet = node.quiesce();
+        self.leases.until = NEVER;
+        self.cluster().lease.set(NEVER);
+        drop(quiet);
+    }
+
+    /// Tells the others that it has no lease any more. Not before [`super::RESTART_MIN`] is over since it gave that up.
+    pub fn say_released(&mut self) {
+        let epoch = self.epoch;
+        for node in self.table.nodes().filter(|node| *node != self.me).collect::<Vec<_>>() {
+            self.send(node, Message::Lease(LeaseMessage::Release { epoch }));
+        }
+    }
+
+    /// How long nothing was heard of the other members; `None` while this one has no lease, since then it may be itself that is cut off.
+    pub fn unheard(&self, now: Nanos) -> Option<Vec<(NodeId, Nanos)>> {
+        let leases = &self.leases;
+        let since = |node: NodeId| now - leases.heard.get(&node).copied().unwrap_or(leases.opened);
+        let others = self.table.nodes().filter(|node| *node != self.me);
+        self.cluster().lease.is_held().then(|| others.map(|node| (node, since(node).max(0))).collect())
+    }
+
+    /// Whether this may be said, or done on behalf of others, at this moment: not by a member whose store others can claim, unless it has a lease.
+    pub(super) fn may_say(&self, from: NodeId, message: &Message) -> bool {
+        let own = from == self.me;
+        let relied_on = match message {
+            Message::Fetch { .. }
+            | Message::Sum(SumMessage::Ask { .. })
+            | Message::Borrow { .. }
+            | Message::Prepare { .. }
+            | Message::Poll { .. } => true,
+            // What it tells itself of its own transactions concerns its own rows.
+            Message::Invalidate(_) | Message::Decide(..) | Message::Ask(_) => !own,
+            // Two starts must not both take part in an attempt: one would send rows, and the other be frozen.
+            Message::Change(
+                ChangeMessage::Begin { .. } | ChangeMessage::Copy(_) | ChangeMessage::Freeze(_),
+            ) => true,
+            Message::Fetched(..)
+            | Message::Lent { .. }
+            | Message::Refused(..)
+            | Message::Invalidated(_)
+            | Message::Voted(..)
+            | Message::Decided(_)
+            | Message::Alive(_)
+            | Message::Polled { .. }
+            | Message::Change(_)
+            | Message::Lease(_)
+            | Message::Sum(_)
+            | Message::Tokens(_)
+            | Message::Whereabouts(_) => false,
+        };
+        !relied_on || self.cluster().may_answer()
+    }
+
+    fn granted(&mut self, from: NodeId, number: u64, sums: bool) {
+        let Some((_, sent)) = self.leases.asks.iter().find(|(asked, _)| *asked == number).copied() else {
+            return;
+        };
+        if self.table.placement.map.member(from).is_none() {
+            return;
+        }
+        let newest = self.leases.granted.entry(from).or_insert(sent);
+        *newest = sent.max(*newest);
+        self.count_grants();
+        if sums {
+            self.sums_granted(from, sent);
+        }
+    }
+
+    /// Somebody has granted it a lease, it itself perhaps.
+    fn count_grants(&mut self) {
+        if self.leases.ended {
+            return;
+        }
+        let until = self.granted_until();
+        if until <= self.leases.until {
+            return;
+        }
+        let now = self.time();
+        if now < self.leases.until {
+            self.leases.until = until;
+            self.cluster().lease.set(until);
+        } else if now < until {
+            self.note_lapse();
+            self.begin_tenure(until);
+        }
+    }
+
+    /// It has no lease, or had none.
+    fn note_lapse(&mut self) {
+        if std::mem::take(&mut self.leases.held) {
+            self.leases.lapses += 1;
+            log::warn!(
+                "most nodes of the cluster have not answered in time, or the store has not: this one {} until they do",
+                self.waits_how()
+            );
+        }
+    }
+
+    /// Until when it has a lease by what members of the present table have granted.
+    fn granted_until(&self) -> Nanos {
+        let mut sent: Vec<Nanos> =
+            self.table.nodes().filter_map(|node| self.leases.granted.get(&node).copied()).collect();
+        sent.sort_unstable_by(|a, b| b.cmp(a));
+        sent.get(self.majority() - 1).map_or(NEVER, |sent| sent + LEASE)
+    }
+
+    /// A lease after a time without one: what the replica says may not be true any more, nor what was asked for it.
+    fn begin_tenure(&mut self, until: Nanos) {
+        let node = self.node.clone();
+        let quiet = node.quiesce();
+        node.core().replica.clear();
+        self.cluster().lease.set(until);
+        drop(quiet);
+        self.void_fetches();
+        self.leases.until = until;
+        self.leases.held = true;
+        if self.leases.lapses > 0 {
+            log::warn!("most nodes of the cluster answer again, and so does this one");
+        }
+        // Most members have this start on record: no earlier one gets a lease any more.
+        self.leases.sole = true;
+        self.look_for_lease();
+    }
+
+    /// What it does not do without a lease, for people.
+    fn waits_how(&self) -> &'static str {
+        if self.cluster().is_shared() { "answers nobody" } else { "resolves no paths" }
+    }
+
+    /// Requests that wait for a lease are tried again: there may be one, or others may lead them now.
+    pub(super) fn look_for_lease(&mut self) {
+        let (until, shared) = (self.now + DEADLINE, self.cluster().is_shared());
+        for ticket in std::mem::take(&mut self.leases.waiting) {
+            let waits = |work: &&mut Work| matches!(work.stage, Stage::Unleased);
+            let Some(work) = self.works.get_mut(&ticket).filter(waits) else { continue };
+            if shared && work.asker.origin().is_some() {
+                // How long it has waited for this does not count.
+                work.until = until;
+            }
+            self.run_alone(ticket);
+        }
+    }
+
+    /// A request does not wait for a lease any more.
+    pub(super) fn forget_waiting(&mut self, ticket: u64) {
+        self.leases.waiting.remove(&ticket);
+    }
+
+    /// Whether a member has asked this one for a lease, or granted it one, so short a time ago that it may hold one itself.
+    pub(super) fn may_live(&self, node: NodeId) -> bool {
+        let (leases, now) = (&self.leases, self.time());
+        leases.promises.get(&node).is_some_and(|(_, until)| now < *until)
+            || leases.granted.get(&node).is_some_and(|sent| now < sent + PROMISE)
+    }
+
+    /// The table has other members, perhaps. With every role held.
+    pub(super) fn lease_by_table(&mut self) {
+        let until = if self.leases.ended {
+            NEVER
+        } else if self.table.is_alone() && !self.cluster().is_shared() {
+            FOREVER
+        } else if self.leases.until == FOREVER {
+            self.leases.held = false;
+            NEVER
+        } else {
+            self.leases.until.min(self.granted_until())
+        };
+        if until == FOREVER && self.leases.until != FOREVER {
+            self.node.core().replica.clear();
+            self.leases.held = true;
+        }
+        self.leases.until = until;
+        self.cluster().lease.set(until);
+    }
+
+    /// A request needs a lease.
+    pub(super) fn await_lease(&mut self, ticket: u64) {
+        // It may have come since the node looked: that wakes nobody any more.
+        if self.cluster().lease.is_held() {
+            return self.run_alone(ticket);
+        }
+        if let Some(work) = self.works.get_mut(&ticket) {
+            work.stage = Stage::Unleased;
+            self.leases.waiting.insert(ticket);
+        }
+    }
+
+    /// The leader of a change wants a member fenced.
+    fn hold(&mut self, from: NodeId, txn: TxnId, round: u32, node: NodeId) {
+        let map = &self.table.placement.map;
+        if map.member(from).is_none() || map.member(node).is_none() || node == self.me {
+            return;
+        }
+        let (now, fresh) = (self.now, self.number());
+        let hold = self.leases.holds.entry(node).or_insert((fresh, now));
+        hold.1 = now + HOLD;
+        let hold = HoldId { epoch: self.epoch, number: hold.0 };
+        let leases = &self.leases;
+        let promised = leases.promises.get(&node).is_some_and(|(_, until)| now < *until);
+        // What an earlier start has promised nobody remembers.
+        if !promised && leases.voice.forgets() <= now && leases.voice.is_held(now) {
+            self.send(from, Message::Lease(LeaseMessage::Fenced { txn, round, node, hold }));
+        }
+    }
+
+    fn fenced(&mut self, from: NodeId, txn: TxnId, (round, node): (u32, NodeId), hold: HoldId) {
+        let (majority, now) = (self.majority(), self.now);
+        if self.table.placement.map.member(from).is_none() || from == node {
+            return;
+        }
+        let Some((ticket, lead)) = self.led(txn) else { return };
+        let Phase::Invalidating(nodes, _) = &mut lead.phase else { return };
+        let Some(fence) = nodes.get_mut(&node) else { return };
+        fence.heard(from, round, hold);
+        if fence.holds(majority) {
+            log::warn!(
+                "node {node} does not answer and has no lease any more: a directory changes without it"
+            );
+            self.leases.silent.insert(node);
+            self.leases.fenced += 1;
+            self.invalidated(node, txn);
+        } else if !fence.answered && fence.seen.len() >= majority {
+            (fence.answered, fence.due) = (true, now);
+            self.drive_fences(ticket);
+        }
+    }
+
+    /// When a member that does not acknowledge a change is to be fenced.
+    pub(super) fn fence_from(&self, node: NodeId) -> Fence {
+        let silent = self.leases.silent.contains(&node);
+        Fence::at(if silent { self.now } else { self.now + PATIENCE })
+    }
+
+    /// Begins the rounds of questions that are due.
+    pub(super) fn drive_fences(&mut self, ticket: u64) {
+        let (now, members) = (self.now, self.table.nodes().collect::<Vec<_>>());
+        let Some(Stage::Leading(lead)) = self.works.get_mut(&ticket).map(|work| &mut work.stage) else {
+            return;
+        };
+        let txn = lead.txn;
+        let Phase::Invalidating(nodes, _) = &mut lead.phase else { return };
+        let mut questions = Vec::new();
+        for (node, fence) in nodes.iter_mut().filter(|(_, fence)| fence.due <= now) {
+            self.leases.fences += u64::from(fence.round == 0);
+            fence.round += 1;
+            fence.due = now + RESEND;
+            questions.push((*node, LeaseMessage::Fence { txn, round: fence.round, node: *node }));
+        }
+        for (node, question) in questions {
+            for to in members.iter().filter(|to| **to != node) {
+                self.send(*to, Message::Lease(question));
+            }
+        }
+    }
+}
+
+/// A member had no lease in time.
+pub(super) fn unleased() -> FsError {
+    let text = "metadata: this node cannot reach most nodes of the cluster; nothing has changed";
+    FsError::new(libc::ETIMEDOUT, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_holds_when_most_held_through_one_moment() {
+        let hold = |epoch| HoldId { epoch, number: 1 };
+        let mut fence = Fence { round: 1, ..Fence::default() };
+        fence.heard(1, 1, hold(1));
+        fence.heard(2, 1, hold(1));
+        assert!(!fence.holds(2), "the first may have started again before the second answered");
+        fence.round = 2;
+        fence.heard(1, 2, hold(2));
+        fence.heard(2, 2, hold(1));
+        assert!(!fence.holds(2), "it has");
+        // Answers to questions of the round in which it was heard of first say nothing of the time between.
+        fence.heard(1, 2, hold(2));
+        assert!(!fence.holds(2));
+        fence.round = 3;
+        fence.heard(1, 3, hold(2));
+        assert!(!fence.holds(2));
+        fence.heard(2, 3, hold(1));
+        assert!(fence.holds(2) && !fence.holds(3));
+    }
+
+    #[test]
+    fn answers_of_different_rounds_count_if_they_have_a_moment_in_common() {
+        let hold = HoldId { epoch: 1, number: 1 };
+        let mut fence = Fence { round: 1, ..Fence::default() };
+        fence.heard(1, 1, hold);
+        fence.round = 3;
+        fence.heard(1, 2, hold);
+        fence.heard(2, 1, hold);
+        fence.round = 4;
+        fence.heard(2, 4, hold);
+        assert!(!fence.holds(2), "one to the beginning of round 2, the other at that of round 4");
+        fence.heard(1, 4, hold);
+        assert!(fence.holds(2));
+        fence.heard(3, 9, hold);
+        assert_eq!(fence.seen.len(), 2, "a round that has not begun");
+    }
+}

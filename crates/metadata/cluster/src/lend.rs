@@ -1,0 +1,291 @@
+//! The lender: rows that are locked for transactions, what was agreed to, and what becomes of it.
+//!
+//! A loan that is not prepared may be given up at any time, because its number is asked for before the transaction ends. A
+//! prepared one stays, on record too, until the leader says how it ended.
+
+use std::ops::ControlFlow;
+
+use kestrel_engine::{BatchKind, EngineError, Mutation};
+use kestrel_meta::locks::{Mode, TxnId};
+use kestrel_meta::rows::{Missing, Span, is_full};
+use kestrel_types::clock::{Nanos, SECOND};
+use kestrel_types::ids::Position;
+use kestrel_types::key::{Key, Table};
+use kestrel_types::placement::NodeId;
+
+use super::commit::Decision;
+use super::message::{LoanId, Message, SpanRow, Vote};
+use super::records::{self, Prepared, Records, encode_prepared, prepared_key};
+use super::{Member, RESEND, Todo, without};
+
+/// A leader that has not been heard of for so long loses what it was lent, unless that is prepared.
+const SILENCE_MAX: Nanos = 3 * SECOND;
+
+/// Rows lent to a transaction.
+pub(super) struct Loan {
+    id: LoanId,
+    /// When the leader was heard of last, and asked last.
+    heard: Nanos,
+    asked: Nanos,
+    /// What is agreed to be changed, and where the log says so.
+    prepared: Option<(Vec<Mutation>, Position)>,
+}
+
+/// Rows as they are lent.
+#[derive(Default)]
+pub(super) struct Read {
+    rows: Vec<(Key, Option<Box<[u8]>>)>,
+    pub(super) spans: Vec<(Span, Vec<SpanRow>)>,
+    /// Nobody may see them before this is durable.
+    pub(super) wait: Position,
+}
+
+impl Member {
+    /// Takes up what an earlier start had agreed to and decided.
+    pub(super) fn restore(&mut self, records: Records) {
+        let quiet = self.node.quiesce();
+        for (txn, Prepared { loan, mutations }) in records.prepared {
+            let keys: Vec<Key> = mutations.iter().map(|mutation| mutation.key.clone()).collect();
+            let taken = self.cluster().locks.take(txn, &keys, &[], Mode::Exclusive);
+            debug_assert!(taken, "two transactions have agreed on one row");
+            let (heard, asked) = (self.now, self.now - RESEND);
+            let loan = Loan { id: loan, heard, asked, prepared: Some((mutations, 0)) };
+            self.loans.insert(txn, loan);
+        }
+        drop(quiet);
+        for (txn, lenders) in records.decided {
+            self.decisions.insert(txn, Decision::to(lenders, self.now - RESEND));
+        }
+    }
+
+    /// Lends rows, or refuses.
+    pub(super) fn lend(
+        &mut self,
+        from: NodeId,
+        txn: TxnId,
+        (round, table): (u32, u64),
+        mode: Mode,
+        wanted: &Missing,
+    ) {
+        if self.loans.get(&txn).is_some_and(|loan| loan.prepared.is_some()) {
+            // A copy of a question that was answered long ago.
+            return;
+        }
+        let ranges: Vec<(Table, u64)> = wanted.spans.iter().map(|span| (span.table, span.id)).collect();
+        // Readers who take turns must not keep out for ever who waits here to write.
+        let waited_for = mode == Mode::Shared
+            && !self.parked.is_empty()
+            && !self.loans.contains_key(&txn)
+            && self.cluster().locks.holds_any(&wanted.keys, &ranges);
+        if waited_for || !self.agrees(from, table) || self.some_leave(wanted) {
+            return self.send(from, Message::Refused(txn, round));
+        }
+        if mode == Mode::Exclusive && self.revoke_for(&wanted.keys) {
+            // A moment: a holder of a lease answers without waiting for anything.
+            let rows = wanted.clone();
+            return self.borrow_later(from, Message::Borrow { txn, round, table, mode, rows });
+        }
+        let quiet = self.node.quiesce();
+        let taken = self.cluster().locks.take(txn, &wanted.keys, &ranges, mode);
+        drop(quiet);
+        if !taken {
+            return self.send(from, Message::Refused(txn, round));
+        }
+        let (now, number) = (self.now, self.number());
+        let id = LoanId { epoch: self.epoch, number };
+        let loan = self.loans.entry(txn).or_insert(Loan { id, heard: now, asked: now, prepared: None });
+        loan.heard = now;
+        let loan = loan.id;
+        match self.read(wanted) {
+            // Another one may have begun to serve these rows while they were read.
+            Ok(_) if !self.cluster().may_answer() => {}
+            Ok(Read { rows, spans, wait }) => {
+                let lent = Message::Lent { txn, round, loan, rows, spans };
+                self.when_durable(wait, Todo::Send(from, lent));
+            }
+            Err(why) => {
+                log::error!("rows for another node: {why}");
+                self.give_back(txn);
+                self.send(from, Message::Refused(txn, round));
+            }
+        }
+    }
+
+    /// Whether rows are wanted that another node is about to get; the entries of a directory are only to be had as a whole.
+    fn some_leave(&self, wanted: &Missing) -> bool {
+        let table = &self.table;
+        table.leaving.is_some()
+            && (wanted.keys.iter().any(|key| table.is_leaving(key.table, key.id, &key.suffix))
+                || wanted
+                    .spans
+                    .iter()
+                    .any(|span| span.table == Table::Entry || table.is_leaving_home(span.id)))
+    }
+
+    /// Reads rows of this member's own.
+    pub(super) fn read(&self, wanted: &Missing) -> Result<Read, EngineError> {
+        let mut read = Read::default();
+        let (engine, most) = (self.node.engine(), self.node.core().scan_rows);
+        let keys: Vec<_> = wanted.keys.iter().map(Key::borrow).collect();
+        engine.get_many(&keys, &mut |index, row| {
+            read.rows.push((wanted.keys[index].clone(), row.value.map(Into::into)));
+            read.wait = read.wait.max(row.changed_at);
+        })?;
+        let table = &self.table;
+        for span in &wanted.spans {
+            let mut rows: Vec<SpanRow> = Vec::new();
+            let (wait, mut bytes) = (&mut read.wait, 0);
+            let deleted_at = engine.scan(
+                span.table,
+                span.id,
+                span.after.as_deref(),
+                &mut |suffix, value, changed_at| {
+                    if table.strangers && !table.owns(span.table, span.id, suffix) {
+                        return ControlFlow::Continue(());
+                    }
+                    if rows.len() >= span.rows_max as usize {
+                        return ControlFlow::Break(());
+                    }
+                    bytes += value.len();
+                    // One more than one batch may take, which tells that there is more.
+                    let last = span.table == Table::Chunk && is_full(most, rows.len(), bytes);
+                    rows.push((suffix.into(), value.into()));
+                    *wait = (*wait).max(changed_at);
+                    if last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                },
+            )?;
+            read.wait = read.wait.max(deleted_at);
+            read.spans.push((span.clone(), rows));
+        }
+        Ok(read)
+    }
+
+    /// Gives up a loan.
+    fn give_back(&mut self, txn: TxnId) {
+        let quiet = self.node.quiesce();
+        self.loans.remove(&txn);
+        self.cluster().locks.release(txn);
+        drop(quiet);
+        self.unlocked = true;
+        self.unlocks += 1;
+    }
+
+    /// Whether a loan still exists as it was.
+    pub(super) fn still_lends(&self, txn: TxnId, id: LoanId) -> bool {
+        self.loans.get(&txn).is_some_and(|loan| loan.id == id)
+    }
+
+    pub(super) fn prepare(&mut self, from: NodeId, txn: TxnId, id: LoanId, mutations: Vec<Mutation>) {
+        let vote = Message::Voted(txn, Vote::Yes);
+        let Some(loan) = self.loans.get_mut(&txn).filter(|loan| loan.id == id) else {
+            return self.send(from, Message::Voted(txn, Vote::No));
+        };
+        loan.heard = self.now;
+        if let Some((_, position)) = loan.prepared {
+            return self.when_durable(position, Todo::Send(from, vote));
+        }
+        if mutations.is_empty() {
+            self.give_back(txn);
+            return self.send(from, vote);
+        }
+        // The changes may bear a timestamp of the leader's that is above all on record here. What this node issues after a crash has to
+        // be above it: the ceiling goes to the log first.
+        if let Err(why) = self.node.raise_ceiling() {
+            if self.has_lost_store(&why) {
+                return;
+            }
+            self.give_back(txn);
+            return self.send(from, Message::Voted(txn, Vote::Failed(why)));
+        }
+        let prepared = Prepared { loan: id, mutations };
+        let row = Mutation { key: prepared_key(txn), value: Some(encode_prepared(&prepared)) };
+        match self.commit(BatchKind::Growing, vec![row]) {
+            Ok(position) => {
+                if let Some(loan) = self.loans.get_mut(&txn) {
+                    loan.prepared = Some((prepared.mutations, position));
+                }
+                self.when_durable(position, Todo::Send(from, vote));
+            }
+            Err(why) if self.has_lost_store(&why) => {}
+            Err(why) => {
+                self.give_back(txn);
+                self.send(from, Message::Voted(txn, Vote::Failed(why)));
+            }
+        }
+    }
+
+    /// The leader says how it ended.
+    pub(super) fn decide(&mut self, from: NodeId, txn: TxnId, commit: bool) {
+        if from != txn.node {
+            return;
+        }
+        let done = Message::Decided(txn);
+        self.forget_borrows(txn);
+        let Some(loan) = self.loans.get(&txn) else {
+            // It is done, or was never begun. What was done may still wait for the log.
+            if commit {
+                self.when_durable(self.node.last_commit(), Todo::Send(from, done));
+            }
+            return;
+        };
+        let mut changes = Vec::new();
+        if let Some((mutations, _)) = &loan.prepared {
+            if commit {
+                changes.clone_from(mutations);
+            }
+            changes.push(without(prepared_key(txn)));
+        }
+        if changes.is_empty() {
+            return self.give_back(txn);
+        }
+        let quiet = self.node.quiesce();
+        let committed = self.commit_changes(BatchKind::Freeing, changes);
+        drop(quiet);
+        match committed {
+            Ok(position) => {
+                self.give_back(txn);
+                if commit {
+                    self.when_durable(position, Todo::Send(from, done));
+                }
+            }
+            // It stays, and is asked about again.
+            Err(why) => log::error!("changes of a transaction over several nodes: {why}"),
+        }
+    }
+
+    pub(super) fn alive(&mut self, from: NodeId, txn: TxnId) {
+        if let Some(loan) = self.loans.get_mut(&txn).filter(|_| from == txn.node) {
+            loan.heard = self.now;
+        }
+    }
+
+    /// Asks the leaders of loans that nothing was heard of.
+    pub(super) fn tick_loans(&mut self) {
+        let (now, me) = (self.now, self.me);
+        let (mut lost, mut ask) = (Vec::new(), Vec::new());
+        for (txn, loan) in &mut self.loans {
+            if txn.node == me && self.leads.contains_key(txn) {
+                continue;
+            }
+            if loan.prepared.is_none() && loan.heard + SILENCE_MAX <= now {
+                lost.push(*txn);
+            } else if loan.heard.max(loan.asked) + RESEND <= now {
+                loan.asked = now;
+                ask.push(*txn);
+            }
+        }
+        for txn in lost {
+            self.give_back(txn);
+        }
+        for txn in ask {
+            if self.table.placement.heir_of(txn.node).is_some() {
+                // Whoever has left has left nobody in doubt: this could not be put on record before.
+                self.decide(txn.node, txn, false);
+            } else {
+                self.send(txn.node, Message::Ask(txn));
+            }
+        }
+    }
+}
+
+pub(super) use records::encode_decision;

@@ -1,0 +1,744 @@
+//! A member: one of several metadata nodes that share a volume, as a state machine without threads, sockets or clock.
+//!
+//! A client sends a request to the member that *leads* it, a function of the request alone ([`Cluster::leader`]), so a retry comes to
+//! the one that knows whether it was executed. Another one says that it is misdirected. The leader's node tries to serve it
+//! alone, in its batches. What it lacks for that decides how it goes on:
+//!
+//! - **a dentry of the path** ([`fetch`]): its owner is asked, the answer kept in the namespace replica, the request run again;
+//! - **a row that is lent**: it is parked until locks are given up;
+//! - **rows of other members**: it becomes a *transaction* ([`lead`]). Its rows are borrowed, those of the leader itself too;
+//!   lenders ([`lend`]) lock them. The operation, a pure function of rows, runs on what was lent and says what it lacks, until it ends.
+//!   Then every lender confirms that his locks held all the while and puts on record what is to change there; the leader decides
+//!   with one batch, which holds its own changes, the answer for retries, and the decision ([`commit`]). What has only read, and fast,
+//!   needs nobody's word: no loan is lost so soon.
+//!
+//! **Why this is linearizable.** When the last row was lent every row is locked, and whatever the operation saw of the replica is
+//! true at the moment it runs, if the member has a lease then ([`lease`]): that moment is between the two halves of two-phase locking. A lender who has lost a loan (crash,
+//! time) does not confirm it. A change of a directory (chmod, rename, removal) has its dentry forgotten by all members
+//! before it is decided, or these are fenced; while it is under way its row is locked, so nobody fetches it again, and answers to fetches that were sent
+//! before are thrown away. A member forgets with every role held: no batch runs (quiescence).
+//!
+//! **No deadlock.** Who meets a lock gives up everything and begins again after a random time. Requests of a member hold
+//! nothing while they wait.
+//!
+//! **Exactly once.** The answer to a numbered request that has changed something is recorded in the batch that decides it. Requests come by
+//! sessions, which see to it that no two copies of one are under way and none comes late, as on a single node.
+//!
+//! **Crashes.** Loans are forgotten by a lender that restarts, what it agreed to is on record and locked again; it asks the
+//! leader. A leader that restarts knows its decisions; what it does not know was not decided and changes nothing.
+//!
+//! [`host`] puts threads around it, [`Envelope::encode`] says what it tells others in bytes.
+
+mod census;
+pub mod change;
+mod commit;
+mod coordinate;
+mod fetch;
+pub mod host;
+pub mod known;
+mod lead;
+pub mod lease;
+mod lend;
+mod message;
+mod nameless;
+mod poll;
+mod reap;
+mod records;
+pub mod seat;
+mod stop;
+pub mod sums;
+mod tree;
+mod unsent;
+mod voice;
+pub mod whereabouts;
+mod wire;
+mod work;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
+use kestrel_meta::cluster::{Cluster, NodeTable};
+use kestrel_meta::ids::{counter_row, decode_counter, system_key};
+use kestrel_meta::lease::Now;
+use kestrel_meta::locks::TxnId;
+use kestrel_meta::node::{Done, Durability, Node, NodeConfig, RootAttr};
+use kestrel_meta::ops::open::Claim;
+use kestrel_meta::pipeline::engine_error;
+use kestrel_meta::txn::Origin;
+use kestrel_meta::worker::{Ear, Elsewhere, Stray};
+use kestrel_types::clock::{Clock, MILLISECOND, Nanos, SECOND};
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ObjectId, Position};
+use kestrel_types::key::{Key, Table};
+use kestrel_types::name::InodeRef;
+use kestrel_types::placement::{NodeId, Placement};
+use kestrel_types::request::{Creds, Op, OpenFlags, Reply, Request};
+use parking_lot::Mutex;
+
+use change::records::ChangeRecords;
+use change::{Changed, Changing, DepartureGuard, Expected, LockGuard, TableListener};
+use commit::Decision;
+use coordinate::Coordinator;
+use fetch::Fetching;
+use host::Bell;
+use lease::{LeaseMessage, Leases};
+use lend::Loan;
+use nameless::Asking;
+use poll::Poll;
+use reap::Reaping;
+use sums::Sums;
+use tree::Walk;
+use work::{Back, Work};
+
+pub use census::{Census, Counted};
+pub use message::{Envelope, Fetched, LoanId, Message, TokensMessage, Vote};
+pub use poll::{Answer, Question};
+pub use reap::{Forgot, Reap, Weight};
+pub use records::{Prepared, decode_decision, decode_prepared, encode_decision, encode_prepared};
+pub use sums::SumMessage;
+
+const ONE_OF_SEVERAL: &str = "a member's node was opened as one of several";
+
+/// Pause after rows that were cut off a file could not be deleted.
+const SWEEP_PAUSE: Nanos = 5 * SECOND;
+
+/// What has no answer for so long is sent again.
+const RESEND: Nanos = 200 * MILLISECOND;
+
+/// A member that has ended is not opened again for so long: what it had lent until then was not changed meanwhile. Whoever opens members
+/// sees to it.
+pub const RESTART_MIN: Nanos = 100 * MILLISECOND;
+
+/// How long a request may wait for other members before it fails with `ETIMEDOUT`, nothing having changed.
+pub const DEADLINE: Nanos = 20 * SECOND;
+
+/// Settings of a member.
+#[derive(Debug, Clone)]
+pub struct MemberConfig {
+    /// Its number.
+    pub me: NodeId,
+    /// Who owns what.
+    pub placement: Placement,
+    /// Settings of its node: mode `commit`.
+    pub node: NodeConfig,
+    /// Seed of the random times after which it tries again.
+    pub seed: u64,
+    /// It waits to be taken into the cluster: the table is one in which it owns nothing, and it serves nobody until the others have one that
+    /// it is in. Of no consequence once that was so.
+    pub joining: bool,
+    /// No earlier start of this member can be running any more. Of consequence only if its engine is shared.
+    pub sole: bool,
+}
+
+/// Who asks a member for something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asker {
+    /// Its own process: the member leads what is asked, whoever owns what it is about.
+    Own,
+    /// A session. Where its request comes from, if it is numbered: no copy of it is under way.
+    Session(Option<Origin>),
+}
+
+impl Asker {
+    /// Where the request comes from, if it is numbered.
+    pub fn origin(self) -> Option<Origin> {
+        match self {
+            Self::Own => None,
+            Self::Session(origin) => origin,
+        }
+    }
+}
+
+/// Says of an object whether somebody may still come to refer to it.
+pub type ObjectUsers = dyn Fn(ObjectId) -> bool + Send + Sync;
+
+/// What a member does when something is durable.
+enum Todo {
+    Send(NodeId, Message),
+    Finish(TxnId),
+    Answer(u64, Reply),
+    Forget(u64),
+    /// The next table is decided.
+    Decided,
+    Expect(NodeId, Expected),
+    Changed(Option<Changed>),
+    /// The store was this start's then.
+    Confirmed(Nanos),
+}
+
+/// What the node said.
+enum Heard {
+    Reply(Reply),
+    Elsewhere(Elsewhere),
+}
+
+/// What was said to a member, perhaps on other threads, and not looked at yet.
+#[derive(Default)]
+struct Inbox {
+    heard: Mutex<VecDeque<(u64, Heard)>>,
+    /// Whom to wake, if the member has threads around it.
+    bell: Option<Arc<Bell>>,
+}
+
+impl Inbox {
+    fn push(&self, ticket: u64, heard: Heard) {
+        self.heard.lock().push_back((ticket, heard));
+        self.ring();
+    }
+
+    fn ring(&self) {
+        if let Some(bell) = &self.bell {
+            bell.ring();
+        }
+    }
+}
+
+impl Ear for Inbox {
+    fn hear(&self, number: usize, reply: Reply) {
+        self.push(number as u64, Heard::Reply(reply));
+    }
+
+    fn elsewhere(&self, number: usize, stray: Stray) {
+        self.push(number as u64, Heard::Elsewhere(stray.why));
+    }
+}
+
+/// See the module's header.
+pub struct Member {
+    node: Arc<Node>,
+    me: NodeId,
+    /// Who owns what: its node's.
+    table: Arc<NodeTable>,
+    /// Counts its starts.
+    epoch: u64,
+    now: Nanos,
+    random: u64,
+    numbers: u64,
+    inbox: Arc<Inbox>,
+    outbox: Vec<(NodeId, Envelope)>,
+    /// Directories that members are to forget: they have not been told, nor has this one.
+    broadcast: BTreeMap<NodeId, Vec<(TxnId, Vec<InodeId>)>>,
+    /// Messages to itself.
+    own: VecDeque<Message>,
+    /// What waits for the log.
+    waiting: BTreeMap<(Position, u64), Todo>,
+    /// Requests that it leads, by ticket. Bounded by those who send them: each waits for what it has asked, or throttles itself.
+    works: BTreeMap<u64, Work>,
+    fetches: BTreeMap<u64, Fetching>,
+    /// Transactions that it leads and has not decided: their tickets.
+    leads: BTreeMap<TxnId, u64>,
+    /// Transactions that it decided and some lenders may not know.
+    decisions: BTreeMap<TxnId, Decision>,
+    /// What it has lent.
+    loans: BTreeMap<TxnId, Loan>,
+    /// Questions to all members, by number.
+    polls: BTreeMap<u64, Poll>,
+    /// Walks over trees for figures, by ticket.
+    walks: BTreeMap<u64, Walk>,
+    /// Its round of deleting objects.
+    reaping: Option<Reaping>,
+    /// Whether one of its clients may come to refer to an object.
+    object_users: Option<Box<ObjectUsers>>,
+    /// Rows that were cut off files are being deleted.
+    sweeping: Option<u64>,
+    /// The file whose rows they are, the last one tried.
+    swept: InodeId,
+    /// That failed.
+    sweep_failed: Arc<AtomicBool>,
+    /// When it is tried again after a failure.
+    sweep_due: Nanos,
+    /// The log has failed: what could not be made durable, and what came of that.
+    sync_failure: Arc<Mutex<Option<FsError>>>,
+    failure: Option<FsError>,
+    /// Files without names at their home.
+    nameless: BTreeMap<InodeId, Asking>,
+    leases: Leases,
+    sums: Sums,
+    /// Requests that wait until locks are given up; some may have ended.
+    parked: BTreeSet<u64>,
+    /// Locks were given up: those who wait for that may go on.
+    unlocked: bool,
+    /// How often that was so.
+    unlocks: u64,
+    /// Requests that have ended, for whoever lets go of the member.
+    finished: Vec<(Done, Reply)>,
+    /// That messages are too large was logged.
+    told_unsent: bool,
+    /// Whether locks of files are in the way of a change.
+    lock_guard: Option<Box<LockGuard>>,
+    /// Counts what the node has.
+    census: Option<Box<Census>>,
+    /// Who waits for what all nodes have.
+    counting: Option<Counted>,
+    /// Whether the process knows of somebody who keeps this node from leaving.
+    departure_guard: Option<Box<DepartureGuard>>,
+    /// Who hears of new tables.
+    table_listener: Option<Box<TableListener>>,
+    changing: Changing,
+    coordinator: Coordinator,
+}
+
+impl Member {
+    /// Writes what a member of a new volume begins with.
+    ///
+    /// # Errors
+    /// As [`Node::format`] and [`Cluster::new`].
+    pub fn format(
+        engine: &dyn Engine,
+        root: RootAttr,
+        now: Nanos,
+        me: NodeId,
+        placement: Placement,
+    ) -> FsResult<()> {
+        Node::format_one_of(engine, root, now, &Cluster::new(me, placement)?)
+    }
+
+    /// Has a new member count on from there: inodes and objects. What it makes up then differs from what was ever made up under its number
+    /// by others that this volume's rows came from, if the coordinator, whose counters these were, is above all of that. One that is further
+    /// stays there.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn count_from(engine: &dyn Engine, [inodes, objects]: [u64; 2]) -> FsResult<()> {
+        let from = |name, least: u64| FsResult::Ok(counter_row(name, read_counter(engine, name)?.max(least)));
+        let rows =
+            vec![from("inodes", inodes.max(FIRST_INODE))?, from("objects", objects.max(FIRST_OBJECT))?];
+        engine.commit(BatchKind::Growing, rows).map(drop).map_err(engine_error)
+    }
+
+    /// Starts a member: what it had agreed to is locked again before anybody is served. `now` is a monotonic time, `clock`
+    /// the volume's.
+    ///
+    /// # Errors
+    /// `EINVAL` for settings that make no sense; `EIO` for damaged records; the engine's.
+    pub fn open(
+        engine: Arc<dyn Engine>,
+        clock: Arc<dyn Clock>,
+        config: MemberConfig,
+        now: Nanos,
+    ) -> FsResult<Self> {
+        Self::open_with(engine, clock, config, now, None)
+    }
+
+    /// As [`Member::open`]. With a bell, which is rung on whatever thread when there is something to look at, who holds the member
+    /// leaves to do what may take other threads' time: [`Node::drive_due`] and [`Member::take_finished`]. The clock beside it says what time it is,
+    /// as `now` does.
+    fn open_with(
+        engine: Arc<dyn Engine>,
+        clock: Arc<dyn Clock>,
+        config: MemberConfig,
+        now: Nanos,
+        host: Option<(Arc<Bell>, Box<Now>)>,
+    ) -> FsResult<Self> {
+        if config.node.durability != Durability::Commit {
+            return Err(FsError::new(libc::EINVAL, "member: its node is of mode commit"));
+        }
+        // Before anything is read: whoever had the rows until now gets no commit through any more.
+        let engine = engine.claim().map_err(engine_error)?;
+        let (bell, time) = host.unzip();
+        // A claim takes its time; what is counted from it must not begin before.
+        let claimed = time.as_ref().map_or(now, |time| time()).max(now);
+        let changes = ChangeRecords::read(&*engine)?;
+        let changing = Changing::new(&changes, config.joining, now);
+        let table = changes.present(config.me, config.placement)?;
+        let (present, outside) = (table.placement.clone(), changing.joining || table.has_left());
+        let shared = engine.is_shared();
+        let cluster = Cluster::with(table).on_shared(shared);
+        if let Some(time) = time {
+            cluster.lease.set_clock(time);
+        }
+        cluster.set_outside(outside);
+        let epoch = next_epoch(&*engine)?;
+        let records = records::read(&*engine)?;
+        let coordinator = Coordinator::new(config.me, &present, changes, epoch, now);
+        let node = Node::open_one_of(engine, clock, config.node, cluster)?;
+        let mut member = Self {
+            table: node.cluster().map(Cluster::table).expect(ONE_OF_SEVERAL),
+            node,
+            me: config.me,
+            epoch,
+            now,
+            random: config.seed ^ epoch.rotate_left(32) ^ u64::from(config.me),
+            // Others may still answer what an earlier start asked.
+            numbers: epoch << 32,
+            inbox: Arc::new(Inbox { bell, ..Inbox::default() }),
+            outbox: Vec::new(),
+            broadcast: BTreeMap::new(),
+            own: VecDeque::new(),
+            waiting: BTreeMap::new(),
+            works: BTreeMap::new(),
+            fetches: BTreeMap::new(),
+            leads: BTreeMap::new(),
+            decisions: BTreeMap::new(),
+            loans: BTreeMap::new(),
+            polls: BTreeMap::new(),
+            walks: BTreeMap::new(),
+            reaping: None,
+            object_users: None,
+            sweeping: None,
+            swept: 0,
+            sweep_failed: Arc::default(),
+            sweep_due: now,
+            sync_failure: Arc::default(),
+            failure: None,
+            nameless: BTreeMap::new(),
+            leases: Leases::new(shared, config.sole, claimed),
+            sums: Sums::default(),
+            parked: BTreeSet::new(),
+            unlocked: false,
+            unlocks: 0,
+            finished: Vec::new(),
+            told_unsent: false,
+            lock_guard: None,
+            census: None,
+            counting: None,
+            departure_guard: None,
+            table_listener: None,
+            changing,
+            coordinator,
+        };
+        member.at(now);
+        let quiet = member.node.clone();
+        let quiet = quiet.quiesce();
+        member.lease_by_table();
+        member.sums_by_table();
+        drop(quiet);
+        member.revoke_of_earlier_starts();
+        member.restore(records);
+        member.forget_former();
+        Ok(member)
+    }
+
+    /// Has `used` asked before an object is deleted: whether a client of this member may still come to refer to it. It must not block.
+    pub fn set_object_users(&mut self, used: Box<ObjectUsers>) {
+        self.object_users = Some(used);
+    }
+
+    /// Takes a request. `done` hears the reply, if there is one: a member that crashes gives none. That of a session is misdirected if another
+    /// member leads it.
+    pub fn submit(&mut self, request: Request, asker: Asker, done: Done, now: Nanos) {
+        self.at(now);
+        if !self.is_sound()
+            && let Some(why) = self.failure()
+        {
+            let why = why.clone();
+            self.refuse(done, why);
+            return self.tell_finished();
+        }
+        self.begin(request, asker, None, Back::Here(done));
+        self.pump();
+    }
+
+    /// A client of this member claims `count` opens that it had of a file here before a restart, or before its session expired
+    /// ([`Node::reclaim_open`]), wherever the file is by now.
+    pub fn reclaim_open(&mut self, inode: InodeRef, count: u32, linkable: bool, done: Done, now: Nanos) {
+        self.at(now);
+        if let Some(failure) = self.failure() {
+            let failure = failure.clone();
+            self.refuse(done, failure);
+            return self.tell_finished();
+        }
+        let request = Request { creds: Creds::root(), op: Op::Open(inode, OpenFlags::default()) };
+        self.begin(request, Asker::Own, Some(Claim { count, linkable }), Back::Here(done));
+        self.pump();
+    }
+
+    /// Takes a message of another member.
+    pub fn receive(&mut self, envelope: Envelope, now: Nanos) {
+        self.at(now);
+        if !self.is_sound() {
+            return;
+        }
+        let left = self.table.placement.heir_of(envelope.from).is_some();
+        if left && !matches!(envelope.message, Message::Change(_)) {
+            // It goes on as if it had not, and does not ask how that is.
+            if self.leads_changes().is_ok()
+                && matches!(envelope.message, Message::Lease(LeaseMessage::Ask { .. }))
+            {
+                self.has_left_already(envelope.from);
+            }
+            return;
+        }
+        self.node.observe(envelope.stamp);
+        self.leases.heard_of(envelope.from, now);
+        self.handle(envelope.from, envelope.message);
+        self.pump();
+    }
+
+    /// Time has passed, or the log has been synced.
+    pub fn tick(&mut self, now: Nanos) {
+        self.at(now);
+        if !self.is_sound() {
+            return;
+        }
+        self.tick_voice();
+        self.tick_lease();
+        self.tick_sums();
+        self.tick_works();
+        self.tick_fetches();
+        self.tick_loans();
+        self.tick_decisions();
+        self.tick_polls();
+        self.sweep();
+        self.tick_nameless();
+        self.tick_change();
+        self.pump();
+    }
+
+    /// Deletes some of the rows that truncations and removals left behind, if there are any: its node is their home.
+    fn sweep(&mut self) {
+        if self.sweeping.is_some_and(|ticket| self.works.contains_key(&ticket)) {
+            return;
+        }
+        if self.sweep_failed.swap(false, Ordering::Relaxed) {
+            self.sweep_due = self.now + SWEEP_PAUSE;
+        }
+        if self.sweep_due > self.now {
+            return;
+        }
+        // One after the other, so that one that cannot be had does not stop the rest.
+        self.sweeping = self.node.core().sweeps.after(self.swept).map(|ino| {
+            self.swept = ino;
+            let request = Request { creds: Creds::root(), op: Op::Sweep(ino) };
+            let failed = self.sweep_failed.clone();
+            let ended = move |reply: Reply| {
+                if let Err(why) = reply {
+                    failed.store(true, Ordering::Relaxed);
+                    log::error!(
+                        "rows that were cut off file {ino} cannot be deleted: {why:?}; tried again, and kestrel fsck tells more"
+                    );
+                }
+            };
+            self.begin(request, Asker::Own, None, Back::Here(Box::new(ended)))
+        });
+    }
+
+    /// Something was heard, or has become durable.
+    fn go_on(&mut self, now: Nanos) {
+        self.at(now);
+        if self.is_sound() {
+            self.pump();
+        }
+    }
+
+    /// Requests that have ended since this was asked last, and who wants to know: to be told with no lock held.
+    fn take_finished(&mut self) -> Vec<(Done, Reply)> {
+        std::mem::take(&mut self.finished)
+    }
+
+    /// What it says to others since this was asked last. All that one of them is to forget because directories change is one message.
+    pub fn take_outbox(&mut self) -> Vec<(NodeId, Envelope)> {
+        if self.is_sound() {
+            self.send_broadcast();
+        }
+        std::mem::take(&mut self.outbox)
+    }
+
+    /// The node.
+    pub fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
+    /// Counts the starts of its directory, this one included.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Whether it has nothing to do: no request, no loan, no decision that somebody does not know, no rows that were cut off, no change of the
+    /// table, no rows of other members.
+    pub fn is_idle(&self) -> bool {
+        let swept = self.node.core().sweeps.after(0).is_none();
+        swept
+            && self.works.is_empty()
+            && self.loans.is_empty()
+            && self.decisions.is_empty()
+            && self.waiting.is_empty()
+            && self.changing.is_idle()
+            && !self.coordinator.leads()
+    }
+
+    /// Whether time alone may give it something to do.
+    fn is_waiting(&self) -> bool {
+        !self.is_idle() || !self.fetches.is_empty() || !self.polls.is_empty() || self.sums.is_waiting()
+    }
+
+    fn handle(&mut self, from: NodeId, message: Message) {
+        if !self.may_say(from, &message) {
+            return;
+        }
+        match message {
+            Message::Fetch { number, table, want } => self.look_up(from, number, table, &want),
+            Message::Fetched(number, found) => self.fetched(number, found),
+            Message::Borrow { txn, round, table, mode, rows } => {
+                self.lend(from, txn, (round, table), mode, &rows);
+            }
+            Message::Lent { txn, round, loan, rows, spans } => {
+                self.lent(from, txn, round, loan, rows, spans);
+            }
+            Message::Refused(txn, round) => self.refused(from, txn, round),
+            Message::Invalidate(changes) => self.invalidate(from, changes),
+            Message::Invalidated(txns) => txns.into_iter().for_each(|txn| self.invalidated(from, txn)),
+            Message::Prepare { txn, loan, mutations } => self.prepare(from, txn, loan, mutations),
+            Message::Voted(txn, vote) => self.voted(from, txn, vote),
+            Message::Decide(txn, commit) => self.decide(from, txn, commit),
+            Message::Decided(txn) => self.decided(from, txn),
+            Message::Ask(txn) => self.asked(from, txn),
+            Message::Alive(txn) => self.alive(from, txn),
+            Message::Poll { number, table, question } => {
+                if self.agrees(from, table) {
+                    self.polled(from, number, question);
+                }
+            }
+            Message::Polled { number, answer } => self.told(from, number, answer),
+            Message::Change(message) => self.heard_of_change(from, message),
+            Message::Lease(message) => self.heard_of_lease(from, message),
+            Message::Sum(message) => self.heard_of_sums(from, message),
+            Message::Tokens(_) | Message::Whereabouts(_) => {}
+        }
+    }
+
+    /// Does what can be done without anybody else.
+    fn pump(&mut self) {
+        loop {
+            if let Some(message) = self.own.pop_front() {
+                self.handle(self.me, message);
+                continue;
+            }
+            let heard = self.inbox.heard.lock().pop_front();
+            if let Some((ticket, heard)) = heard {
+                match heard {
+                    Heard::Reply(reply) => self.answer(ticket, reply),
+                    Heard::Elsewhere(why) => self.elsewhere(ticket, why),
+                }
+                continue;
+            }
+            let durable = self.node.engine().durable();
+            if let Some(first) = self.waiting.first_entry().filter(|first| first.key().0 <= durable) {
+                match first.remove() {
+                    Todo::Send(to, message) => self.send(to, message),
+                    Todo::Finish(txn) => self.finish(txn),
+                    Todo::Answer(ticket, reply) => self.answer(ticket, reply),
+                    Todo::Forget(round) => self.have_forgotten(round),
+                    Todo::Decided => self.decided_change(),
+                    Todo::Expect(node, done) => done(Ok(node)),
+                    Todo::Changed(done) => {
+                        if let Some(done) = done {
+                            done(Ok(()));
+                        }
+                    }
+                    Todo::Confirmed(made) => self.leases.voice.confirmed(made),
+                }
+                continue;
+            }
+            if std::mem::take(&mut self.unlocked) {
+                self.resume_parked();
+                continue;
+            }
+            self.tell_finished();
+            if self.inbox.bell.is_some() || !self.node.drive_due() {
+                return;
+            }
+        }
+    }
+
+    /// Tells who waits for requests that have ended, unless somebody lets go of the member first.
+    fn tell_finished(&mut self) {
+        if self.inbox.bell.is_none() {
+            for (done, reply) in self.take_finished() {
+                done(reply);
+            }
+        }
+    }
+
+    fn send(&mut self, to: NodeId, message: Message) {
+        if to == self.me {
+            self.own.push_back(message);
+        } else {
+            let envelope = Envelope { from: self.me, stamp: self.node.stamp(), message };
+            self.outbox.push((to, envelope));
+        }
+    }
+
+    /// Does something once a position is durable.
+    fn when_durable(&mut self, position: Position, todo: Todo) {
+        let number = self.number();
+        self.waiting.insert((position, number), todo);
+        let engine = self.node.engine();
+        if position <= engine.durable() {
+            return;
+        }
+        // Somebody waits: that is what has the log synced.
+        let (inbox, failure) = (self.inbox.clone(), self.sync_failure.clone());
+        let synced = move |result: Result<(), EngineError>| {
+            if let Err(why) = result {
+                *failure.lock() = Some(engine_error(why));
+            }
+            inbox.ring();
+        };
+        engine.on_durable(position, Box::new(synced));
+    }
+
+    fn cluster(&self) -> &Cluster {
+        self.node.core().cluster.as_ref().expect(ONE_OF_SEVERAL)
+    }
+
+    /// Commits rows beside the lanes; those of table `link` with every role held.
+    fn commit(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
+        let links = self.node.core().link_news(&rows);
+        let position = self.node.engine().commit(kind, rows).map_err(engine_error)?;
+        self.node.note_commit(position);
+        self.node.core().note_links(links);
+        Ok(position)
+    }
+
+    /// As [`Member::commit`], of rows that the node keeps count of in memory. With every role held.
+    fn commit_changes(&self, kind: BatchKind, rows: Vec<Mutation>) -> FsResult<Position> {
+        let effect = self.node.effect_of(&rows)?;
+        let position = self.commit(kind, rows)?;
+        self.node.take_effect(effect);
+        Ok(position)
+    }
+
+    /// A number that none of its starts has used.
+    fn number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    /// A random time of up to `most` (xorshift*, Vigna 2016; all that counts is that members do not agree).
+    fn random_time(&mut self, most: Nanos) -> Nanos {
+        self.random |= 1;
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        let bits = self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 1;
+        bits.cast_signed() % most.max(1)
+    }
+}
+
+/// A counter; 0 if there is none.
+fn read_counter(engine: &dyn Engine, name: &'static str) -> FsResult<u64> {
+    let mut counter = Ok(0);
+    let read = engine.get_many(&[system_key(name)], &mut |_, row| {
+        counter = row.value.map_or(Ok(0), decode_counter);
+    });
+    read.map_err(engine_error)?;
+    counter.map_err(|why| FsError::because(libc::EIO, format!("metadata: damaged record \"{name}\": {why}")))
+}
+
+/// Counts a start, durably. Not the engine's epoch: this one is a row, which an old copy of the directory has as it was, and by which
+/// the others know the copy; that one belongs to the store, and grows there whatever the rows say.
+fn next_epoch(engine: &dyn Engine) -> FsResult<u64> {
+    let epoch = read_counter(engine, "epoch")? + 1;
+    engine.commit(BatchKind::Freeing, vec![counter_row("epoch", epoch)]).map_err(engine_error)?;
+    engine.sync().map_err(engine_error)?;
+    Ok(epoch)
+}
+
+/// A row that goes.
+fn without(key: Key) -> Mutation {
+    debug_assert_eq!(key.table, Table::Txn);
+    Mutation { key, value: None }
+}

@@ -1,0 +1,179 @@
+//! What members of a cluster say to each other. Values; whoever carries them may lose, repeat and reorder them.
+
+use kestrel_engine::Mutation;
+use kestrel_meta::locks::{Mode, TxnId};
+use kestrel_meta::rows::{Missing, Span};
+use kestrel_meta::view::Want;
+use kestrel_types::error::FsError;
+use kestrel_types::ids::InodeId;
+use kestrel_types::key::Key;
+use kestrel_types::placement::NodeId;
+use kestrel_types::token::{TokenId, TokenRecord};
+
+use super::change::ChangeMessage;
+use super::lease::LeaseMessage;
+use super::poll::{Answer, Question};
+use super::sums::SumMessage;
+use super::whereabouts::Whereabout;
+
+/// A message on its way, and the newest timestamp of its sender.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Envelope {
+    /// Who sends it.
+    pub from: NodeId,
+    /// Newest timestamp of the sender: those of the receiver will be above it.
+    pub stamp: u64,
+    /// What it says.
+    pub message: Message,
+}
+
+/// Rows locked for a transaction: which start of the lender, and which of its loans. A loan that was given up and begun again is
+/// another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LoanId {
+    /// Start of the lender.
+    pub epoch: u64,
+    /// Counts its loans since.
+    pub number: u64,
+}
+
+/// What became of a question for a dentry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fetched {
+    /// A directory.
+    Dir {
+        /// Number.
+        ino: InodeId,
+        /// Permission bits.
+        mode: u16,
+        /// Owner.
+        uid: u32,
+        /// Group.
+        gid: u32,
+    },
+    /// Where a directory with this number is: its owner knows more.
+    At(InodeId, Box<[u8]>),
+    /// It is no directory, or nothing.
+    None,
+    /// It is being changed, or who was asked has another table: ask again.
+    Busy,
+}
+
+/// Whether a lender agrees to a transaction's end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Vote {
+    /// What it lent is still locked, and what is to be changed there is on record.
+    Yes,
+    /// The loan does not exist any more: begin again.
+    No,
+    /// It cannot.
+    Failed(FsError),
+}
+
+/// See the module's header.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Message {
+    /// Asks for a dentry.
+    Fetch {
+        /// The sender's number.
+        number: u64,
+        /// Version of his table.
+        table: u64,
+        /// Which.
+        want: Want,
+    },
+    /// Answers.
+    Fetched(u64, Fetched),
+    /// Asks for rows, locked.
+    Borrow {
+        /// For what.
+        txn: TxnId,
+        /// Counts what the transaction asks of all its lenders.
+        round: u32,
+        /// Version of the leader's table.
+        table: u64,
+        /// How to lock.
+        mode: Mode,
+        /// Which rows.
+        rows: Missing,
+    },
+    /// The rows.
+    Lent {
+        /// For what.
+        txn: TxnId,
+        /// As asked.
+        round: u32,
+        /// The loan that they belong to.
+        loan: LoanId,
+        /// Single rows.
+        rows: Vec<(Key, Option<Box<[u8]>>)>,
+        /// Ranges.
+        spans: Vec<(Span, Vec<SpanRow>)>,
+    },
+    /// Others have locked some of the rows, or who was asked has another table.
+    Refused(TxnId, u32),
+    /// Directories change: forget their dentries. All that the sender had to say of that at one moment, by transaction.
+    Invalidate(Vec<(TxnId, Vec<InodeId>)>),
+    /// Nothing that runs or will run sees the old dentries of these transactions.
+    Invalidated(Vec<TxnId>),
+    /// The transaction is about to end. Whoever lent rows that do not change gives up his locks and is done; the others put the
+    /// changes on record.
+    Prepare {
+        /// Which.
+        txn: TxnId,
+        /// The loan it relies on.
+        loan: LoanId,
+        /// Changes of the lender's rows.
+        mutations: Vec<Mutation>,
+    },
+    /// Answers.
+    Voted(TxnId, Vote),
+    /// How it ended: with its changes, or without any.
+    Decide(TxnId, bool),
+    /// The changes are made and durable.
+    Decided(TxnId),
+    /// What became of it? Answered by Decide or Alive.
+    Ask(TxnId),
+    /// It goes on.
+    Alive(TxnId),
+    /// A question to all members. Who has another table than the sender does not answer.
+    Poll {
+        /// The sender's number.
+        number: u64,
+        /// Version of his table.
+        table: u64,
+        /// What he wants to know.
+        question: Question,
+    },
+    /// Answers.
+    Polled {
+        /// As asked.
+        number: u64,
+        /// What the member says.
+        answer: Answer,
+    },
+    /// The table changes.
+    Change(ChangeMessage),
+    /// Who resolves paths.
+    Lease(LeaseMessage),
+    /// What shares of directories come to.
+    Sum(SumMessage),
+    /// Which tokens there are. The matter of the nodes' servers: members say nothing of it and hear nothing.
+    Tokens(TokensMessage),
+    /// Where nodes are. The host's matter: members say nothing of it and hear nothing.
+    Whereabouts(Vec<Whereabout>),
+}
+
+/// What servers tell each other of the records of tokens they have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokensMessage {
+    /// A hash of all of them.
+    Digest([u8; 32]),
+    /// Some of them.
+    Records(Vec<TokenRecord>),
+    /// These are of no use any more, and are forgotten by whoever knows that they are not.
+    Prune(Vec<TokenId>),
+}
+
+/// Suffix and value of a row.
+pub type SpanRow = (Box<[u8]>, Box<[u8]>);

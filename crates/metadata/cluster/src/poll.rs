@@ -1,0 +1,303 @@
+//! Polls: a question to all members that serve clients, this one included if it does.
+//!
+//! It is sent again to those who have not answered. It ends with all answers, by member, or after [`DEADLINE`] with `None`: somebody
+//! is not to be had, and what he would have said nobody knows. A member answers each copy of a question as things are when it gets
+//! it; the first answer counts. One that has another table does not answer, and when the table of who asks changes he asks again from the
+//! start: so all answers are by one table.
+
+use std::collections::BTreeMap;
+
+use kestrel_balancer::report::Report;
+use kestrel_meta::node::TreePart;
+use kestrel_meta::ops::locate;
+use kestrel_types::clock::Nanos;
+use kestrel_types::error::{FsError, FsResult};
+use kestrel_types::ids::{InodeId, ObjectId, Position};
+use kestrel_types::name::Name;
+use kestrel_types::placement::NodeId;
+use kestrel_types::request::{Answer as Answered, DirEntry, Usage};
+
+use super::message::Message;
+use super::reap::Weight;
+use super::tree::Place;
+use super::{DEADLINE, Member, RESEND, Todo};
+
+/// What members are asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Question {
+    /// The volume's figures, as far as the member's own shares have them.
+    Usage,
+    /// Which of these files somebody has open there, or may have.
+    Held(Vec<InodeId>),
+    /// Of these directories: their figures, unless that is a question for more, and which directories are in them, after this place.
+    Tree(Vec<InodeId>, Option<Place>),
+    /// A round of deleting objects begins ([`super::reap`]): what the member has to say of each of them.
+    Weigh(u64, Vec<ObjectId>),
+    /// Of this round: which of these objects nothing there has come to refer to; they are condemned.
+    Confirm(u64, Vec<ObjectId>),
+    /// This round has ended, and these objects are deleted.
+    Forget(u64, Vec<ObjectId>),
+    /// What entries the node has. Who has not counted them does not answer yet.
+    Entries,
+    /// Which of these files are among the next names that the node owns, after this directory and
+    /// name.
+    Locate(Vec<InodeId>, Option<(InodeId, Name)>),
+}
+
+/// What a member says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Answer {
+    /// Files, directories, bytes: parts of sums, so below nought too.
+    Usage([i64; 3]),
+    /// Those of the files that are open, or may be.
+    Held(Vec<InodeId>),
+    /// What the rows there say of the directories.
+    Tree(TreePart),
+    /// One for each object asked about.
+    Weighed(Vec<Weight>),
+    /// Those of the objects that are condemned.
+    Confirmed(Vec<ObjectId>),
+    /// It is done, durably.
+    Done,
+    /// Entries, and names.
+    Entries(Report),
+    /// Files, each with its directory, and the directory and name that were read last; `None` if
+    /// all names were.
+    Located(Vec<(InodeId, DirEntry)>, Option<(InodeId, Name)>),
+}
+
+impl Question {
+    /// Whether this is an answer to it.
+    fn is_answered_by(&self, answer: &Answer) -> bool {
+        matches!(
+            (self, answer),
+            (Question::Usage, Answer::Usage(_))
+                | (Question::Held(_), Answer::Held(_))
+                | (Question::Tree(..), Answer::Tree(_))
+                | (Question::Weigh(..), Answer::Weighed(_))
+                | (Question::Confirm(..), Answer::Confirmed(_))
+                | (Question::Forget(..), Answer::Done)
+                | (Question::Entries, Answer::Entries(_))
+                | (Question::Locate(..), Answer::Located(..))
+        )
+    }
+}
+
+/// What happens when a poll has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Then {
+    /// The request with this ticket hears the sum.
+    TellUsage(u64),
+    /// The request with this ticket hears which files were found.
+    TellLocated(u64),
+    /// The walk for this request goes on.
+    WalkOn(u64),
+    /// This round of deleting objects goes on.
+    Weighed(u64),
+    /// As above.
+    Confirmed(u64),
+    /// As above.
+    Forgotten(u64),
+    /// Who waits for what all nodes have hears it.
+    Counted,
+    /// Nothing.
+    Nothing,
+    /// Those of these files without names that nobody has open are deleted. With the numbers of their cases.
+    Delete(Vec<(InodeId, u64)>),
+}
+
+/// A poll under way.
+pub(super) struct Poll {
+    question: Question,
+    answers: BTreeMap<NodeId, Answer>,
+    then: Then,
+    /// When those who have not answered were asked last.
+    sent: Nanos,
+    until: Nanos,
+}
+
+impl Poll {
+    /// Whether it decides about files without names.
+    pub fn is_about_nameless(&self) -> bool {
+        matches!(self.then, Then::Delete(_))
+    }
+}
+
+impl Member {
+    /// Asks all of them. `then` hears the answers in [`Member::poll_ended`].
+    pub(super) fn poll(&mut self, question: Question, then: Then) {
+        let (number, now) = (self.number(), self.now);
+        let poll = Poll { question, answers: BTreeMap::new(), then, sent: now, until: now + DEADLINE };
+        self.polls.insert(number, poll);
+        self.send_poll(number);
+    }
+
+    fn send_poll(&mut self, number: u64) {
+        let now = self.now;
+        let nodes: Vec<NodeId> = self.table.serving().collect();
+        let table = self.table.placement.version;
+        let Some(poll) = self.polls.get_mut(&number) else { return };
+        poll.sent = now;
+        let silent = nodes.into_iter().filter(|node| !poll.answers.contains_key(node));
+        let (silent, question): (Vec<NodeId>, _) = (silent.collect(), poll.question.clone());
+        for node in silent {
+            self.send(node, Message::Poll { number, table, question: question.clone() });
+        }
+    }
+
+    /// Answers another member, or this one.
+    pub(super) fn polled(&mut self, from: NodeId, number: u64, question: Question) {
+        let (answer, wait) = match question {
+            // A crash undoes what is not durable; figures may come out wrong by that much for a moment, as on one node.
+            Question::Usage => (Answer::Usage(self.node.figures()), 0),
+            Question::Held(mut files) => {
+                let core = self.node.core();
+                let soon = self.about_to_open();
+                let is_open = |ino: &InodeId| core.opens.get(*ino).count > 0 || soon.contains(ino);
+                files.retain(|ino| core.reclaiming.lasts() || is_open(ino));
+                (Answer::Held(files), 0)
+            }
+            Question::Tree(dirs, after) => return self.tell_tree(from, number, &dirs, after),
+            Question::Weigh(round, objects) => return self.weigh(from, number, round, &objects),
+            Question::Confirm(round, objects) => {
+                (Answer::Confirmed(self.node.confirm_objects(from, round, objects)), 0)
+            }
+            Question::Entries => match self.census.as_ref().and_then(|census| census(&self.table)) {
+                Some(report) => (Answer::Entries(report), 0),
+                None => return,
+            },
+            Question::Locate(files, after) => match self.locate(&files, after.as_ref()) {
+                Ok(located) => (located, 0),
+                // Whoever asks gives up at his deadline.
+                Err(why) => return log::error!("files that another node looks for by number: {why}"),
+            },
+            // Its shares are on their way to another member, which is asked by the next table.
+            Question::Forget(..) if self.is_frozen_to_leave() => return,
+            Question::Forget(round, objects) => match self.node.forget_objects(from, round, &objects) {
+                Ok(position) => (Answer::Done, position),
+                // It is asked again.
+                Err(why) => return log::error!("shares of objects that another node has deleted: {why}"),
+            },
+        };
+        self.answer_poll(from, number, answer, wait);
+    }
+
+    /// Tells an answer once this is durable.
+    pub(super) fn answer_poll(&mut self, to: NodeId, number: u64, answer: Answer, wait: Position) {
+        // Another one may have begun to serve while rows were read.
+        if !self.cluster().may_answer() {
+            return;
+        }
+        self.when_durable(wait, Todo::Send(to, Message::Polled { number, answer }));
+    }
+
+    /// A member has answered.
+    pub(super) fn told(&mut self, from: NodeId, number: u64, answer: Answer) {
+        let count = self.table.serving().count();
+        let placement = &self.table.placement;
+        let is_asked = placement.map.member(from).is_some() && !placement.is_idle(from);
+        let Some(poll) = self.polls.get_mut(&number).filter(|_| is_asked) else { return };
+        if !poll.question.is_answered_by(&answer) {
+            return log::error!("node {from} answered something else than it was asked");
+        }
+        poll.answers.entry(from).or_insert(answer);
+        if poll.answers.len() == count
+            && let Some(poll) = self.polls.remove(&number)
+        {
+            self.poll_ended(poll.then, Some(poll.answers));
+        }
+    }
+
+    /// The files that are among the next names which this member owns.
+    fn locate(&self, files: &[InodeId], after: Option<&(InodeId, Name)>) -> FsResult<Answer> {
+        let (table, me) = (&self.table, self.me);
+        let own = |dir: InodeId, name: &[u8]| table.owner_of_entry(dir, name) == me;
+        match locate::run(&**self.node.engine(), (files, after), &own)? {
+            Answered::Located { found, next } => Ok(Answer::Located(found, next)),
+            _ => Ok(Answer::Located(Vec::new(), None)),
+        }
+    }
+
+    fn poll_ended(&mut self, then: Then, answers: Option<BTreeMap<NodeId, Answer>>) {
+        match then {
+            Then::TellUsage(ticket) => {
+                let reply = match answers {
+                    Some(answers) => Ok(Answered::Usage(sum(answers.values()))),
+                    None => Err(out_of_reach().into()),
+                };
+                self.answer(ticket, reply);
+            }
+            Then::TellLocated(ticket) => {
+                let reply = answers.map(merge_located).ok_or_else(|| out_of_reach().into());
+                self.answer(ticket, reply);
+            }
+            Then::WalkOn(ticket) => self.walked(ticket, answers),
+            Then::Weighed(round) => self.weighed(round, answers),
+            Then::Confirmed(round) => self.confirmed(round, answers),
+            Then::Forgotten(round) => self.forgotten(round, answers.is_some()),
+            Then::Counted => self.counted(answers),
+            Then::Nothing => {}
+            Then::Delete(cases) => self.delete_unless_held(&cases, answers),
+        }
+    }
+
+    /// The table has changed: members may be others, and what each has. What was asked for requests these ask for themselves.
+    pub(super) fn ask_again(&mut self) {
+        for poll in std::mem::take(&mut self.polls).into_values() {
+            match poll.then {
+                Then::TellUsage(_) | Then::TellLocated(_) | Then::WalkOn(_) => {}
+                // Some of the files may have another home now.
+                Then::Delete(_) => self.poll_ended(poll.then, None),
+                // The weights that it goes by were those of other members, or of what they had then.
+                Then::Confirmed(round) => self.end_round_early(round),
+                then => self.poll(poll.question, then),
+            }
+        }
+    }
+
+    pub(super) fn tick_polls(&mut self) {
+        let now = self.now;
+        let due = self.polls.iter().filter(|(_, poll)| poll.sent + RESEND <= now || poll.until <= now);
+        for number in due.map(|(number, _)| *number).collect::<Vec<_>>() {
+            match self.polls.get(&number) {
+                Some(poll) if poll.until > now => self.send_poll(number),
+                _ => {
+                    if let Some(poll) = self.polls.remove(&number) {
+                        self.poll_ended(poll.then, None);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Somebody did not answer in time.
+pub(super) fn out_of_reach() -> FsError {
+    let text = "metadata: other nodes of the cluster could not be reached in time; nothing has changed";
+    FsError::new(libc::ETIMEDOUT, text)
+}
+
+/// What all members have found, and from where on none of them has read.
+fn merge_located(answers: BTreeMap<NodeId, Answer>) -> Answered {
+    let (mut found, mut next) = (Vec::new(), None);
+    for answer in answers.into_values() {
+        let Answer::Located(files, read) = answer else { continue };
+        found.extend(files);
+        next = match (next, read) {
+            (Some(next), Some(read)) => Some(std::cmp::min(next, read)),
+            (next, read) => next.or(read),
+        };
+    }
+    Answered::Located { found, next }
+}
+
+fn sum<'a>(answers: impl Iterator<Item = &'a Answer>) -> Usage {
+    let mut sum = [0i64; 3];
+    for answer in answers {
+        if let Answer::Usage(part) = answer {
+            sum = std::array::from_fn(|i| sum[i].wrapping_add(part[i]));
+        }
+    }
+    let [files, dirs, bytes] = sum.map(|value| value.max(0).cast_unsigned());
+    Usage { files, dirs, bytes }
+}

@@ -1,0 +1,108 @@
+//! Figures of a directory and everything below it: every node has its own shares of each directory, and a part of the rows that say
+//! which directories are in which.
+//!
+//! All members are asked about some directories at a time. As on one node, directories made or removed meanwhile may be counted or
+//! not.
+
+use std::collections::BTreeMap;
+
+use kestrel_meta::node::TreePart;
+use kestrel_types::ids::InodeId;
+use kestrel_types::placement::NodeId;
+use kestrel_types::request::{Answer as Answered, Op, Usage};
+
+use super::Member;
+use super::poll::{Answer, Question, Then, out_of_reach};
+
+/// Most directories asked about at a time.
+const DIRS_MAX: usize = 64;
+
+/// Most directories in them that a member tells at a time.
+pub(super) const CHILDREN_MAX: usize = 4096;
+
+/// A place in the answer to a question about directories: which of them, and the last directory in it that was told.
+pub type Place = (u32, InodeId);
+
+/// A walk under way.
+#[derive(Default)]
+pub(super) struct Walk {
+    /// Directories nobody has been asked about.
+    todo: Vec<InodeId>,
+    /// Those that members have been asked about.
+    asked: Vec<InodeId>,
+    /// Entries, directories among them, bytes.
+    sum: [i64; 3],
+    dirs: u64,
+}
+
+impl Member {
+    /// Begins to answer `Op::TreeUsage`, at the directory's home.
+    pub(super) fn walk_tree(&mut self, ticket: u64) {
+        let Some(work) = self.works.get(&ticket) else { return };
+        let Op::TreeUsage(dir) = work.request.op else { return };
+        let mut wait = 0;
+        match self.node.place_of(dir, &mut wait) {
+            Ok(_) => {
+                self.walks.insert(ticket, Walk { todo: vec![dir], ..Walk::default() });
+                self.ask_tree(ticket);
+            }
+            // Where it lies nobody answers at present.
+            Err(why) if why.errno == libc::EIO && self.cluster().is_shared() => self.rest(ticket, false),
+            Err(why) => self.answer_after(ticket, Err(why.into()), wait),
+        }
+    }
+
+    /// Asks about the next directories, or answers.
+    fn ask_tree(&mut self, ticket: u64) {
+        let Some(walk) = self.walks.get_mut(&ticket) else { return };
+        if walk.todo.is_empty() {
+            let [children, subdirs, bytes] = walk.sum;
+            let files = children.wrapping_sub(subdirs).max(0).cast_unsigned();
+            // Without the one that was asked about.
+            let usage = Usage { files, dirs: walk.dirs - 1, bytes: bytes.max(0).cast_unsigned() };
+            self.walks.remove(&ticket);
+            return self.answer(ticket, Ok(Answered::Usage(usage)));
+        }
+        walk.asked = walk.todo.split_off(walk.todo.len().saturating_sub(DIRS_MAX));
+        walk.dirs += walk.asked.len() as u64;
+        let dirs = walk.asked.clone();
+        self.poll(Question::Tree(dirs, None), Then::WalkOn(ticket));
+    }
+
+    /// All members have told what they know of the directories, or somebody is out of reach.
+    pub(super) fn walked(&mut self, ticket: u64, answers: Option<BTreeMap<NodeId, Answer>>) {
+        let Some(walk) = self.walks.get_mut(&ticket) else { return };
+        let Some(answers) = answers else {
+            self.walks.remove(&ticket);
+            return self.answer(ticket, Err(out_of_reach().into()));
+        };
+        // Up to where everybody has told all.
+        let (mut end, mut found): (Option<Place>, Vec<Place>) = (None, Vec::new());
+        for answer in answers.into_values() {
+            let Answer::Tree(TreePart { sum, children, more }) = answer else { continue };
+            walk.sum = std::array::from_fn(|i| walk.sum[i].wrapping_add(sum[i]));
+            if let (true, Some(last)) = (more, children.last()) {
+                end = Some(end.map_or(*last, |end| end.min(*last)));
+            }
+            found.extend(children);
+        }
+        found.retain(|place| end.is_none_or(|end| *place <= end));
+        walk.todo.extend(found.into_iter().map(|(_, child)| child));
+        match end {
+            Some(end) => {
+                let dirs = walk.asked.clone();
+                self.poll(Question::Tree(dirs, Some(end)), Then::WalkOn(ticket));
+            }
+            None => self.ask_tree(ticket),
+        }
+    }
+
+    /// What this member knows of directories.
+    pub(super) fn tell_tree(&mut self, from: NodeId, number: u64, dirs: &[InodeId], after: Option<Place>) {
+        match self.node.tree_part(dirs, after, CHILDREN_MAX) {
+            Ok(part) => self.answer_poll(from, number, Answer::Tree(part), 0),
+            // Whoever asks gives up at his deadline.
+            Err(why) => log::error!("figures of directories that another node asks for: {why}"),
+        }
+    }
+}

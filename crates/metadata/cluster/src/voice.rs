@@ -1,0 +1,162 @@
+//! The voice of a member: which of its starts speaks for it where leases are granted.
+//!
+//! A store that others can claim ([`kestrel_engine::Engine::is_shared`]) may be taken over while the process that had it goes on and does not know.
+//! Leases rest on this, that two majorities have a member in common; a member that runs twice could give each of them what the
+//! other must not have. So a start grants nothing, holds nothing for a fence, and does not count itself, unless it *has the voice*.
+//!
+//! **Who has it.** Each [`RENEW`] a start commits a record that changes nothing. Commits carry the engine's epoch, so when one of them gets
+//! through nobody had claimed the store by the time at which it was made: from that time on the start has the voice for [`VOICE`]. One that
+//! is not *sole* (no earlier start can be running) does not have it before [`VOICE_PAST`] is over since its own claim.
+//!
+//! **No two have it at a time.** What an earlier start committed was made before the later one claimed, so its voice has ended by
+//! [`VOICE`] after that, and [`VOICE_PAST`] is longer by as much as clocks may disagree. What it had promised until then nobody remembers: a later start keeps
+//! the longest promise it may have made since ([`Voice::forgets`]). That of a store that nobody else can claim is its holder's for ever.
+//!
+//! **A store that is full** takes no commits, and is this start's nevertheless: it is asked ([`kestrel_engine::Engine::confirmations`]), or else nobody could even read.
+//!
+//! It is longer than a lease, because commits wait for those before them: a store that is slow for a moment is not lost.
+
+use kestrel_engine::BatchKind;
+use kestrel_meta::ids::counter_row;
+use kestrel_meta::lease::{FOREVER, NEVER};
+use kestrel_types::clock::Nanos;
+
+use super::lease::{LEASE, PROMISE, RENEW};
+use super::{Member, Todo};
+
+/// How long a start has the voice after a commit that got through was made.
+pub const VOICE: Nanos = 2 * LEASE;
+
+/// When the voice of earlier starts has ended, after a claim.
+pub const VOICE_PAST: Nanos = VOICE + VOICE / 8;
+
+/// See the module's header.
+pub(super) struct Voice {
+    from: Nanos,
+    until: Nanos,
+    /// When the newest of its commits was made.
+    asked: Nanos,
+    /// That is under way.
+    waits: bool,
+    /// How often a full store had confirmed that it is this start's, and when that was looked at.
+    counted: (u64, Nanos),
+}
+
+impl Voice {
+    /// That of a start which claimed its store then, and has made a durable commit since.
+    pub fn new(shared: bool, sole: bool, claimed: Nanos) -> Self {
+        let from = if shared && !sole { claimed + VOICE_PAST } else { claimed };
+        let until = if shared { claimed + VOICE } else { FOREVER };
+        Self { from, until, asked: claimed, waits: false, counted: (0, claimed) }
+    }
+
+    /// Whether the start has it.
+    pub fn is_held(&self, now: Nanos) -> bool {
+        self.from <= now && now < self.until
+    }
+
+    /// As what its own vote for a lease counts: as one that was asked for then.
+    pub fn votes(&self, now: Nanos) -> Option<Nanos> {
+        // `until` is not before anything that was added to it.
+        self.is_held(now).then(|| now.min(self.until - LEASE))
+    }
+
+    /// From when on nothing counts any more that earlier starts have promised.
+    pub fn forgets(&self) -> Nanos {
+        self.from + PROMISE
+    }
+
+    /// A commit that was made then has got through.
+    pub fn confirmed(&mut self, made: Nanos) {
+        self.waits = false;
+        self.extend(made);
+    }
+
+    /// A full store has confirmed so often that it is this start's.
+    pub fn count(&mut self, count: u64, now: Nanos) {
+        let (before, looked) = self.counted;
+        // The first of two that came after a look may have been asked for before it, the second was not.
+        if count.saturating_sub(before) >= 2 {
+            self.extend(looked);
+            self.counted = (count, now);
+        }
+    }
+
+    fn extend(&mut self, asked: Nanos) {
+        if self.until != NEVER {
+            self.until = self.until.max(asked + VOICE);
+        }
+    }
+
+    /// It has none any more.
+    pub fn end(&mut self) {
+        self.until = NEVER;
+    }
+}
+
+impl Member {
+    /// Asks the store whether it is still this start's.
+    pub(super) fn tick_voice(&mut self) {
+        let (now, shared) = (self.time(), self.cluster().is_shared());
+        let confirmations = self.node.engine().confirmations();
+        let voice = &mut self.leases.voice;
+        voice.count(confirmations, now);
+        if !shared || voice.waits || voice.until == NEVER || now < voice.asked + RENEW {
+            return;
+        }
+        (voice.asked, voice.waits) = (now, true);
+        match self.commit(BatchKind::Freeing, vec![counter_row("epoch", self.epoch)]) {
+            Ok(position) => self.when_durable(position, Todo::Confirmed(now)),
+            Err(why) if self.has_lost_store(&why) => {}
+            Err(why) => {
+                log::warn!("what tells that the store is this node's: {why}");
+                self.leases.voice.waits = false;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_has_it_while_its_commits_get_through() {
+        let mut voice = Voice::new(true, true, 5);
+        assert!(voice.is_held(5) && voice.is_held(4 + VOICE) && !voice.is_held(5 + VOICE));
+        assert_eq!(voice.votes(6), Some(6));
+        assert_eq!(voice.votes(4 + VOICE), Some(5 + VOICE - LEASE), "its vote ends with it");
+        voice.confirmed(10);
+        assert!(voice.is_held(9 + VOICE) && !voice.is_held(10 + VOICE));
+        voice.end();
+        voice.confirmed(20);
+        assert!(!voice.is_held(20));
+    }
+
+    #[test]
+    fn a_store_that_is_full_confirms_it_by_what_was_asked_for_after_a_look() {
+        let mut voice = Voice::new(true, true, 0);
+        voice.count(2, 100);
+        assert!(!voice.is_held(VOICE), "it may have been asked for at the claim");
+        voice.count(3, 200);
+        assert!(!voice.is_held(VOICE));
+        voice.count(4, 300);
+        assert!(voice.is_held(99 + VOICE) && !voice.is_held(100 + VOICE));
+        voice.count(6, 400);
+        assert!(voice.is_held(299 + VOICE) && !voice.is_held(300 + VOICE));
+    }
+
+    #[test]
+    fn one_that_is_not_sole_waits_until_earlier_ones_cannot_have_it() {
+        let (claimed, mut earlier) = (1000, Voice::new(true, true, 0));
+        earlier.confirmed(claimed);
+        let mut voice = Voice::new(true, false, claimed);
+        voice.confirmed(claimed + VOICE_PAST);
+        let begins = claimed + VOICE_PAST;
+        assert!(!voice.is_held(begins - 1) && voice.is_held(begins) && !earlier.is_held(claimed + VOICE));
+        assert_eq!(voice.forgets(), begins + PROMISE);
+        let own = Voice::new(false, false, 7);
+        assert!(own.is_held(7) && own.is_held(1 << 60));
+        assert_eq!((own.votes(9), own.forgets()), (Some(9), 7 + PROMISE));
+    }
+}

@@ -1,0 +1,192 @@
+//! Where the nodes of a cluster are: the address of the newest start of each that was heard of.
+//!
+//! The table of placement says where a node was when it joined. A node that was started elsewhere since tells its address when it connects;
+//! who hears that has it on record, durably ([`super::known`]), and tells all others ([`Message::Whereabouts`]), as he does whenever he
+//! connects to somebody. What was only heard by the way is kept in memory: by it the node is looked for there, and who answers there says
+//! himself who he is. So nodes that went elsewhere at one moment find each other as long as each finds one that has heard of both.
+//!
+//! The newest start counts: starts are numbered, each has one address, and whoever answers at that of an older one is that older start or
+//! somebody else. Of one start what it says itself counts more than what others say. A node that is not in here is where the table says.
+//!
+//! [`Message::Whereabouts`]: super::Message::Whereabouts
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use kestrel_engine::Engine;
+use kestrel_types::error::FsResult;
+use kestrel_types::placement::NodeId;
+use parking_lot::Mutex;
+
+use super::known::Known;
+
+/// Where a start of a node is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Whereabout {
+    /// The node.
+    pub node: NodeId,
+    /// Which of its starts, counted from 1.
+    pub epoch: u64,
+    /// Where others reach it, `host:port`; 1 to 255 bytes.
+    pub address: String,
+}
+
+/// Hears where a node is, and whether that is new. Called with no lock of the whereabouts held; it must not wait.
+pub type Listener = dyn Fn(&Whereabout, bool) + Send + Sync;
+
+/// See the module's header.
+#[derive(Default)]
+pub struct Whereabouts {
+    state: Mutex<State>,
+    listener: OnceLock<Box<Listener>>,
+}
+
+#[derive(Default)]
+struct State {
+    changes: u64,
+    of: BTreeMap<NodeId, Place>,
+}
+
+/// Where a start is.
+struct Place {
+    epoch: u64,
+    address: String,
+    /// It has said so itself.
+    proven: bool,
+}
+
+impl Place {
+    fn of(&self, node: NodeId) -> Whereabout {
+        Whereabout { node, epoch: self.epoch, address: self.address.clone() }
+    }
+}
+
+impl Whereabouts {
+    /// What is on record of these nodes.
+    ///
+    /// # Errors
+    /// As [`Known::read`].
+    pub(super) fn read(engine: &dyn Engine, nodes: impl Iterator<Item = NodeId>) -> FsResult<Self> {
+        let mut state = State::default();
+        for node in nodes {
+            if let Some(known) = Known::read(engine, node)?
+                && let Some(address) = known.address
+            {
+                state.of.insert(node, Place { epoch: known.epoch, address, proven: true });
+            }
+        }
+        Ok(Self { state: Mutex::new(state), listener: OnceLock::new() })
+    }
+
+    /// Has `listener` called whenever a node has said where it is, or others have. Once.
+    pub fn listen(&self, listener: Box<Listener>) {
+        let _ = self.listener.set(listener);
+    }
+
+    /// The node itself has said where it is.
+    pub fn met(&self, at: &Whereabout) {
+        let is_new = self.take(at, true);
+        self.tell(at, is_new);
+    }
+
+    /// Another node has said where these are. What is not newer than what is known says nothing.
+    pub fn heard(&self, nodes: &[Whereabout]) {
+        for at in nodes {
+            if self.take(at, false) {
+                self.tell(at, true);
+            }
+        }
+    }
+
+    /// Lets go of nodes that have left.
+    pub fn forget(&self, has_left: impl Fn(NodeId) -> bool) {
+        let mut state = self.state.lock();
+        let before = state.of.len();
+        state.of.retain(|node, _| !has_left(*node));
+        state.changes += u64::from(state.of.len() != before);
+    }
+
+    fn take(&self, at: &Whereabout, proven: bool) -> bool {
+        let mut state = self.state.lock();
+        let known = |place: &Place| (place.epoch, place.proven) >= (at.epoch, proven);
+        if state.of.get(&at.node).is_some_and(known) {
+            return false;
+        }
+        let place = Place { epoch: at.epoch, address: at.address.clone(), proven };
+        let before = state.of.insert(at.node, place);
+        let moved = before.as_ref().is_none_or(|before| before.address != at.address);
+        state.changes += u64::from(moved);
+        moved || before.is_none_or(|before| before.epoch != at.epoch)
+    }
+
+    fn tell(&self, at: &Whereabout, is_new: bool) {
+        if let Some(listener) = self.listener.get() {
+            listener(at, is_new);
+        }
+    }
+
+    /// Where a node is, and by which of its starts, if it was heard of.
+    pub fn of(&self, node: NodeId) -> Option<Whereabout> {
+        let state = self.state.lock();
+        state.of.get(&node).map(|place| place.of(node))
+    }
+
+    /// All of them, ascending by node.
+    pub fn all(&self) -> Vec<Whereabout> {
+        let state = self.state.lock();
+        state.of.iter().map(|(node, place)| place.of(*node)).collect()
+    }
+
+    /// The addresses alone.
+    pub fn addresses(&self) -> BTreeMap<NodeId, String> {
+        let state = self.state.lock();
+        state.of.iter().map(|(node, place)| (*node, place.address.clone())).collect()
+    }
+
+    /// Grows with each address that changes.
+    pub fn changes(&self) -> u64 {
+        self.state.lock().changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn at(node: NodeId, epoch: u64, address: &str) -> Whereabout {
+        Whereabout { node, epoch, address: address.into() }
+    }
+
+    #[test]
+    fn the_newest_start_counts_and_only_who_comes_himself_is_always_told_of() {
+        let (whereabouts, told) = (Whereabouts::default(), Arc::new(Mutex::new(Vec::new())));
+        let notes = told.clone();
+        whereabouts.listen(Box::new(move |at, is_new| notes.lock().push((at.epoch, is_new))));
+        whereabouts.met(&at(2, 5, "b:1"));
+        whereabouts.met(&at(2, 5, "b:1"));
+        assert_eq!(whereabouts.changes(), 1);
+        whereabouts.heard(&[at(2, 5, "x:1"), at(2, 4, "y:1")]);
+        assert_eq!(whereabouts.of(2), Some(at(2, 5, "b:1")));
+        whereabouts.heard(&[at(2, 6, "b:1"), at(3, 1, "c:1")]);
+        assert_eq!(*told.lock(), [(5, true), (5, false), (6, true), (1, true)]);
+        // An older start that is still there.
+        whereabouts.met(&at(2, 5, "b:1"));
+        assert_eq!(whereabouts.all(), [at(2, 6, "b:1"), at(3, 1, "c:1")]);
+        assert_eq!((whereabouts.changes(), whereabouts.addresses().len()), (2, 2));
+    }
+
+    #[test]
+    fn what_a_start_says_itself_counts_more_and_nodes_that_have_left_are_forgotten() {
+        let whereabouts = Whereabouts::default();
+        whereabouts.heard(&[at(2, 5, "x:1"), at(3, 1, "c:1")]);
+        whereabouts.met(&at(2, 5, "b:1"));
+        whereabouts.heard(&[at(2, 5, "x:1")]);
+        assert_eq!((whereabouts.of(2), whereabouts.changes()), (Some(at(2, 5, "b:1")), 3));
+        whereabouts.forget(|node| node == 4);
+        assert_eq!(whereabouts.changes(), 3);
+        whereabouts.forget(|node| node == 3);
+        assert_eq!((whereabouts.all(), whereabouts.changes()), (vec![at(2, 5, "b:1")], 4));
+    }
+}

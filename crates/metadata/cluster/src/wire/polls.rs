@@ -1,0 +1,204 @@
+//! The bytes of questions to all members, and of the answers.
+
+use kestrel_balancer::report::{NameCount, Report};
+use kestrel_meta::node::{Part, TreePart};
+use kestrel_types::codec::{DecodeError, Reader, put_string, put_varint};
+use kestrel_types::ids::InodeId;
+use kestrel_types::inode::Kind;
+use kestrel_types::name::{NAME_MAX, Name};
+use kestrel_types::request::DirEntry;
+
+use super::{boolean, list, put_ids, put_list, put_numbered};
+use crate::poll::{Answer, Question};
+use crate::reap::Weight;
+use crate::tree::Place;
+
+// What a poll asks, and its answer says. Numbers are never given to another one.
+const USAGE: u8 = 1;
+const HELD: u8 = 2;
+const TREE: u8 = 3;
+const WEIGH: u8 = 4;
+const CONFIRM: u8 = 5;
+const FORGET: u8 = 6;
+const ENTRIES: u8 = 7;
+const LOCATE: u8 = 8;
+
+/// Shares of an object are below: those of all nodes can be added up.
+const PART_MAX: u64 = 1 << 52;
+
+pub(super) fn put_question(out: &mut Vec<u8>, question: &Question) {
+    match question {
+        Question::Usage => out.push(USAGE),
+        Question::Held(files) => put_about(out, HELD, files),
+        Question::Tree(dirs, after) => {
+            put_about(out, TREE, dirs);
+            out.push(u8::from(after.is_some()));
+            after.iter().for_each(|place| put_place(out, place));
+        }
+        Question::Weigh(round, objects) => put_round(out, WEIGH, *round, objects),
+        Question::Confirm(round, objects) => put_round(out, CONFIRM, *round, objects),
+        Question::Forget(round, objects) => put_round(out, FORGET, *round, objects),
+        Question::Entries => out.push(ENTRIES),
+        Question::Locate(files, after) => {
+            put_about(out, LOCATE, files);
+            put_name_after(out, after.as_ref());
+        }
+    }
+}
+
+pub(super) fn question(r: &mut Reader<'_>) -> Result<Question, DecodeError> {
+    Ok(match r.u8()? {
+        USAGE => Question::Usage,
+        HELD => Question::Held(ids(r)?),
+        TREE => Question::Tree(ids(r)?, if boolean(r)? { Some(place(r)?) } else { None }),
+        WEIGH => Question::Weigh(r.varint()?, ids(r)?),
+        CONFIRM => Question::Confirm(r.varint()?, ids(r)?),
+        FORGET => Question::Forget(r.varint()?, ids(r)?),
+        ENTRIES => Question::Entries,
+        LOCATE => Question::Locate(ids(r)?, name_after(r)?),
+        _ => return Err(DecodeError("an unknown question")),
+    })
+}
+
+pub(super) fn put_answer(out: &mut Vec<u8>, answer: &Answer) {
+    match answer {
+        Answer::Usage(figures) => {
+            out.push(USAGE);
+            put_figures(out, figures);
+        }
+        Answer::Held(files) => put_about(out, HELD, files),
+        Answer::Tree(TreePart { sum, children, more }) => {
+            out.push(TREE);
+            put_figures(out, sum);
+            put_list(out, children, put_place);
+            out.push(u8::from(*more));
+        }
+        Answer::Weighed(weights) => {
+            out.push(WEIGH);
+            put_list(out, weights, put_weight);
+        }
+        Answer::Confirmed(objects) => put_about(out, CONFIRM, objects),
+        Answer::Done => out.push(FORGET),
+        Answer::Located(found, next) => {
+            out.push(LOCATE);
+            put_list(out, found, |out, (dir, DirEntry { name, ino, kind })| {
+                put_varint(out, *dir);
+                put_varint(out, *ino);
+                out.push(*kind as u8);
+                put_string(out, name.as_bytes());
+            });
+            put_name_after(out, next.as_ref());
+        }
+        Answer::Entries(Report { node, entries, names }) => {
+            put_numbered(out, ENTRIES, u64::from(*node));
+            put_varint(out, *entries);
+            put_list(out, names, |out, NameCount { name, entries }| {
+                put_string(out, name.as_bytes());
+                put_varint(out, *entries);
+            });
+        }
+    }
+}
+
+pub(super) fn answer(r: &mut Reader<'_>) -> Result<Answer, DecodeError> {
+    Ok(match r.u8()? {
+        USAGE => Answer::Usage(figures(r)?),
+        HELD => Answer::Held(ids(r)?),
+        TREE => {
+            let (sum, children) = (figures(r)?, list(r, 2, place)?);
+            Answer::Tree(TreePart { sum, children, more: boolean(r)? })
+        }
+        WEIGH => Answer::Weighed(list(r, 1, weight)?),
+        CONFIRM => Answer::Confirmed(ids(r)?),
+        FORGET => Answer::Done,
+        ENTRIES => {
+            let (node, entries) = (r.varint32()?, r.varint()?);
+            Answer::Entries(Report { node, entries, names: list(r, 3, name_count)? })
+        }
+        LOCATE => Answer::Located(list(r, 5, located)?, name_after(r)?),
+        _ => return Err(DecodeError("an unknown answer")),
+    })
+}
+
+fn located(r: &mut Reader<'_>) -> Result<(InodeId, DirEntry), DecodeError> {
+    let (dir, ino) = (r.varint()?, r.varint()?);
+    let kind = Kind::from_u8(r.u8()?).ok_or(DecodeError("unknown file type"))?;
+    Ok((dir, DirEntry { name: name(r)?, ino, kind }))
+}
+
+fn put_name_after(out: &mut Vec<u8>, after: Option<&(InodeId, Name)>) {
+    out.push(u8::from(after.is_some()));
+    after.iter().for_each(|(dir, name)| {
+        put_varint(out, *dir);
+        put_string(out, name.as_bytes());
+    });
+}
+
+fn name_after(r: &mut Reader<'_>) -> Result<Option<(InodeId, Name)>, DecodeError> {
+    Ok(if boolean(r)? { Some((r.varint()?, name(r)?)) } else { None })
+}
+
+fn name(r: &mut Reader<'_>) -> Result<Name, DecodeError> {
+    Name::new(r.string(NAME_MAX)?).map_err(|_| DecodeError("no name"))
+}
+
+fn put_about(out: &mut Vec<u8>, kind: u8, ids: &[u64]) {
+    out.push(kind);
+    put_ids(out, ids);
+}
+
+fn put_round(out: &mut Vec<u8>, kind: u8, round: u64, objects: &[u64]) {
+    out.push(kind);
+    put_varint(out, round);
+    put_ids(out, objects);
+}
+
+fn ids(r: &mut Reader<'_>) -> Result<Vec<u64>, DecodeError> {
+    list(r, 1, Reader::varint)
+}
+
+fn put_figures(out: &mut Vec<u8>, figures: &[i64; 3]) {
+    figures.iter().for_each(|figure| out.extend_from_slice(&figure.to_be_bytes()));
+}
+
+fn figures(r: &mut Reader<'_>) -> Result<[i64; 3], DecodeError> {
+    Ok([r.i64()?, r.i64()?, r.i64()?])
+}
+
+fn put_place(out: &mut Vec<u8>, (index, child): &Place) {
+    put_varint(out, u64::from(*index));
+    put_varint(out, *child);
+}
+
+fn place(r: &mut Reader<'_>) -> Result<Place, DecodeError> {
+    Ok((r.varint32()?, r.varint()?))
+}
+
+fn name_count(r: &mut Reader<'_>) -> Result<NameCount, DecodeError> {
+    Ok(NameCount { name: name(r)?, entries: r.varint()? })
+}
+
+fn put_weight(out: &mut Vec<u8>, weight: &Weight) {
+    match weight {
+        Weight::Used => out.push(0),
+        Weight::Part(Part::None) => out.push(1),
+        Weight::Part(Part::Bytes(bytes)) => {
+            out.push(2);
+            out.extend_from_slice(&bytes.to_be_bytes());
+        }
+        Weight::Part(Part::Damaged) => out.push(3),
+    }
+}
+
+fn weight(r: &mut Reader<'_>) -> Result<Weight, DecodeError> {
+    Ok(match r.u8()? {
+        0 => Weight::Used,
+        1 => Weight::Part(Part::None),
+        2 => {
+            let bytes = Some(r.i64()?).filter(|bytes| bytes.unsigned_abs() < PART_MAX);
+            Weight::Part(Part::Bytes(bytes.ok_or(DecodeError("a share out of bounds"))?))
+        }
+        3 => Weight::Part(Part::Damaged),
+        _ => return Err(DecodeError("an unknown weight")),
+    })
+}

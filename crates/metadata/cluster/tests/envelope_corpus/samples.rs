@@ -1,0 +1,257 @@
+//! One of each message, and a few things that are none.
+
+use std::sync::Arc;
+
+use kestrel_balancer::report::{NameCount, Report};
+use kestrel_cluster::change::{Announced, Attempt, ChangeMessage, Charge};
+use kestrel_cluster::lease::{HoldId, LeaseMessage};
+use kestrel_cluster::sums::{Also, Names};
+use kestrel_cluster::whereabouts::Whereabout;
+use kestrel_cluster::{Answer, Fetched, LoanId, Message, Question, SumMessage, TokensMessage, Vote, Weight};
+use kestrel_engine::Mutation;
+use kestrel_meta::locks::{Mode, TxnId};
+use kestrel_meta::node::{Part, TreePart};
+use kestrel_meta::rows::{Missing, Span};
+use kestrel_meta::view::Want;
+use kestrel_types::entry::Entry;
+use kestrel_types::error::FsError;
+use kestrel_types::inode::Kind;
+use kestrel_types::key::{Key, Table};
+use kestrel_types::name::Name;
+use kestrel_types::placement::{ClusterMap, ExceptionTable, Member, Placement};
+use kestrel_types::request::DirEntry;
+use kestrel_types::stat::DirStat;
+use kestrel_types::token::{Ids, Subtree, TokenId, TokenRecord};
+
+const TXN: TxnId = TxnId { node: 2, epoch: 3, number: 300 };
+const OTHER: TxnId = TxnId { node: 2, epoch: 3, number: 301 };
+const LOAN: LoanId = LoanId { epoch: 7, number: 1 << 40 };
+
+pub fn samples() -> Vec<(&'static str, Message)> {
+    [rows(), dirs(), ends(), polls(), changes(), leases(), sums(), tokens(), whereabouts()].concat()
+}
+
+fn whereabouts() -> Vec<(&'static str, Message)> {
+    let at = |node, epoch, address: &str| Whereabout { node, epoch, address: address.into() };
+    let nodes = vec![at(1, 17, "10.0.0.1:9440"), at(300, 1 << 40, "node-300.example:9440")];
+    vec![("whereabouts", Message::Whereabouts(nodes))]
+}
+
+fn tokens() -> Vec<(&'static str, Message)> {
+    let id = TokenId(*b"a token!");
+    let record = TokenRecord {
+        id,
+        name: "gpu farm".into(),
+        issued: 1_700_000_000_000_000_000,
+        expires: Some(1_800_000_000_000_000_000),
+        revoked: None,
+        verifier: *b"hash of a hash of a secret: 32 b",
+        read_only: true,
+        admin: false,
+        subtree: Some(Subtree { dir: 5 << 24, path: "/data".into() }),
+        uids: Ids::Ranges([(1000, 1999)].into()),
+        gids: Ids::All,
+        squash: Some((65_534, 65_534)),
+        map: [(500, 1500)].into(),
+    };
+    vec![
+        ("tokens-digest", Message::Tokens(TokensMessage::Digest([7; 32]))),
+        ("tokens-records", Message::Tokens(TokensMessage::Records(vec![record]))),
+        ("tokens-prune", Message::Tokens(TokensMessage::Prune(vec![id]))),
+    ]
+}
+
+fn leases() -> Vec<(&'static str, Message)> {
+    let hold = HoldId { epoch: 7, number: 1 << 40 };
+    vec![
+        ("lease-ask", Message::Lease(LeaseMessage::Ask { number: 300, epoch: 3, sole: true })),
+        ("lease-release", Message::Lease(LeaseMessage::Release { epoch: 3 })),
+        ("lease-granted", Message::Lease(LeaseMessage::Granted { number: 300, sums: true })),
+        ("lease-fence", Message::Lease(LeaseMessage::Fence { txn: TXN, round: 4, node: 3 })),
+        ("lease-fenced", Message::Lease(LeaseMessage::Fenced { txn: TXN, round: 4, node: 3, hold })),
+    ]
+}
+
+fn sums() -> Vec<(&'static str, Message)> {
+    let dir = 77 << 14;
+    let sum = DirStat { children: -3, subdirs: 1, bytes: 300, mtime: 1 << 60, change: 1 << 61 };
+    let dirs = vec![dir, 78 << 14];
+    let also = Also::Names(Some(b"after"[..].into()));
+    let entry = Entry::Link { ino: 79 << 14, kind: Kind::Dir }.encode();
+    let names = Some(Names { rows: vec![(b"name"[..].into(), entry)], end: true });
+    vec![
+        (
+            "sum-ask",
+            Message::Sum(SumMessage::Ask { number: 300, table: 4, epoch: 3, dir, also: Also::Nothing }),
+        ),
+        ("sum-ask-names", Message::Sum(SumMessage::Ask { number: 302, table: 4, epoch: 3, dir, also })),
+        ("sum-told", Message::Sum(SumMessage::Sum { number: 300, epoch: 3, dir, sum, names: None })),
+        ("sum-told-names", Message::Sum(SumMessage::Sum { number: 302, epoch: 3, dir, sum, names })),
+        ("sum-refused", Message::Sum(SumMessage::Refused { number: 300, dir, pause: 50_000_000 })),
+        ("sum-revoke", Message::Sum(SumMessage::Revoke { number: 301, epoch: 3, holder: 2, dirs })),
+        ("sum-revoked", Message::Sum(SumMessage::Revoked { number: 301 })),
+    ]
+}
+
+fn key(suffix: &[u8]) -> Key {
+    Key::new(Table::Entry, 77 << 14, suffix)
+}
+
+fn value(text: &[u8]) -> Option<Box<[u8]>> {
+    Some(text.into())
+}
+
+fn span(after: Option<&[u8]>) -> Span {
+    Span { table: Table::Xattr, id: 9, after: after.map(Into::into), rows_max: 100 }
+}
+
+fn rows() -> Vec<(&'static str, Message)> {
+    let missing =
+        Missing { keys: vec![key(b"name"), key(b"")], spans: vec![span(None), span(Some(b"after"))] };
+    let nothing = Missing { keys: vec![], spans: vec![] };
+    vec![
+        ("borrow", Message::Borrow { txn: TXN, round: 4, table: 5, mode: Mode::Exclusive, rows: missing }),
+        (
+            "borrow-nothing",
+            Message::Borrow { txn: TXN, round: 4, table: 5, mode: Mode::Shared, rows: nothing },
+        ),
+        (
+            "lent",
+            Message::Lent {
+                txn: TXN,
+                round: 4,
+                loan: LOAN,
+                rows: vec![(key(b"name"), value(b"row")), (key(b"none"), None)],
+                spans: vec![
+                    (span(Some(b"x")), vec![(b"y"[..].into(), b"1"[..].into())]),
+                    (span(None), vec![]),
+                ],
+            },
+        ),
+        ("refused", Message::Refused(TXN, 4)),
+        (
+            "prepare",
+            Message::Prepare {
+                txn: TXN,
+                loan: LOAN,
+                mutations: vec![
+                    Mutation { key: key(b"new"), value: value(b"row") },
+                    Mutation { key: key(b"old"), value: None },
+                ],
+            },
+        ),
+    ]
+}
+
+fn dirs() -> Vec<(&'static str, Message)> {
+    let fetch = |want| Message::Fetch { number: 300, table: 5, want };
+    let dir = Fetched::Dir { ino: 5 << 24, mode: 0o1777, uid: 1000, gid: 100 };
+    vec![
+        ("fetch", fetch(Want::Name(1, b"name"[..].into()))),
+        ("fetch-by-id", fetch(Want::Id(5 << 24))),
+        ("fetched", Message::Fetched(300, dir)),
+        ("fetched-at", Message::Fetched(300, Fetched::At(1, b"name"[..].into()))),
+        ("fetched-none", Message::Fetched(300, Fetched::None)),
+        ("fetched-busy", Message::Fetched(300, Fetched::Busy)),
+        ("invalidate", Message::Invalidate(vec![(TXN, vec![1, 5 << 24])])),
+        (
+            "invalidate-many",
+            Message::Invalidate(vec![(TXN, vec![5 << 24]), (OTHER, vec![]), (OTHER, vec![1, 2])]),
+        ),
+        ("invalidated", Message::Invalidated(vec![TXN])),
+        ("invalidated-many", Message::Invalidated(vec![TXN, OTHER])),
+    ]
+}
+
+fn ends() -> Vec<(&'static str, Message)> {
+    vec![
+        ("voted-yes", Message::Voted(TXN, Vote::Yes)),
+        ("voted-no", Message::Voted(TXN, Vote::No)),
+        ("voted-failed", Message::Voted(TXN, Vote::Failed(FsError::because(28, "no room")))),
+        ("decide", Message::Decide(TXN, true)),
+        ("decide-not", Message::Decide(TXN, false)),
+        ("decided", Message::Decided(TXN)),
+        ("ask", Message::Ask(TXN)),
+        ("alive", Message::Alive(TXN)),
+    ]
+}
+
+fn polls() -> Vec<(&'static str, Message)> {
+    let poll = |question| Message::Poll { number: 300, table: 5, question };
+    let polled = |answer| Message::Polled { number: 300, answer };
+    let parts = [Part::None, Part::Damaged, Part::Bytes(-4096), Part::Bytes(1 << 40)].map(Weight::Part);
+    let names = vec![NameCount { name: Name::new(b"Makefile").unwrap(), entries: 300 }];
+    let found = DirEntry { name: Name::new(b"c").unwrap(), ino: 300, kind: Kind::Fifo };
+    let report = Report { node: 2, entries: 1 << 40, names };
+    let tree = TreePart { sum: [1000, -3, 1 << 40], children: vec![(0, 5 << 24), (1, 6 << 24)], more: true };
+    vec![
+        ("poll-usage", poll(Question::Usage)),
+        ("poll-held", poll(Question::Held(vec![1, 2 << 24]))),
+        ("poll-tree", poll(Question::Tree(vec![1, 5 << 24], None))),
+        ("poll-tree-after", poll(Question::Tree(vec![5 << 24], Some((0, 7 << 24))))),
+        ("poll-weigh", poll(Question::Weigh(4, vec![300, 1 << 60]))),
+        ("poll-confirm", poll(Question::Confirm(4, vec![300]))),
+        ("poll-forget", poll(Question::Forget(4, vec![]))),
+        ("poll-entries", poll(Question::Entries)),
+        ("poll-locate", poll(Question::Locate(vec![300, 5 << 24], Some((1, Name::new(b"c").unwrap()))))),
+        ("polled-usage", polled(Answer::Usage([3, -1, 1 << 50]))),
+        ("polled-held", polled(Answer::Held(vec![2 << 24]))),
+        ("polled-tree", polled(Answer::Tree(tree))),
+        ("polled-weighed", polled(Answer::Weighed([vec![Weight::Used], parts.to_vec()].concat()))),
+        ("polled-confirmed", polled(Answer::Confirmed(vec![300]))),
+        ("polled-done", polled(Answer::Done)),
+        ("polled-entries", polled(Answer::Entries(report))),
+        ("polled-located", polled(Answer::Located(vec![(1, found)], None))),
+    ]
+}
+
+fn changes() -> Vec<(&'static str, Message)> {
+    let attempt = Attempt { epoch: 7, number: 300 };
+    let members = (1..=2).map(|id| Member { id, address: format!("node{id}:9440") }).collect();
+    let map = ClusterMap::even(members).unwrap();
+    let table = Arc::new(Placement { version: 6, ..Placement::new(map, ExceptionTable::default()) });
+    let rows = vec![
+        Mutation { key: key(b"moved"), value: value(b"row") },
+        Mutation { key: key(b"gone"), value: None },
+    ];
+    let why = FsError::because(16, "node 2 keeps locks");
+    let announced = [(4, "node4:9440", false), (5, "node5:9440", true)];
+    let expected = announced.map(|(node, address, idle)| (node, Announced { address: address.into(), idle }));
+    let charge = Charge { era: 300, last_node: 3, expected: expected.into() };
+    [
+        ("change-join", ChangeMessage::Join),
+        ("change-begin", ChangeMessage::Begin { attempt, next: table.clone() }),
+        ("change-clean", ChangeMessage::Clean(attempt)),
+        ("change-copy", ChangeMessage::Copy(attempt)),
+        ("change-rows", ChangeMessage::Rows { attempt, stream: 9, number: 2, rows }),
+        ("change-got-rows", ChangeMessage::GotRows { attempt, stream: 9, number: 2 }),
+        ("change-ready", ChangeMessage::Ready(attempt)),
+        ("change-freeze", ChangeMessage::Freeze(attempt)),
+        ("change-frozen", ChangeMessage::Frozen(attempt)),
+        ("change-declined", ChangeMessage::Declined { attempt, why }),
+        ("change-abort", ChangeMessage::Abort(attempt)),
+        ("change-adopt", ChangeMessage::Adopt(table.clone())),
+        ("change-adopted", ChangeMessage::Adopted(6)),
+        ("change-ask", ChangeMessage::Ask(attempt)),
+        ("change-entrust", ChangeMessage::Entrust { next: table, charge }),
+    ]
+    .map(|(name, message)| (name, Message::Change(message)))
+    .into()
+}
+
+/// Bytes that are no envelope.
+pub fn bad() -> Vec<(&'static str, Vec<u8>)> {
+    let head = [4, 2, 0, 0, 0, 0, 0, 0, 0, 5];
+    let after = |rest: &[u8]| [&head[..], rest].concat();
+    vec![
+        ("bad-version", vec![1, 2, 0, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
+        ("bad-stamp", vec![4, 2, 0xff, 0, 0, 0, 0, 0, 0, 5, 13, 2, 3, 4]),
+        ("bad-message", after(&[200, 2, 3, 4])),
+        ("bad-count", after(&[8, 2, 3, 4, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20, 1])),
+        ("bad-table", after(&[5, 2, 3, 4, 5, 1, 0, 1, 9, 0xee, 0, 0, 0, 0, 0, 0, 0, 1, 0])),
+        ("bad-question", after(&[16, 1, 5, 99])),
+        ("bad-change", after(&[18, 99, 1, 1])),
+        ("bad-tail", after(&[13, 2, 3, 4, 0])),
+        ("bad-vote", after(&[11, 2, 3, 4, 9])),
+    ]
+}
