@@ -22,4 +22,3 @@ pub mod salvage;
 pub mod sparse;
 pub mod tree;
 pub mod warmup;
-pub mod watched;

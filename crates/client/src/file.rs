@@ -7,17 +7,16 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use parking_lot::{Mutex, MutexGuard};
-use rustc_hash::FxHashMap;
-
 use kestrel_blockstore::Grant;
 use kestrel_blockstore::packer::Placed;
-use kestrel_meta::perm::{GROUP_EXEC, SET_GID, SET_UID, in_group, without_set_ids};
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::Inode;
+use kestrel_types::perm::{GROUP_EXEC, SET_GID, SET_UID, in_group, without_set_ids};
 use kestrel_types::request::Creds;
+use parking_lot::{Mutex, MutexGuard};
+use rustc_hash::FxHashMap;
 
 use crate::extent_cache::ExtentCache;
 use crate::fs::{Caller, Done, Flush, Outdated};

@@ -11,10 +11,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use kestrel_cluster::host::MemberHost;
-use kestrel_meta::node::{Done, Node};
-use kestrel_meta::stats::NodeStats;
+use kestrel_meta::node::Node;
 use kestrel_types::error::FsResult;
-use kestrel_types::request::Request;
+use kestrel_types::op_counters::NodeStats;
+use kestrel_types::request::{Done, Request};
 use kestrel_types::wire::{LockReply, LockRequest};
 
 use crate::remote::RemoteMetadata;

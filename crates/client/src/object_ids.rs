@@ -6,13 +6,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
 use kestrel_blockstore::Packer;
 use kestrel_blockstore::packer::ObjectIds;
 use kestrel_types::ids::ObjectId;
 use kestrel_types::placement::NodeId;
 use kestrel_types::request::{Answer, Creds, Op, Request};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::metadata::Metadata;
 
@@ -338,10 +337,9 @@ impl ObjectIds for ObjectIdPool {
 mod tests {
     use std::sync::mpsc;
 
-    use kestrel_meta::node::Done;
-    use kestrel_meta::stats::NodeStats;
     use kestrel_types::error::{FsError, FsResult};
-    use kestrel_types::request::Reply;
+    use kestrel_types::op_counters::NodeStats;
+    use kestrel_types::request::{Done, Reply};
 
     use super::*;
 

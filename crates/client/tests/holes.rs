@@ -7,18 +7,19 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{client, open};
 use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{Caller, CopyRange, Fallocate, FileHandle, Fs, Hole, Seek, wait};
 use kestrel_client::metadata::{Embedded, Metadata};
 use kestrel_engine::memory::MemoryEngine;
-use kestrel_meta::node::{Done, Node, NodeConfig, RootAttr};
-use kestrel_meta::stats::NodeStats;
+use kestrel_meta::node::{Node, NodeConfig, RootAttr};
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::error::FsResult;
 use kestrel_types::inode::{CHUNK_BYTES, FILE_SIZE_MAX};
-use kestrel_types::request::{Op, Request, SetAttr};
+use kestrel_types::op_counters::NodeStats;
+use kestrel_types::request::{Done, Op, Request, SetAttr};
 use proptest::prelude::*;
+
+use common::{client, open};
 
 /// Holes begin and end at multiples of this.
 const BLOCK: u64 = 4096;

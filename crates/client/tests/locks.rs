@@ -7,20 +7,21 @@ mod common;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 
-use common::{client, open};
 use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{FileHandle, Fs, LockWait, LockedRange, Outdated, wait};
 use kestrel_client::metadata::{Embedded, LockCall, LockServer, Metadata};
 use kestrel_engine::memory::MemoryEngine;
-use kestrel_meta::node::{Done, Node, NodeConfig, RootAttr};
-use kestrel_meta::stats::NodeStats;
+use kestrel_meta::node::{Node, NodeConfig, RootAttr};
 use kestrel_server::locks::{Locks, Owner, Set, Ticket};
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::request::Request;
+use kestrel_types::op_counters::NodeStats;
+use kestrel_types::request::{Done, Request};
 use kestrel_types::wire::{LOCK_END, LockAnswer, LockKind, LockMode, LockReply, LockRequest, LockSpan};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
+
+use common::{client, open};
 
 type Answer = Box<dyn FnOnce(LockReply) + Send>;
 

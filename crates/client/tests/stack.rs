@@ -7,16 +7,17 @@ mod common;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use common::{client, open};
 use kestrel_blockstore::store::MemoryStore;
 use kestrel_client::fs::{FileHandle, Fs, wait};
 use kestrel_client::metadata::{Embedded, Metadata};
 use kestrel_engine::memory::MemoryEngine;
-use kestrel_meta::node::{Done, Node, NodeConfig, RootAttr};
-use kestrel_meta::stats::NodeStats;
+use kestrel_meta::node::{Node, NodeConfig, RootAttr};
 use kestrel_types::clock::{ManualClock, SECOND};
 use kestrel_types::error::FsResult;
-use kestrel_types::request::{Op, Request};
+use kestrel_types::op_counters::NodeStats;
+use kestrel_types::request::{Done, Op, Request};
+
+use common::{client, open};
 
 /// A node during each of whose commits somebody else writes to the file and flushes it.
 struct Busy {

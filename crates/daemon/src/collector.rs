@@ -11,10 +11,10 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use kestrel_admin::gc::{self, Event, Options};
-use kestrel_admin::watched::Watched;
 use kestrel_client::remote::{Panel, RemoteUrl};
 use kestrel_client::storage::StoreOptions;
 use kestrel_engine::EngineError;
+use kestrel_engine::watched::Watched;
 use kestrel_rpc::tls::Mode;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use parking_lot::Mutex;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use kestrel_client::fs::Fs;
 use kestrel_engine::EngineStats;
-use kestrel_meta::stats::{KindStats, NodeStats};
+use kestrel_types::op_counters::{KindStats, NodeStats};
 use serde_json::{Map, Value, json};
 
 /// Whether a figure only grows.

@@ -21,6 +21,9 @@ pub use table::{Owner, PLACEMENT_BYTES_MAX, Placement, PlacementError};
 
 use crate::ids::{InodeId, ObjectId};
 
+/// Most workers of a node: a worker is a bit of a word, and shares are numbered `node << 6 | worker`.
+pub const WORKERS_MAX: usize = 64;
+
 /// Slots of a cluster. Nodes own slots, so a node can be added without hashing anything anew. On disk: never changes.
 pub const SLOTS: usize = 1 << 14;
 

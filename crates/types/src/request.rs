@@ -635,3 +635,6 @@ impl From<crate::error::FsError> for Outcome {
 
 /// Result of a request.
 pub type Reply = Result<Answer, Outcome>;
+
+/// Takes a reply; may run on any thread, and must not block.
+pub type Done = Box<dyn FnOnce(Reply) + Send>;

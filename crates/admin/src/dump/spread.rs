@@ -17,13 +17,12 @@ use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_cluster::change::records::ChangeRecords;
 use kestrel_engine::{BatchKind, Engine, EngineError, Mutation};
 use kestrel_meta::cluster::NodeTable;
-use kestrel_meta::node::WORKERS_MAX;
 use kestrel_meta::tokens;
 use kestrel_types::entry::Entry;
 use kestrel_types::ids::{ObjectId, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::{NodeId, Placement, maker_of_object};
+use kestrel_types::placement::{NodeId, Placement, WORKERS_MAX, maker_of_object};
 use kestrel_types::stat::{DirStat, ObjStat};
 
 use super::load::{Header, load};

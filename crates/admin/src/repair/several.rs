@@ -12,10 +12,9 @@ use std::path::Path;
 use kestrel_cluster::change::records::{ChangeRecords, Strangers};
 use kestrel_engine::{BatchKind, Engine};
 use kestrel_meta::cluster::NodeTable;
-use kestrel_meta::node::WORKERS_MAX;
 use kestrel_types::clock::Nanos;
 use kestrel_types::key::{Key, Table};
-use kestrel_types::placement::Placement;
+use kestrel_types::placement::{Placement, WORKERS_MAX};
 
 use super::mended::Mended;
 use super::strays::Strays;

@@ -5,8 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use kestrel_meta::node::WORKERS_MAX;
-use kestrel_types::placement::{COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, Placement};
+use kestrel_types::placement::{COUNTERS_MAX, NodeId, OBJECT_COUNTERS_MAX, Placement, WORKERS_MAX};
 use serde::{Deserialize, Serialize};
 
 use super::{Descriptor, Durability, FORMAT_VERSION, FORMAT_VERSION_CLUSTER, authority_of};

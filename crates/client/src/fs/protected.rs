@@ -8,10 +8,10 @@
 
 use std::sync::Arc;
 
-use kestrel_meta::perm::STICKY;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::{Inode, Kind};
+use kestrel_types::perm::STICKY;
 
 use super::{Caller, Done, Fs};
 

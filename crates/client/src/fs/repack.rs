@@ -24,9 +24,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 use kestrel_admin::sparse::{self, Found, Sparse, Use, User, Users};
-use kestrel_admin::watched::Watched;
 use kestrel_blockstore::object::MEMBER_BYTES;
 use kestrel_blockstore::{Payload, Placed};
+use kestrel_engine::watched::Watched;
 use kestrel_engine::{Engine, EngineError};
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use kestrel_meta::ops::xattr::CAPABILITY;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
+use kestrel_types::perm::CAPABILITY;
 use kestrel_types::request::{Op, XattrFlags};
 
 use super::{Caller, Done, Fs, into_bytes};

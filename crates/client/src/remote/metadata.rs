@@ -8,14 +8,13 @@ use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use kestrel_meta::node::Done;
-use kestrel_meta::ops;
-use kestrel_meta::stats::{self, LaneCounters, NodeStats};
 use kestrel_rpc::remote::{Remote, RemoteStats};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
+use kestrel_types::op_counters::{self, LaneCounters, NodeStats};
+use kestrel_types::op_kind;
 use kestrel_types::placement::Placement;
-use kestrel_types::request::{Answer, Op, Outcome, Reply, Request};
+use kestrel_types::request::{Answer, Done, Op, Outcome, Reply, Request};
 use kestrel_types::wire::{LOCK_MISDIRECTED, LockReply, LockRequest};
 use serde_json::Value;
 
@@ -88,7 +87,7 @@ pub(super) struct Asked {
 
 impl Asked {
     pub fn new(op: &Op, done: Done) -> Self {
-        Self { kind: ops::kind(op), since: Instant::now(), strayed: 0, done }
+        Self { kind: op_kind::kind(op), since: Instant::now(), strayed: 0, done }
     }
 
     pub fn since(&self) -> Instant {
@@ -383,7 +382,7 @@ impl Metadata for RemoteMetadata {
 
     fn stats(&self) -> NodeStats {
         let open_files = self.shared.holdings.opens.len() as u64;
-        NodeStats { open_files, ..stats::sum(&self.shared.counters, 1) }
+        NodeStats { open_files, ..op_counters::sum(&self.shared.counters, 1) }
     }
 
     fn close(&self) -> FsResult<()> {

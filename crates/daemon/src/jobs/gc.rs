@@ -9,11 +9,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kestrel_admin::gc::{self, Event, GcError, Options};
-use kestrel_admin::watched::Watched;
 use kestrel_blockstore::store::{BlockStore, list_all};
 use kestrel_client::remote::Panel;
 use kestrel_client::storage::StoreOptions;
 use kestrel_engine::Engine;
+use kestrel_engine::watched::Watched;
 use kestrel_types::clock::{Clock, SECOND, SystemClock};
 use kestrel_types::ids::ObjectId;
 use serde_json::{Value, json};

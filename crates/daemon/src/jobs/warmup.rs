@@ -1,9 +1,9 @@
 //! Warming up: bringing files near before they are needed.
 
 use kestrel_admin::warmup::{self, Act};
-use kestrel_admin::watched::Watched;
 use kestrel_blockstore::store::BlockStore;
 use kestrel_engine::Engine;
+use kestrel_engine::watched::Watched;
 use serde_json::{Value, json};
 
 use crate::ask::paths;

@@ -29,7 +29,7 @@ use kestrel_meta::cluster::Cluster;
 use kestrel_meta::ids::system_key;
 use kestrel_meta::lease::NEVER;
 use kestrel_meta::lease::Now;
-use kestrel_meta::node::{Done, Ear, Node, Replies};
+use kestrel_meta::node::{Ear, Node, Replies};
 use kestrel_meta::txn::Origin;
 use kestrel_meta::worker::Stray;
 use kestrel_types::clock::{Clock, Nanos, SECOND};
@@ -37,7 +37,7 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::ObjectId;
 use kestrel_types::name::InodeRef;
 use kestrel_types::placement::NodeId;
-use kestrel_types::request::{Op, Outcome, Reply, Request};
+use kestrel_types::request::{Done, Op, Outcome, Reply, Request};
 use kestrel_types::wire::TooLarge;
 use parking_lot::Mutex;
 

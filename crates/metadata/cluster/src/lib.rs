@@ -63,7 +63,7 @@ use kestrel_meta::cluster::{Cluster, NodeTable};
 use kestrel_meta::ids::{counter_row, decode_counter, system_key};
 use kestrel_meta::lease::Now;
 use kestrel_meta::locks::TxnId;
-use kestrel_meta::node::{Done, Durability, Node, NodeConfig, RootAttr};
+use kestrel_meta::node::{Durability, Node, NodeConfig, RootAttr};
 use kestrel_meta::ops::open::Claim;
 use kestrel_meta::pipeline::engine_error;
 use kestrel_meta::txn::Origin;
@@ -74,7 +74,7 @@ use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ObjectId, Position}
 use kestrel_types::key::{Key, Table};
 use kestrel_types::name::InodeRef;
 use kestrel_types::placement::{NodeId, Placement};
-use kestrel_types::request::{Creds, Op, OpenFlags, Reply, Request};
+use kestrel_types::request::{Creds, Done, Op, OpenFlags, Reply, Request};
 use parking_lot::Mutex;
 
 use change::records::ChangeRecords;

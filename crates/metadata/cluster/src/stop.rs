@@ -9,9 +9,9 @@
 
 use kestrel_engine::BatchKind;
 use kestrel_meta::ids::counter_row;
-use kestrel_meta::node::Done;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::Position;
+use kestrel_types::request::Done;
 
 use super::Member;
 use super::work::Back;

@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use kestrel_meta::node::Done;
 use kestrel_meta::ops::open::Claim;
 use kestrel_meta::view::Want;
 use kestrel_meta::worker::{Elsewhere, Stray};
 use kestrel_types::clock::{MILLISECOND, Nanos};
 use kestrel_types::ids::{InodeId, Position};
-use kestrel_types::request::{Op, Outcome, Reply, Request};
+use kestrel_types::request::{Done, Op, Outcome, Reply, Request};
 
 use super::lead::Lead;
 use super::lease;

@@ -18,6 +18,7 @@ mod runs;
 mod scan;
 mod taps;
 pub mod tier;
+pub mod watched;
 
 pub use claimed::{Claimed, Fence};
 pub use hurry::Hurry;

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 use kestrel_engine::Engine;
 use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
-use kestrel_meta::node::{Done, Durability, Node, NodeConfig, Origin, RootAttr};
+use kestrel_meta::node::{Durability, Node, NodeConfig, Origin, RootAttr};
 use kestrel_types::clock::SystemClock;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Name, Place};
-use kestrel_types::request::{Answer, Creds, Op, OpenFlags, RenameFlags, Reply, Request};
+use kestrel_types::request::{Answer, Creds, Done, Op, OpenFlags, RenameFlags, Reply, Request};
 use kestrel_types::wire::ClientId;
 
 const THREADS: u64 = 2;

@@ -27,14 +27,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::InodeId;
 use kestrel_types::key::Table;
-use kestrel_types::placement::{NodeId, Placement, maker_of_id};
+use kestrel_types::placement::{NodeId, Placement, WORKERS_MAX, maker_of_id};
 use kestrel_types::request::Op;
 use kestrel_types::stat::DirStat;
 use parking_lot::RwLock;
 
 use crate::lease::{Lease, Tenure};
 use crate::locks::LockTable;
-use crate::node::WORKERS_MAX;
 use crate::rows::number_of;
 use crate::sums::{KnownSums, LeasedShares};
 

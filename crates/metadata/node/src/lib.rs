@@ -17,7 +17,6 @@ pub mod pipeline;
 pub mod replica;
 pub mod rows;
 pub mod session;
-pub mod stats;
 pub mod sums;
 pub mod tally;
 pub mod tokens;

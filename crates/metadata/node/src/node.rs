@@ -24,28 +24,25 @@ use std::time::Instant;
 
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
-use kestrel_types::request::{Reply, Request};
+use kestrel_types::request::{Done, Reply, Request};
 use parking_lot::Mutex;
 
 use crate::ids::{Allocator, Timestamps, system_key};
 use crate::ops::{self, Lane};
 use crate::pipeline::engine_error;
 use crate::rows::SCAN_ROWS_MAX;
-use crate::stats::{self, LaneCounters, NodeStats};
 use crate::view::{Core, Route};
 use crate::worker::{Job, Sink, Worker};
 use kestrel_engine::{BatchKind, Engine, Mutation};
+use kestrel_types::op_counters::{self, LaneCounters, NodeStats};
 
 use courier::Courier;
 
 pub use crate::txn::{Origin, SessionRecord};
-pub use crate::worker::{Done, Ear};
+pub use crate::worker::Ear;
 pub use courier::Replies;
 pub use reap::{Due, Part};
 pub use several::{Effect, Ended, Moved, Ran, TreePart, figures_of};
-
-/// Most workers of a node: lanes are bits of a word.
-pub const WORKERS_MAX: usize = 64;
 
 /// What an acknowledgement promises (`metadata.md` §7.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,7 +187,7 @@ impl Node {
 
     /// Counters since the node was opened.
     pub fn stats(&self) -> NodeStats {
-        let mut stats = stats::sum(&self.counters, self.core.workers);
+        let mut stats = op_counters::sum(&self.counters, self.core.workers);
         stats.open_files = self.core.opens.len() as u64;
         stats.dentries = self.core.replica.len() as u64;
         stats

@@ -4,25 +4,12 @@
 
 use kestrel_types::ids::InodeId;
 use kestrel_types::inode::InodeFlags;
+use kestrel_types::perm;
 use kestrel_types::request::{Creds, Outcome};
 
 use crate::view::{Run, Stop, fail};
 
-/// Read permission, as in `R_OK`.
-pub const READ: u32 = 4;
-/// Write permission, as in `W_OK`.
-pub const WRITE: u32 = 2;
-/// Execute or search permission, as in `X_OK`.
-pub const EXEC: u32 = 1;
-
-/// Set-user-id bit.
-pub const SET_UID: u16 = 0o4000;
-/// Set-group-id bit; on a directory: what is created in it gets its group.
-pub const SET_GID: u16 = 0o2000;
-/// Sticky bit; on a directory: only owners remove.
-pub const STICKY: u16 = 0o1000;
-/// Execute permission of the group.
-pub const GROUP_EXEC: u16 = 0o010;
+pub use kestrel_types::perm::{EXEC, GROUP_EXEC, READ, SET_GID, SET_UID, STICKY, WRITE};
 
 /// What decides who may do what with a file or directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,15 +59,22 @@ pub fn check_changeable(flags: InodeFlags) -> Run<()> {
     Ok(())
 }
 
-/// Whether the caller is a member of `gid`.
+/// An answer that may depend on groups which are unknown.
+#[inline]
+fn known<T>(answer: Option<T>) -> Run<T> {
+    answer.ok_or_else(|| Stop::Out(Box::new(Outcome::NeedGroups)))
+}
+
+/// [`perm::in_group`].
+#[inline]
 pub fn in_group(creds: &Creds, gid: u32) -> Run<bool> {
-    if creds.gid == gid {
-        return Ok(true);
-    }
-    match &creds.groups {
-        Some(groups) => Ok(groups.contains(&gid)),
-        None => Err(Stop::Out(Box::new(Outcome::NeedGroups))),
-    }
+    known(perm::in_group(creds, gid))
+}
+
+/// [`perm::without_set_ids`].
+#[inline]
+pub fn without_set_ids(creds: &Creds, mode: u16, gid: u32) -> Run<u16> {
+    known(perm::without_set_ids(creds, mode, gid))
 }
 
 /// Fails with `EACCES` unless the caller has all permissions in `want`; with `EPERM`, first of all,
@@ -114,18 +108,6 @@ pub fn check_sticky(creds: &Creds, dir: Guard, victim_uid: u32) -> Run<()> {
         return Err(fail(libc::EPERM, "the directory is sticky and the entry belongs to somebody else"));
     }
     Ok(())
-}
-
-/// Mode of a file that belongs to `gid` without the set-id bits that a change by the caller takes away: set-user-id always;
-/// set-group-id if the group may execute, and else (it is the mark of mandatory locking then) unless the caller could set it:
-/// is in the group or the superuser. (Linux 6.2 and its predecessors' updates, `setattr_should_drop_suidgid`; whether anything
-/// is taken away at all is the caller's to decide: a write by the superuser takes nothing, a chown by him does.)
-pub fn without_set_ids(creds: &Creds, mode: u16, gid: u32) -> Run<u16> {
-    let rest = mode & !SET_UID;
-    match mode & (SET_GID | GROUP_EXEC) {
-        SET_GID if creds.uid == 0 || in_group(creds, gid)? => Ok(rest),
-        _ => Ok(rest & !SET_GID),
-    }
 }
 
 /// Group and mode of something to be created in `dir`: a set-group-id directory passes its group on, and to directories also

@@ -22,6 +22,9 @@ mod refs;
 pub use inodes::{At, Found, Planned, Spot, Use, guard_of};
 pub use refs::Chunks;
 
+use std::collections::BTreeSet;
+
+use kestrel_engine::Mutation;
 use kestrel_types::clock::Nanos;
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
@@ -30,24 +33,18 @@ use kestrel_types::ids::{InodeId, Position};
 use kestrel_types::inode::Inode;
 use kestrel_types::key::Table;
 use kestrel_types::name::NAME_MAX;
-use kestrel_types::placement::{hash_entry, hash_inode, place_of};
+use kestrel_types::placement::{NodeId, WORKERS_MAX, hash_entry, hash_inode, place_of};
 use kestrel_types::request::Outcome;
 use kestrel_types::stat::DirStat;
-
-use std::collections::BTreeSet;
-
-use kestrel_types::placement::NodeId;
 
 use crate::cluster::{Cluster, NodeTable, has_shares_of};
 use crate::effects::Effects;
 use crate::ids::Block;
 use crate::lease::Tenure;
-use crate::node::WORKERS_MAX;
 use crate::replica::Replica;
 use crate::rows::{CellId, Rows, Value, share_suffix};
 use crate::session::{Condemned, MovedTable, Nameless, OpenState, OpenTable, Reclaiming, Sweeps};
 use crate::walks::Walks;
-use kestrel_engine::Mutation;
 
 /// Size that a directory shows.
 pub const DIR_SIZE: u64 = 4096;

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use kestrel_types::error::FsError;
 use kestrel_types::ids::InodeId;
-use kestrel_types::request::{Reply, Request};
+use kestrel_types::request::{Done, Reply, Request};
 use parking_lot::{Condvar, Mutex};
 
 use crate::effects::Effects;
@@ -24,9 +24,6 @@ use crate::rows::Rows;
 use crate::txn::Origin;
 use crate::view::{Route, Want};
 use crate::walks::Walks;
-
-/// Takes a reply; may run on any thread, and must not block.
-pub type Done = Box<dyn FnOnce(Reply) + Send>;
 
 /// Takes the replies to many requests, each with the request's number among them; on any thread, and must not block. One object
 /// instead of a callback a request.

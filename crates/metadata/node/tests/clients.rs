@@ -7,20 +7,21 @@ mod common;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use common::steps::{Raw, World, raws};
-use common::{Fixture, at, config, errno, name};
 use kestrel_engine::Engine;
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
-use kestrel_meta::node::{Done, Durability, NodeConfig, Origin, Replies, SessionRecord};
+use kestrel_meta::node::{Durability, NodeConfig, Origin, Replies, SessionRecord};
 use kestrel_meta::txn::WINDOW;
 use kestrel_types::clock::SECOND;
 use kestrel_types::ids::ROOT;
 use kestrel_types::key::Table;
 use kestrel_types::name::InodeRef;
-use kestrel_types::request::{Answer, Creds, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr};
+use kestrel_types::request::{Answer, Creds, Done, Op, OpenFlags, RenameFlags, Reply, Request, SetAttr};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 use proptest::prelude::*;
+
+use common::steps::{Raw, World, raws};
+use common::{Fixture, at, config, errno, name};
 
 const CLIENT: ClientId = ClientId([7; 16]);
 

@@ -8,15 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::stress::{self, Dice, FLAGS};
-use common::{Fixture, at, config, name, user};
 use kestrel_engine::memory::{MemoryEngine, SyncWhen};
 use kestrel_engine::{Engine, EngineError};
-use kestrel_meta::node::{Done, Durability, NodeConfig};
+use kestrel_meta::node::{Durability, NodeConfig};
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Place};
-use kestrel_types::request::{Answer, Creds, Op, Outcome, RenameFlags, Reply, Request, SetAttr};
+use kestrel_types::request::{Answer, Creds, Done, Op, Outcome, RenameFlags, Reply, Request, SetAttr};
 use parking_lot::Mutex;
+
+use common::stress::{self, Dice, FLAGS};
+use common::{Fixture, at, config, name, user};
 
 fn stress(config: NodeConfig, threads: u64, steps: usize) {
     stress::run(&Fixture::new(config).node, threads, steps);

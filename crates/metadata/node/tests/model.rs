@@ -5,9 +5,10 @@
 
 mod common;
 
+use proptest::prelude::*;
+
 use common::steps::{World, raws};
 use common::{Fixture, config};
-use proptest::prelude::*;
 
 fn run(
     workers: usize,
@@ -59,7 +60,7 @@ fn sequences_reach_every_operation() {
         }
     }
     println!("succeeded {succeeded:?}\nfailed {failed:?}");
-    for kind in kestrel_meta::ops::KINDS {
+    for kind in kestrel_types::op_kind::KINDS {
         let unused = ["compact", "alloc_objects", "tree_usage", "sync", "sweep"];
         assert!(unused.contains(&kind) || succeeded[kind] >= 30, "{kind}: {succeeded:?}");
     }

@@ -53,7 +53,7 @@ fn drive(node: &Node, count: usize, op: &dyn Fn(usize) -> Result<Op, Failure>) -
         let mut requests = Vec::with_capacity(BATCH);
         for number in first..(first + BATCH).min(count) {
             let (answered, failed) = (answered.clone(), failed.clone());
-            let done: kestrel_meta::node::Done = Box::new(move |reply| {
+            let done: kestrel_types::request::Done = Box::new(move |reply| {
                 failed.fetch_add(usize::from(reply.is_err()), Ordering::Relaxed);
                 answered.fetch_add(1, Ordering::Release);
             });

@@ -15,7 +15,7 @@ use kestrel_cluster::lease::LeaseMessage;
 use kestrel_cluster::{Envelope, Member, MemberConfig, Message};
 use kestrel_engine::Engine;
 use kestrel_engine::embedded::{EmbeddedEngine, EmbeddedOptions};
-use kestrel_meta::node::{Done, Durability, Node, NodeConfig, RootAttr};
+use kestrel_meta::node::{Durability, Node, NodeConfig, RootAttr};
 use kestrel_rpc::handler::Outbox;
 use kestrel_server::admin::{Admin, Asker};
 use kestrel_server::backend::Backend;
@@ -27,7 +27,7 @@ use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::Place;
 use kestrel_types::placement::{self, ClusterMap, ExceptionTable, NodeId, Placement};
-use kestrel_types::request::{Creds, Op, Request};
+use kestrel_types::request::{Creds, Done, Op, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{
     Body, Call, Checksum, ClientId, Frames, Hello, ToServer, Versions, count_replies, decode_to_server,

@@ -4,10 +4,10 @@ use std::sync::{Arc, Weak};
 
 use kestrel_cluster::host::MemberHost;
 use kestrel_meta::cluster::Cluster;
-use kestrel_meta::node::{Done, Ear, Node};
+use kestrel_meta::node::{Ear, Node};
 use kestrel_meta::txn::Origin;
 use kestrel_types::ids::InodeId;
-use kestrel_types::request::Request;
+use kestrel_types::request::{Done, Request};
 use kestrel_types::wire::ReclaimOpen;
 
 use crate::server::Submission;

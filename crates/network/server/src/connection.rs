@@ -9,11 +9,11 @@
 
 use std::sync::Arc;
 
-use kestrel_meta::ops;
 use kestrel_meta::txn::Origin;
 use kestrel_rpc::handler::Outbox;
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::FsError;
+use kestrel_types::op_kind;
 use kestrel_types::request::{Creds, Op, Outcome, Request};
 use kestrel_types::security::Security;
 use kestrel_types::token::TokenId;
@@ -434,7 +434,7 @@ impl Connection {
             Some(grant) => {
                 let tree = &self.server.backend;
                 grant.judge(&mut request, &mut state.given, &state.opens, tree).inspect_err(|why| {
-                    work.refused(ops::KINDS[ops::kind(&request.op)], why);
+                    work.refused(op_kind::KINDS[op_kind::kind(&request.op)], why);
                 })
             }
         };

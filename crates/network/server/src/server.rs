@@ -20,13 +20,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use kestrel_meta::node::Done;
 use kestrel_rpc::handler::Outbox;
 use kestrel_types::clock::{Clock, Nanos, SECOND};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId};
 use kestrel_types::placement::{NodeId, Placement};
-use kestrel_types::request::{Creds, Op, Outcome, Request};
+use kestrel_types::request::{Creds, Done, Op, Outcome, Request};
 use kestrel_types::security::Security;
 use kestrel_types::wire::{Checksum, ClientId, Refused, SessionState, ToClient, encode_to_client};
 use parking_lot::Mutex;
@@ -42,7 +41,6 @@ use crate::objects::Objects;
 use crate::quota::Quota;
 use crate::session::{Phase, Session};
 use crate::tokens::Tokens;
-
 use gate::Gate;
 use grace::Grace;
 use lockdesk::LockDesk;

@@ -10,6 +10,7 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId, Position, ROOT};
 use kestrel_types::inode::Kind;
 use kestrel_types::key::{KeyRef, Table};
+use kestrel_types::op_kind;
 use kestrel_types::placement::{OBJECT_BLOCK, OBJECT_COUNTERS_MAX, object_in};
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request, Usage};
 
@@ -17,7 +18,7 @@ use super::courier::Parcel;
 use super::dispatch::several;
 use super::{Durability, Node};
 use crate::cluster::NodeTable;
-use crate::ops::{self, chunks, locate, readdir, usage};
+use crate::ops::{chunks, locate, readdir, usage};
 use crate::perm::{self, Dentry, EXEC, READ};
 use crate::pipeline::{self, engine_error};
 use crate::view::{Stop, decode_dir_id, guard_of};
@@ -40,7 +41,7 @@ impl Node {
 
     pub(super) fn submit_without_lane(&self, request: Request, sink: Sink) {
         let since = Instant::now();
-        let kind = ops::kind(&request.op);
+        let kind = op_kind::kind(&request.op);
         let table = self.core.cluster.as_ref().map(|cluster| cluster.table());
         let hand_back = |request: Request, sink: Sink, why| match sink {
             Sink::Ear(ear, number) => ear.elsewhere(number, Stray { request, origin: None, why }),

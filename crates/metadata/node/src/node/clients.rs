@@ -6,21 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use kestrel_engine::{BatchKind, Mutation};
 use kestrel_types::clock::Nanos;
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::key::{Key, KeyRef, Table};
 use kestrel_types::name::InodeRef;
-use kestrel_types::request::{Answer, Creds, Op, OpenFlags, Outcome, Request};
+use kestrel_types::request::{Answer, Creds, Done, Op, OpenFlags, Outcome, Request};
 use kestrel_types::wire::ClientId;
 
-use super::{Done, Node};
+use super::Node;
 use crate::ids::{counter_row, decode_counter, system_key};
 use crate::ops::open::Claim;
 use crate::pipeline::engine_error;
 use crate::session::OpenState;
 use crate::txn::{Origin, SessionRecord, TxnKey, answer_key, decode_session, encode_session, session_key};
 use crate::worker::{Ear, Job, Sink};
-use kestrel_engine::{BatchKind, Mutation};
 
 /// Row of the longest lease that a client may believe in, in nanoseconds.
 const LEASE: &str = "lease";

@@ -13,12 +13,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use kestrel_engine::EngineError;
+use kestrel_types::op_counters::LaneCounters;
 use kestrel_types::request::{Outcome, Reply};
 
 use crate::pipeline::engine_error;
-use crate::stats::LaneCounters;
 use crate::worker::Sink;
-use kestrel_engine::EngineError;
 
 /// A reply on its way out.
 pub(super) struct Parcel {

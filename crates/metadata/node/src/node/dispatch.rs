@@ -9,15 +9,16 @@ use std::time::Instant;
 
 use kestrel_types::error::FsError;
 use kestrel_types::ids::Position;
+use kestrel_types::op_counters::LaneCounters;
+use kestrel_types::op_kind;
 use kestrel_types::request::{Creds, Op, Outcome, Reply, Request};
 use parking_lot::MutexGuard;
 
 use super::courier::Parcel;
 use super::{Durability, Node};
 use crate::lease::Tenure;
-use crate::ops::{self, Lane};
+use crate::ops::Lane;
 use crate::pipeline::{self, Desk, Means, Verdict};
-use crate::stats::LaneCounters;
 use crate::worker::{Elsewhere, Job, Role, Sink, Slot, Stray, Woken};
 
 /// Batches a thread runs for others after its own before it looks for somebody to take over.
@@ -63,7 +64,7 @@ impl Node {
             let Some(role) = self.lanes[lane].role.try_lock() else {
                 return self.call_queued(lane, job);
             };
-            let kind = ops::kind(&job.request.op);
+            let kind = op_kind::kind(&job.request.op);
             let since = job.since;
             let mut after = self.serve(lane, role, Some(job));
             let own = after.own.take();
@@ -219,7 +220,7 @@ impl Node {
                 moves.push((number, step.verdict));
                 continue;
             };
-            let kind = ops::kind(&job.request.op);
+            let kind = op_kind::kind(&job.request.op);
             // The job is done with: it gives its sink away.
             let sink = std::mem::replace(&mut job.sink, Sink::Caller);
             if step.wait <= durable {
@@ -290,7 +291,7 @@ impl Node {
                         _ => 0,
                     };
                     if stalled == STALLED_MAX {
-                        let kind = ops::kind(&job.request.op);
+                        let kind = op_kind::kind(&job.request.op);
                         counters.reply(kind, true, end.saturating_duration_since(job.since));
                         let error =
                             FsError::new(libc::EIO, "metadata: what was cut off the file cannot be deleted");

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64};
 
+use kestrel_engine::{BatchKind, Engine, Mutation};
 use kestrel_types::clock::{Clock, Nanos};
 use kestrel_types::codec::{DecodeError, Reader};
 use kestrel_types::entry::Entry;
@@ -11,11 +12,13 @@ use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{FIRST_INODE, FIRST_OBJECT, InodeId, ROOT};
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::{Key, KeyRef, Table};
+use kestrel_types::op_counters::LaneCounters;
+use kestrel_types::placement::WORKERS_MAX;
 use kestrel_types::request::{Creds, Op, Request};
 use parking_lot::Mutex;
 
 use super::courier::Courier;
-use super::{Durability, Node, NodeConfig, RootAttr, WORKERS_MAX, refused, without};
+use super::{Durability, Node, NodeConfig, RootAttr, refused, without};
 use crate::cluster::{Cluster, MEMBER_SHARES};
 use crate::ids::{Allocator, Timestamps, counter_row, decode_counter, system_key};
 use crate::ops::usage;
@@ -25,10 +28,8 @@ use crate::rows::number_of;
 use crate::session::{
     Condemned, Moved, MovedTable, Nameless, NewPlace, OpenState, OpenTable, Reclaiming, Sweeps,
 };
-use crate::stats::LaneCounters;
 use crate::view::{Core, decode_dir_id, encode_dir_id};
 use crate::worker::Worker;
-use kestrel_engine::{BatchKind, Engine, Mutation};
 
 /// Version of the record "usage".
 const USAGE_VERSION: u8 = 1;

@@ -16,6 +16,7 @@
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::key::Table;
 use kestrel_types::name::InodeRef;
+use kestrel_types::perm::CAPABILITY;
 use kestrel_types::request::{Answer, Creds, XATTR_NAME_MAX, XATTR_VALUE_MAX, XattrFlags};
 
 use crate::perm::{self, READ, STICKY, WRITE};
@@ -113,9 +114,6 @@ pub fn get(view: &mut View<'_>, creds: &Creds, inode: &InodeRef, name: &[u8]) ->
     let value = decode(row).ok_or(fail(libc::EIO, "extended attribute of an unknown format version"))?;
     Ok(Answer::Bytes(value.into()))
 }
-
-/// The attribute with which a program has capabilities.
-pub const CAPABILITY: &[u8] = b"security.capability";
 
 /// The cell of a file's capabilities, if it has some. They go with every change of its content or
 /// its owner, also by the superuser, as in Linux.

@@ -387,7 +387,8 @@ impl World {
         let order: Arc<Mutex<Vec<(usize, Reply)>>> = Arc::default();
         let jobs = requests.iter().enumerate().map(|(number, (creds, op))| {
             let order = order.clone();
-            let done: kestrel_meta::node::Done = Box::new(move |reply| order.lock().push((number, reply)));
+            let done: kestrel_types::request::Done =
+                Box::new(move |reply| order.lock().push((number, reply)));
             (Request { creds: creds.clone(), op: op.clone() }, done)
         });
         self.fixture().node.submit_many(jobs.collect());

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kestrel_engine::Engine;
-use kestrel_meta::node::{Done, Origin};
+use kestrel_meta::node::Origin;
 use kestrel_types::inode::Kind;
 use kestrel_types::name::{InodeRef, Name};
-use kestrel_types::request::{Answer, Creds, Op, Reply, Request};
+use kestrel_types::request::{Answer, Creds, Done, Op, Reply, Request};
 use kestrel_types::wire::ClientId;
 use parking_lot::Mutex;
 

@@ -1,10 +1,11 @@
 //! An engine whose long scans somebody watches: to stop them, or to slow them down.
 
-use kestrel_engine::{Engine, EngineError, Layer, VisitRow};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
 
-/// Passes everything on, and asks before every scan whether to go on. [`crate::rows::Rows`] scans page by page, so whoever
+use crate::{Engine, EngineError, Layer, VisitRow};
+
+/// Passes everything on, and asks before every scan whether to go on. `kestrel_admin::rows::Rows` scans page by page, so whoever
 /// walks a table through it is asked every few thousand rows.
 pub struct Watched<'a> {
     engine: &'a dyn Engine,

@@ -1,4 +1,4 @@
-//! Counters of a node: requests and errors by kind, latency, batch sizes.
+//! Counters of metadata requests, at a node or at a client of nodes: requests and errors by kind, latency, batch sizes.
 //!
 //! Each lane has its own counters, written by whoever holds its role, so that counting shares no cache line between workers and
 //! needs no locked instruction. Replies that waited for a sync are counted by the thread that gave them, in a lane of their own.
@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::ops::KINDS;
+use crate::op_kind::KINDS;
 
 /// Latency buckets: bucket `i` holds latencies of `2^i` to `2^(i+1) - 1` nanoseconds, the last one all above.
 pub const LATENCY_BUCKETS: usize = 32;
@@ -30,10 +30,12 @@ pub struct LaneCounters {
 }
 
 /// Adds to a counter that only the caller writes now.
+#[inline]
 fn bump(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
 }
 
+#[inline]
 fn bucket(value: u64, buckets: usize) -> usize {
     (63 - value.max(1).leading_zeros() as usize).min(buckets - 1)
 }
@@ -55,6 +57,7 @@ impl Default for LaneCounters {
 
 impl LaneCounters {
     /// A batch of `size` requests ran. The caller holds the lane's role.
+    #[inline]
     pub fn batch(&self, size: usize) {
         bump(&self.batches[bucket(size as u64, BATCH_BUCKETS)], 1);
     }
@@ -73,6 +76,7 @@ impl LaneCounters {
     }
 
     /// A request was answered, maybe by several threads at once.
+    #[inline]
     pub fn reply_shared(&self, kind: usize, failed: bool, took: Duration) {
         let counters = &self.kinds[kind];
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
