@@ -147,7 +147,7 @@ impl LeasedShares {
     }
 
     /// How many directories are leased.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.state.read().dirs.len()
     }
 
@@ -235,7 +235,7 @@ mod tests {
         leased.grant(7, 2, 6);
         leased.grant(8, 3, 1);
         assert!(leased.bars(7) && !leased.bars(9));
-        assert_eq!((leased.holders(7), leased.len()), (vec![(2, 5)], 2));
+        assert_eq!((leased.holders(7), leased.count()), (vec![(2, 5)], 2));
         leased.end(7);
         assert!(!leased.bars(7) && leased.bars(8));
         leased.end_all(true);

@@ -55,7 +55,7 @@ impl Member {
     ) {
         let now = self.time();
         let cooling = self.sums.cooling.get(&dir).map_or(0, |cooling| (cooling.until - now).max(0));
-        let full = self.cluster().leased.len() >= DIRS_MAX;
+        let full = self.cluster().leased.count() >= DIRS_MAX;
         if full {
             self.revoke_all();
         }
