@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use kestrel_rpc::remote::Remote;
+use kestrel_rpc::client::Remote;
 use kestrel_types::placement::NodeId;
 use serde_json::Value;
 

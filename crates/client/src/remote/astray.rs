@@ -14,8 +14,8 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kestrel_rpc::link::CallId;
-use kestrel_rpc::remote::{Remote, ask_for_others};
+use kestrel_rpc::client::{Remote, ask_for_others};
+use kestrel_rpc::session::CallId;
 use kestrel_types::error::FsError;
 use kestrel_types::placement::{NodeId, Placement};
 use kestrel_types::request::Request;

@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use kestrel_rpc::remote::Remote;
+use kestrel_rpc::client::Remote;
 
 /// How long nobody may be at any address of a server, unless another time is given: that all is
 /// over within two seconds.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use kestrel_rpc::remote::Holder;
+use kestrel_rpc::client::Holder;
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::name::InodeRef;
 use kestrel_types::placement::{Member, NodeId, Placement};

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use kestrel_rpc::remote::{Remote, RemoteStats};
+use kestrel_rpc::client::{Remote, RemoteStats};
 use kestrel_types::error::{FsError, FsResult};
 use kestrel_types::ids::{InodeId, ObjectId, ROOT};
 use kestrel_types::op_counters::{self, LaneCounters, NodeStats};

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kestrel_rpc::remote::{ConnectError, Remote, RemoteConfig, RemoteStats};
+use kestrel_rpc::client::{ConnectError, Remote, RemoteConfig, RemoteStats};
 use kestrel_rpc::tls::ClientTls;
 use kestrel_rpc::token::Token;
 use kestrel_types::placement::{Member, NodeId, Placement};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kestrel_rpc::remote::Remote;
+use kestrel_rpc::client::Remote;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::Value;
 

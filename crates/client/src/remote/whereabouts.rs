@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kestrel_rpc::remote::{ASK, Remote, ask_for_others};
+use kestrel_rpc::client::{ASK, Remote, ask_for_others};
 use kestrel_types::placement::NodeId;
 use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use kestrel_rpc::link::{Completion, Link, LinkConfig, Patience};
+use kestrel_rpc::session::{Completion, Link, LinkConfig, Patience};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::{Inode, Kind};
 use kestrel_types::name::Place;

@@ -2,7 +2,7 @@
 //! a server that does nothing.
 //!
 //! - `raw`: both sides by hand, blocking sockets, prepared bytes, no decoding: what the sockets alone can do;
-//! - `link`: [`kestrel_rpc::remote::Remote`] and [`kestrel_rpc::server`], everything but a node: encoding, numbering, decoding,
+//! - `link`: [`kestrel_rpc::client::Remote`] and [`kestrel_rpc::server`], everything but a node: encoding, numbering, decoding,
 //!   completions;
 //! - `threads`: the same, with blocking callers instead of callbacks.
 //!
@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use kestrel_rpc::client::{Holder, Remote, RemoteConfig};
 use kestrel_rpc::handler::{Connection, Handler, Outbox};
-use kestrel_rpc::remote::{Holder, Remote, RemoteConfig};
 use kestrel_rpc::server::{self, ServerConfig};
 use kestrel_rpc::tls::ClientTls;
 use kestrel_types::inode::{Inode, Kind};

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use kestrel_rpc::remote::{Holder, Remote, RemoteConfig};
+use kestrel_rpc::client::{Holder, Remote, RemoteConfig};
 use kestrel_rpc::tls::{ClientTls, Mode, Trust};
 use kestrel_types::ids::ROOT;
 use kestrel_types::inode::Kind;

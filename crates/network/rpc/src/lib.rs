@@ -2,19 +2,19 @@
 //!
 //! - [`handler`]: what a server implements to be served by
 //! - [`server`]: the listening side, on tokio;
-//! - [`link`]: a client's session as a state machine without sockets, threads, clocks and randomness, so that the simulator
+//! - [`session`]: a client's session as a state machine without sockets, threads, clocks and randomness, so that the simulator
 //!   drives the same code as
-//! - [`remote`]: the real connection, shared by many threads, which comes back after every outage;
+//! - [`client`]: the real connection, shared by many threads, which comes back after every outage;
 //! - [`peer`]: a node's connection to another node of its cluster, one way.
 //!
 //! Messages and their bytes are `kestrel_types::wire`.
 
 pub mod backoff;
+pub mod client;
 pub mod handler;
-pub mod link;
 pub mod peer;
-pub mod remote;
 pub mod server;
+pub mod session;
 pub mod tls;
 pub mod token;
 

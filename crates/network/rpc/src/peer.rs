@@ -28,7 +28,7 @@ use kestrel_types::clock::{Nanos, SECOND};
 use kestrel_types::wire::{self, Checksum, FRAME_BYTES_MAX, HEADER_BYTES, PeerHello, PeerSecret, TooLarge};
 use parking_lot::{Condvar, Mutex};
 
-use crate::remote::socket::Socket;
+use crate::client::socket::Socket;
 use crate::tls::ClientTls;
 
 /// Longest pause between two attempts to connect.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kestrel_model::target;
-use kestrel_rpc::link::{Completion, Link, LinkConfig};
+use kestrel_rpc::session::{Completion, Link, LinkConfig};
 use kestrel_rpc::token::Token;
 use kestrel_types::clock::Nanos;
 use kestrel_types::ids::InodeId;

@@ -10,8 +10,8 @@ use kestrel_types::wire::{self, Checksum, Frames, HELLO_BYTES_MAX, PeerHello, Pr
 use super::proof;
 use super::{PAUSE_MAX, PeerConfig, Shared};
 use crate::backoff::Backoff;
-use crate::remote::dial;
-use crate::remote::socket::Socket;
+use crate::client::dial;
+use crate::client::socket::Socket;
 
 /// Time between two Pings.
 const PING: Duration = Duration::from_secs(1);

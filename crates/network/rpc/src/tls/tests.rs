@@ -20,8 +20,8 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::*;
+use crate::client::{ConnectError, Holder, Remote, RemoteConfig, secure};
 use crate::handler::{Connection, Handler, Outbox};
-use crate::remote::{ConnectError, Holder, Remote, RemoteConfig, secure};
 use crate::server::{ServerConfig, Serving, serve};
 use crate::testing::{Script, eventually, listen, obliging, request};
 

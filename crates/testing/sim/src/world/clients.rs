@@ -1,6 +1,6 @@
 //! What clients do: connect, ask, hear, and lose their connections.
 
-use kestrel_rpc::link::{Event as LinkEvent, Patience, Pulse};
+use kestrel_rpc::session::{Event as LinkEvent, Patience, Pulse};
 use kestrel_types::clock::SECOND;
 use kestrel_types::request::{Answer, Creds, Op, Outcome, Reply, Request};
 use kestrel_types::wire::{Answered, Body, LockRequest, Reclaimed, SessionState};

@@ -1,5 +1,5 @@
 //! A client's session with a metadata node, without sockets, threads, clocks and randomness: messages and the time go in,
-//! bytes, completions and events come out. [`crate::remote`] drives it with a real connection, the simulator with a virtual one.
+//! bytes, completions and events come out. [`crate::client`] drives it with a real connection, the simulator with a virtual one.
 //!
 //! **Exactly once.** Calls that change something carry numbers 1, 2, 3 and so on, given when they are first sent, at most [`WINDOW`]
 //! of them unanswered. After a reconnect everything unanswered is sent again, marked as a retry, in its old order; the
@@ -22,9 +22,9 @@
 //! locks; encoding stops while [`OUTPUT_BYTES_MAX`] wait to be written.
 
 mod calls;
+mod connection;
 mod numbers;
 mod sending;
-mod session;
 mod time;
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use kestrel_types::wire::{
     ToServer, VERSION, Welcome,
 };
 
-use crate::link::WINDOW;
+use crate::session::WINDOW;
 
 /// A node.
 #[derive(Default)]

@@ -20,8 +20,8 @@ use serde_json::json;
 
 use super::*;
 use crate::handler::{Connection, Handler, Outbox};
-use crate::link::tests::model::Model;
 use crate::server::{ServerConfig, Serving, serve};
+use crate::session::tests::model::Model;
 use crate::testing::{
     Script, encoded, errno, eventually, listen, obliging, reply, request, serving, welcome,
 };

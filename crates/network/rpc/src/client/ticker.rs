@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::duty::Duty;
 use super::{Life, Shared};
-use crate::link::Pulse;
+use crate::session::Pulse;
 
 /// Shortest and longest time between two looks. What is asked meanwhile may have a deadline before the next one, which is then
 /// missed by no more than this, and no more than a quarter of the deadline.

@@ -44,7 +44,7 @@ use kestrel_types::wire::{
 };
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::link::{CallId, Completion, DEADLINE_MAX, Link, LinkConfig, Patience};
+use crate::session::{CallId, Completion, DEADLINE_MAX, Link, LinkConfig, Patience};
 use crate::tls::ClientTls;
 use crate::token::Token;
 use duty::Duty;

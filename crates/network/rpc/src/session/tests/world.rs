@@ -12,7 +12,7 @@ use kestrel_types::wire::{
 
 use super::config;
 use super::model::Model;
-use crate::link::*;
+use crate::session::*;
 
 /// What a call was, as far as its outcome can be checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

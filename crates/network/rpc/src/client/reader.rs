@@ -14,7 +14,7 @@ use super::sink::Sink;
 use super::socket::Socket;
 use super::{Life, Shared, Start, count, dial};
 use crate::backoff::{Backoff, PAUSE_MAX};
-use crate::link::{Completion, Event};
+use crate::session::{Completion, Event};
 
 /// A connection that served for less time than this counts as a failed attempt: whatever ended it may do so again.
 const LASTING: Duration = Duration::from_secs(1);

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::duty::Duty;
 use super::{Remote, Sink};
-use crate::link::{CallId, Patience};
+use crate::session::{CallId, Patience};
 
 /// Why a question has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
