@@ -1,4 +1,9 @@
-//! Options that several verbs have which serve something: how, encrypted how, with which dumps and collections.
+//! Options that several verbs have: how the block store is reached, how a process serves, with which encryption, dumps and
+//! collections, and how a file gives them.
+
+pub mod atime;
+pub mod file;
+pub mod store;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,7 +19,7 @@ use kestrel_daemon::units::{duration_arg, log_level_arg, size_arg};
 use kestrel_rpc::tls::Mode;
 use log::LevelFilter;
 
-use crate::verbs::serve::settings::bounded;
+use file::bounded;
 
 /// Smallest memory for metadata, in bytes: below it rows go to disk with every few requests.
 const METADATA_MEMORY_MIN: u64 = 16 << 20;

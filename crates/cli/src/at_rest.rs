@@ -19,7 +19,7 @@ use kestrel_engine::Engine;
 use kestrel_types::placement::{Member, NodeId, Placement};
 use serde_json::{Value, json};
 
-use crate::verbs::store_args::StoreArgs;
+use crate::args::store::StoreArgs;
 
 /// Whether a volume and further directories name nodes of a cluster.
 pub fn is_meant(verb: &str, volume: &str, others: &[String]) -> bool {

@@ -1,6 +1,5 @@
 //! One module a verb: its arguments, what it does, what it prints.
 
-pub mod atime;
 pub mod backup;
 pub mod cluster;
 pub mod compact;
@@ -18,7 +17,6 @@ pub mod objbench;
 pub mod serve;
 pub mod stats;
 pub mod status;
-pub mod store_args;
 pub mod token;
 pub mod umount;
 pub mod warmup;
@@ -36,7 +34,7 @@ use kestrel_daemon::runtime;
 use kestrel_fuse::mount::{MountEntry, mounts};
 use serde_json::Value;
 
-use self::store_args::StoreArgs;
+use crate::args::store::StoreArgs;
 
 /// What a verb is about.
 enum Target {

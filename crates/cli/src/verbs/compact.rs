@@ -14,8 +14,8 @@ use kestrel_daemon::memory::of_verb;
 use kestrel_daemon::units::{bytes, count, duration_arg, size_arg};
 use serde_json::{Value, json};
 
-use super::store_args::StoreArgs;
 use super::{Target, ask_with, control_dir, mount_above, open, path_value, print_json};
+use crate::args::store::StoreArgs;
 use crate::progress::{Progress, shown};
 
 /// How long a node may be away.

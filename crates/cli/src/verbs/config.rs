@@ -14,8 +14,8 @@ use kestrel_daemon::nodes::{Asked, ask_all};
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
-use super::atime::AtimeArg;
 use super::{locate, print_json};
+use crate::args::atime::AtimeArg;
 use crate::at_rest;
 
 /// Show or change settings of a volume: how it stores new data, which reads change access times.

@@ -12,8 +12,8 @@ use kestrel_daemon::units::{bytes, count};
 use kestrel_types::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
 
-use super::store_args::StoreArgs;
 use super::{ask, locate, open, print_json};
+use crate::args::store::StoreArgs;
 use crate::at_rest::{self, AtRest};
 use crate::progress::Progress;
 

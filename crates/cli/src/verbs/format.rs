@@ -11,9 +11,9 @@ use kestrel_daemon::failure::{Failure, Verdict};
 use kestrel_daemon::units::{bytes, duration_arg, size_arg};
 use serde_json::json;
 
-use super::atime::AtimeArg;
 use super::print_json;
-use super::store_args::StoreArgs;
+use crate::args::atime::AtimeArg;
+use crate::args::store::StoreArgs;
 
 /// When changes survive power loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -16,8 +16,8 @@ use kestrel_daemon::units::{bytes, count};
 use kestrel_types::clock::{Clock, Nanos, SystemClock};
 use serde_json::{Value, json};
 
-use super::store_args::StoreArgs;
 use super::{Target, open, print_json};
+use crate::args::store::StoreArgs;
 use crate::at_rest;
 use crate::progress::{Progress, shown};
 

@@ -12,8 +12,8 @@ use kestrel_daemon::jobs::gc::{collect, options};
 use kestrel_daemon::units::{bytes, count, duration_arg};
 use serde_json::{Value, json};
 
-use super::store_args::StoreArgs;
 use super::{Target, open, print_json};
+use crate::args::store::StoreArgs;
 use crate::progress::{Progress, shown};
 
 /// Find objects that nothing refers to, and delete them if asked.

@@ -14,8 +14,8 @@ use kestrel_daemon::nodes::engine::NodesEngine;
 use kestrel_daemon::units::{bytes, count};
 use serde_json::{Value, json};
 
-use super::store_args::StoreArgs;
 use super::{Target, ask, control_dir, locate, mount_above, open, path_value, print_json};
+use crate::args::store::StoreArgs;
 
 /// Extents printed for people; --json prints all that are known.
 const EXTENTS_SHOWN: usize = 20;

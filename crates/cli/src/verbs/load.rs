@@ -25,8 +25,8 @@ use kestrel_engine::Engine;
 use kestrel_types::ids::ObjectId;
 use serde_json::json;
 
-use super::store_args::StoreArgs;
 use super::{locate, open, print_json};
+use crate::args::store::StoreArgs;
 use crate::at_rest;
 use crate::progress::Progress;
 

@@ -29,9 +29,9 @@ use kestrel_fuse::{Config, End, MountOptions, Session, TransportChoice};
 use kestrel_rpc::tls::Mode;
 use kestrel_vfs::{MountConfig, NAMES_MAX, PassthroughConfig, ShortcutConfig};
 
-use super::atime::AtimeArg;
-use super::store_args::{CacheArgs, StoreArgs};
 use super::{ask_with, control_dir, locate};
+use crate::args::atime::AtimeArg;
+use crate::args::store::{CacheArgs, StoreArgs};
 use crate::args::{CollectorArgs, KeeperArgs, ProcessArgs};
 
 /// Most FUSE threads.

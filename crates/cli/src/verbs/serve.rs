@@ -1,7 +1,5 @@
 //! `kestrel serve`.
 
-pub mod settings;
-
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,9 +21,9 @@ use kestrel_types::clock::Nanos;
 use kestrel_types::placement::NodeId;
 use log::LevelFilter;
 
-use super::store_args::StoreArgs;
+use crate::args::file::{self, bounded};
+use crate::args::store::StoreArgs;
 use crate::args::{CollectorArgs, KeeperArgs, ProcessArgs, RoleArg, TlsArgs};
-use settings::bounded;
 
 /// Serve a volume to clients over the network.
 #[derive(Debug, Clone, Args)]
@@ -172,7 +170,7 @@ fn with_file(config: &Path, line: &[OsString], stop: bool) -> Result<(ServeArgs,
     };
     let verb = [OsString::from("serve")];
     let given = Line::command().try_get_matches_from([&verb, line].concat()).map_err(clap)?;
-    let mut file = settings::read(config, &Line::command(), &given).map_err(usage)?;
+    let mut file = file::read(config, &Line::command(), &given).map_err(usage)?;
     if stop {
         // How it would be served is of no consequence.
         file.arguments.retain(|word| !word.as_encoded_bytes().starts_with(b"--"));

@@ -12,8 +12,8 @@ use kestrel_daemon::jobs::status::{ask as ask_served, describe};
 use kestrel_daemon::units::{bytes, count};
 use serde_json::{Value, json};
 
-use super::store_args::StoreArgs;
 use super::{Target, control_dir, mount_above, open, print_json};
+use crate::args::store::StoreArgs;
 
 /// Show what a volume is, what it holds, whether it is mounted, and whom it is served to.
 #[derive(Debug, Args)]

@@ -12,8 +12,8 @@ use kestrel_types::placement::{Member, NodeId};
 use serde_json::json;
 
 use super::failed;
+use crate::args::store::StoreArgs;
 use crate::verbs::print_json;
-use crate::verbs::store_args::StoreArgs;
 
 /// How a token begins, whatever its version; anything else names a file.
 const TOKEN_BEGINS: &str = "kestrel-cluster-";
