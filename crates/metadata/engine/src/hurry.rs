@@ -16,17 +16,20 @@ pub struct Hurry {
 
 impl Hurry {
     /// Begins.
+    #[inline]
     pub fn begin() -> Self {
         Self { before: HURRIED.replace(true), _not_send: PhantomData }
     }
 
     /// Whether this thread is in a hurry.
+    #[inline]
     pub fn is_on() -> bool {
         HURRIED.get()
     }
 }
 
 impl Drop for Hurry {
+    #[inline]
     fn drop(&mut self) {
         HURRIED.set(self.before);
     }
