@@ -1,5 +1,5 @@
-//! Options that several verbs have: how the block store is reached, how a process serves, with which encryption, dumps and
-//! collections, and how a file gives them.
+//! Options that several verbs have: how the block store is reached, how a process serves, with
+//! which encryption, dumps and collections, and how a file gives them.
 
 pub mod atime;
 pub mod file;

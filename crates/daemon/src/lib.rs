@@ -1,5 +1,19 @@
-//! The process that has a volume open and serves it: answers questions over its control socket, gives figures, takes over nodes that have died,
-//! evens nodes out, takes backups, collects leftovers.
+//! The process that has a volume open: a server (`kestrel serve`), and what a mount shares with it.
+//!
+//! [`serve::serve`] is the life of a server from its start to its end, by a [`serve::ServeConfig`].
+//! [`control::Serving`] and [`remote::RemoteMount`] answer questions over the control socket. The
+//! command line (`crates/cli`) reads arguments, asks and prints; this crate does the work.
+//!
+//! | modules | what they do |
+//! | --- | --- |
+//! | [`serve`], [`process`], [`background`], [`limits`], [`memory`], [`signals`], [`logger`] | start and end of the process, its memory and its log |
+//! | [`control`], [`remote`], [`part`], [`attendant`], [`ask`], [`feed`], [`clients`], [`tokens`] | questions and answers; `ask` is the asking side |
+//! | [`metrics`], [`http`], [`facts`] | metrics, and Prometheus' way to them |
+//! | [`successor`], [`holder`], [`role`], [`node`], [`table`] | a node of a cluster: failover, changes of the placement |
+//! | [`balance`], [`census`] | balancing of the nodes |
+//! | [`keeper`], [`collector`], [`worker`] | backups and collections in the background |
+//! | [`jobs`], [`nodes`] | work of verbs, on one volume or over the nodes that share it |
+//! | [`tls`], [`runtime`], [`atime`], [`units`], [`failure`] | what the others need |
 
 pub mod ask;
 pub mod atime;

@@ -1,4 +1,5 @@
-//! Serving a volume, or a node of one, to clients over the network: what one process does from its start to its end.
+//! Serving a volume, or a node of one, to clients over the network: what one process does from its
+//! start to its end.
 
 mod relief;
 

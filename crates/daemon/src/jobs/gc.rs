@@ -1,8 +1,9 @@
 //! The collection of objects that nothing refers to.
 //!
-//! Of a volume that several nodes share: what refers to an object may lie at any node, so the rows of all are gathered, of one moment; if one
-//! does not answer, nothing is looked at. Of nodes in use no object is deleted here: it is scheduled with them, and they ask each other whether
-//! anybody refers to it or a client may come to, as they do for what files gave up.
+//! Of a volume that several nodes share: what refers to an object may lie at any node, so the rows
+//! of all nodes are gathered as they are at one moment. If one node does not answer, the collection
+//! fails. Objects of nodes in use are not deleted here: the collection schedules them with the
+//! nodes, which ask each other before they delete an object, as they do for what files gave up.
 
 use std::collections::HashSet;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! What a volume is and holds. Of one that several nodes share each tells its part, and whoever asks adds them up.
+//! What a volume is and holds. Each node of a cluster tells its part; the asking process adds the
+//! parts up.
 
 use std::path::Path;
 

@@ -57,9 +57,9 @@
 //! reads it; an answer leaves when that is durable. Messages that were sent before and come late mean what they meant: the dentry of a directory that has changed since was asked for before the
 //! change, and is thrown away; locks that it says it holds have been held until then, and what it agreed to is on record and locked again by its successor.
 //!
-//! **Loans that are not confirmed** ([`super::lead`]): who was lent all his rows within [`RESTART_MIN`] relies on them for so long. A zombie lends under a
+//! **Loans that are not confirmed** ([`super::lead`]): who was lent all his rows within [`RESTART_MIN`](crate::RESTART_MIN) relies on them for so long. A zombie lends under a
 //! lease that ends [`LEASE`] after it was asked for, and its successor begins [`PROMISE`] after that was heard, which is
-//! more by 250 ms: enough for both if clocks agree within a twentieth. One that ends cleanly gives up its lease, waits for [`RESTART_MIN`], and
+//! more by 250 ms: enough for both if clocks agree within a twentieth. One that ends cleanly gives up its lease, waits for [`RESTART_MIN`](crate::RESTART_MIN), and
 //! says so ([`LeaseMessage::Release`]): then the promise to it is over at once.
 //!
 //! **A store that does not answer** ([`kestrel_engine::Engine::silence`]) for [`LEASE`] makes its member ask for no lease, so that another process, which may

@@ -1,6 +1,6 @@
 //! A member: one of several metadata nodes that share a volume, as a state machine without threads, sockets or clock.
 //!
-//! A client sends a request to the member that *leads* it, a function of the request alone ([`Cluster::leader`]), so a retry comes to
+//! A client sends a request to the member that *leads* it, a function of the request alone ([`NodeTable::leader`]), so a retry comes to
 //! the one that knows whether it was executed. Another one says that it is misdirected. The leader's node tries to serve it
 //! alone, in its batches. What it lacks for that decides how it goes on:
 //!

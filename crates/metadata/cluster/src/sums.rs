@@ -19,7 +19,7 @@
 //! **Failures.** All leases that a holder has of one granter end at the same time, and they ride on
 //! the leases of [`super::lease`]: a member asks each other one for that lease every
 //! [`super::lease::RENEW`] anyway. A member that grants it promises to keep its leases on sums for
-//! [`PROMISE`] since it heard the question, and the holder uses the sums until [`LEASE`] after it
+//! [`PROMISE`](crate::lease::PROMISE) since it heard the question, and the holder uses the sums until [`LEASE`](crate::lease::LEASE) after it
 //! sent that question. So a granter waits for a holder that does not answer a revocation until its
 //! promise is over, and no longer: a grant says that it does not extend the promise while the
 //! holder owes an answer. A holder whose leases of a granter have lapsed forgets all sums of that

@@ -56,7 +56,7 @@ pub enum Durability {
 /// Settings of a node.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeConfig {
-    /// Workers, 1 to [`WORKERS_MAX`].
+    /// Workers, 1 to [`WORKERS_MAX`](kestrel_types::placement::WORKERS_MAX).
     pub workers: usize,
     /// What an acknowledgement promises.
     pub durability: Durability,

@@ -11,63 +11,63 @@ use crate::lease::LeaseFigures;
 use crate::{Census, Counted};
 
 impl MemberHost {
-    /// As [`Member::set_lock_guard`].
+    /// As [`Member::set_lock_guard`](crate::Member::set_lock_guard).
     pub fn set_lock_guard(&self, guard: Box<LockGuard>) {
         self.desk.turn(move |member, _| member.set_lock_guard(guard));
     }
 
-    /// As [`Member::set_departure_guard`].
+    /// As [`Member::set_departure_guard`](crate::Member::set_departure_guard).
     pub fn set_departure_guard(&self, guard: Box<DepartureGuard>) {
         self.desk.turn(move |member, _| member.set_departure_guard(guard));
     }
 
-    /// As [`Member::set_census`].
+    /// As [`Member::set_census`](crate::Member::set_census).
     pub fn set_census(&self, census: Box<Census>) {
         self.desk.turn(move |member, _| member.set_census(census));
     }
 
-    /// As [`Member::count_entries`]; `done` as below.
+    /// As [`Member::count_entries`](crate::Member::count_entries); `done` as below.
     pub fn count_entries(&self, done: Counted) {
         let done = self.desk.later(done);
         self.desk.turn(move |member, now| member.count_entries(done, now));
     }
 
-    /// As [`Member::leads_changes`].
+    /// As [`Member::leads_changes`](crate::Member::leads_changes).
     pub fn leads_changes(&self) -> bool {
         let leads = self.desk.member.lock().leads_changes().is_ok();
         self.desk.bell.wake();
         leads
     }
 
-    /// As [`Member::has_left`].
+    /// As [`Member::has_left`](crate::Member::has_left).
     pub fn has_left(&self) -> bool {
         self.table().has_left()
     }
 
-    /// As [`Member::forget`]; `done` as above.
+    /// As [`Member::forget`](crate::Member::forget); `done` as above.
     pub fn forget(&self, node: NodeId, done: Changed) {
         let done = self.desk.later(done);
         self.desk.turn(move |member, now| member.forget(node, done, now));
     }
 
-    /// As [`Member::set_table_listener`].
+    /// As [`Member::set_table_listener`](crate::Member::set_table_listener).
     pub fn set_table_listener(&self, told: Box<TableListener>) {
         self.desk.turn(move |member, _| member.set_table_listener(told));
     }
 
-    /// As [`Member::change`]; `done` hears it on any thread, with no lock held, and must not block.
+    /// As [`Member::change`](crate::Member::change); `done` hears it on any thread, with no lock held, and must not block.
     pub fn change(&self, next: Placement, done: Changed) {
         let done = self.desk.later(done);
         self.desk.turn(move |member, now| member.change(next, done, now));
     }
 
-    /// As [`Member::expect`]; `done` as above.
+    /// As [`Member::expect`](crate::Member::expect); `done` as above.
     pub fn expect(&self, node: Announced, done: Expected) {
         let done = self.desk.later(done);
         self.desk.turn(move |member, now| member.expect(node, done, now));
     }
 
-    /// As [`Member::expected`].
+    /// As [`Member::expected`](crate::Member::expected).
     pub fn expected(&self) -> Vec<(NodeId, Announced)> {
         let expected = self.desk.member.lock().expected();
         self.desk.bell.wake();
@@ -84,14 +84,14 @@ impl MemberHost {
         self.desk.cluster().table()
     }
 
-    /// As [`Member::lease_figures`].
+    /// As [`Member::lease_figures`](crate::Member::lease_figures).
     pub fn lease_figures(&self) -> LeaseFigures {
         let figures = self.desk.member.lock().lease_figures();
         self.desk.bell.wake();
         figures
     }
 
-    /// As [`Member::change_figures`].
+    /// As [`Member::change_figures`](crate::Member::change_figures).
     pub fn change_figures(&self) -> ChangeFigures {
         let figures = self.desk.member.lock().change_figures();
         self.desk.bell.wake();

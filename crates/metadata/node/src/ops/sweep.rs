@@ -2,7 +2,7 @@
 //!
 //! Truncating or removing such a file changes its record, or deletes it, and writes a row of table `sweep` in the same batch: that is
 //! the moment at which everybody sees it. The rows of its chunks beyond the cut are out of reach from then on: a file that
-//! exists may only become longer again, in chunks, when they are gone ([`content::check_swept`]), and inode numbers are never
+//! exists may only become longer again, in chunks, when they are gone ([`check_swept`](crate::content::check_swept)), and inode numbers are never
 //! used again. This operation deletes [`crate::rows::SCAN_ROWS_MAX`] of them at a time, with their references, and moves the row
 //! of table `sweep` on; with the last it goes. The node runs it again and again, also after a crash.
 //!
