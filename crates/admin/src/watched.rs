@@ -4,8 +4,8 @@ use kestrel_meta::engine::{Engine, EngineError, Layer, VisitRow};
 use kestrel_types::ids::Position;
 use kestrel_types::key::{KeyRef, Table};
 
-/// Passes everything on, and asks before every scan whether to go on. [`crate::rows::Rows`] scans page by page, so whoever
-/// walks a table through it is asked every few thousand rows.
+/// Passes everything on, and asks before every scan whether to go on. [`crate::rows::Rows`] scans
+/// page by page, so a walk of a table through it is asked every few thousand rows.
 pub struct Watched<'a> {
     engine: &'a dyn Engine,
     go_on: &'a (dyn Fn() -> Result<(), EngineError> + Sync),
