@@ -1,4 +1,5 @@
-//! Questions to a process that serves a volume, over its control socket (`kestrel_client::control`): `{"verb": …}`.
+//! Questions to a process that serves a volume, over its control socket
+//! (`kestrel_client::control`): `{"verb": …}`.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -90,7 +91,8 @@ impl Attendant for Serving {
 }
 
 impl Serving {
-    /// Puts an administrative operation into the audit log: who did it (as they say), where from, with which token.
+    /// Puts an administrative operation into the audit log: who did it (as they say), where from,
+    /// with which token.
     pub fn audit(
         &self,
         question: &Value,
@@ -154,8 +156,8 @@ impl Serving {
         }
     }
 
-    /// Answers one question that came over the network, from somebody who may not be who he says he is: what writes files of
-    /// this machine is not done for him.
+    /// Answers one question that came over the network, from somebody who may not be who he says he
+    /// is: what writes files of this machine is not done for him.
     ///
     /// # Errors
     /// As for [`Attendant::answer`].
@@ -273,7 +275,8 @@ impl Serving {
         Ok(done)
     }
 
-    /// Deletes what the schedule holds and whose time has come, which the mount would do by itself within seconds.
+    /// Deletes what the schedule holds and whose time has come, which the mount would do by itself
+    /// within seconds.
     fn reap(&self, feed: &Feed<'_>) -> Result<usize, String> {
         let mut reaped = 0;
         loop {

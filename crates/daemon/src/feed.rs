@@ -1,5 +1,6 @@
-//! What a job that takes long tells while it works: events, as the control socket carries them (`{"finding": …}`,
-//! `{"progress": {"what": …, "count": …}}`), to whoever asked, in this process or another.
+//! What a job that takes long tells while it works: events, as the control socket carries them
+//! (`{"finding": …}`, `{"progress": {"what": …, "count": …}}`), to whoever asked, in this process
+//! or another.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};

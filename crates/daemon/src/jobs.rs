@@ -1,4 +1,5 @@
-//! The work of verbs that a serving process does when it is asked, and that a verb does itself where nobody serves the volume.
+//! The work of verbs that a serving process does when it is asked, and that a verb does itself
+//! where nobody serves the volume.
 
 pub mod compact;
 pub mod dump;

@@ -1,5 +1,6 @@
-//! The process that has a volume open and serves it: answers questions over its control socket, gives figures, takes over nodes that have died,
-//! evens nodes out, takes backups, collects leftovers.
+//! The process that has a volume open and serves it: answers questions over its control socket,
+//! gives figures, takes over nodes that have died, evens nodes out, takes backups, collects
+//! leftovers.
 
 pub mod ask;
 pub mod atime;

@@ -64,7 +64,8 @@ impl NodeOfCluster {
         })
     }
 
-    /// Begins to connect to the others: its member, which has counted this start, knows which there are. Starts threads.
+    /// Begins to connect to the others: its member, which has counted this start, knows which there
+    /// are. Starts threads.
     ///
     /// # Errors
     /// In words.

@@ -1,4 +1,5 @@
-//! The mount of a volume that is served elsewhere: figures of its own, questions about the volume passed on to the server.
+//! The mount of a volume that is served elsewhere: figures of its own, questions about the volume
+//! passed on to the server.
 
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -148,7 +149,8 @@ impl RemoteMount {
         nodes.iter().map(of).collect()
     }
 
-    /// Whether anybody answers: of several nodes one will do, as what was written last is stored where it belongs or said to be lost.
+    /// Whether anybody answers: of several nodes one will do, as what was written last is stored
+    /// where it belongs or said to be lost.
     fn alive(&self, question: &Value) -> Result<Value, String> {
         let metadata = self.fs.metadata().remote().ok_or("the volume is not served elsewhere")?;
         let refusal = metadata.nodes().iter().find_map(|link| link.remote.refusal());

@@ -1,8 +1,9 @@
-//! Taking over other nodes: a thread watches them ([`vigil`]), and starts a process of this program that serves one in the place of its own
-//! process, from a directory within that of this machine's node ([`stand_in`]). To all others that is a restart of the node, at another
-//! address.
+//! Taking over other nodes: a thread watches them ([`vigil`]), and starts a process of this program
+//! that serves one in the place of its own process, from a directory within that of this machine's
+//! node ([`stand_in`]). To all others that is a restart of the node, at another address.
 //!
-//! The process lives on if this one ends: it is a node like any other. While both run this one says how it ended.
+//! The process lives on if this one ends: it is a node like any other. While both run this one says
+//! how it ended.
 
 mod vigil;
 
@@ -88,7 +89,8 @@ enum From {
     Hanging(String),
 }
 
-/// How this program is started in another node's place: as this process was, but for what is of this one start or of this node.
+/// How this program is started in another node's place: as this process was, but for what is of
+/// this one start or of this node.
 pub struct Line {
     /// The directory of the node that is at home on this machine.
     pub home: PathBuf,
@@ -251,7 +253,8 @@ impl Succession {
         }
     }
 
-    /// Whether none of the nodes that this one hears of hears of `node`: then it has no lease, and answers nobody.
+    /// Whether none of the nodes that this one hears of hears of `node`: then it has no lease, and
+    /// answers nobody.
     fn is_heard_of_nowhere(&self, node: NodeId, live: &[NodeId]) -> bool {
         let Some(section) = self.descriptor.cluster.as_ref() else { return false };
         let Ok(mut url) = section.url(&self.name).and_then(|url| RemoteUrl::parse(&url)) else {
@@ -260,7 +263,8 @@ impl Succession {
         if live.is_empty() {
             return false;
         }
-        // At the addresses of those of whom nothing is heard packets may just be lost: that takes seconds.
+        // At the addresses of those of whom nothing is heard packets may just be lost: that takes
+        // seconds.
         if let Ok(table) = section.placement() {
             let is_near = |member: &&Member| member.id == section.node || live.contains(&member.id);
             let near: Vec<&str> =

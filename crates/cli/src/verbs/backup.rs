@@ -66,7 +66,8 @@ struct NowArgs {
 
 #[derive(Debug, Args)]
 struct ListArgs {
-    /// The volume: a path, file:///path or kestrel://host[:port]/NAME; or where its objects are: s3://… or file:///path
+    /// The volume: a path, file:///path or kestrel://host[:port]/NAME; or where its objects are:
+    /// s3://… or file:///path
     place: String,
     /// Print JSON
     #[arg(long)]

@@ -213,7 +213,8 @@ fn whole_at_rest(
     done.map(|totals| summary(&totals, 0)).map_err(|why| fail(&why))
 }
 
-/// A repair of a volume: gets how to check, the time, and whom to tell what was repaired, what is left, and how far it is.
+/// A repair of a volume: gets how to check, the time, and whom to tell what was repaired, what is
+/// left, and how far it is.
 type Mend<'a> = dyn FnMut(
         &mut Options<'_>,
         Nanos,

@@ -44,7 +44,8 @@ enum Action {
     Prune(ListArgs),
 }
 
-/// Make a token, or a certificate, and print it, this once: the volume keeps only what it is verified by.
+/// Make a token, or a certificate, and print it, this once: the volume keeps only what it is
+/// verified by.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   (umask 077; kestrel token create /data/vol --name trainer --uid 1000-1999 --gid 1000-1999 >token)
@@ -53,7 +54,8 @@ enum Action {
   (umask 077; kestrel token create /data/vol --name gpu17 --certificate >gpu17.pem)
   kestrel mount 'kestrel://10.0.0.1/photos?ca=sha256:…&cert=/root/gpu17.pem' /mnt")]
 struct CreateArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may administer
+    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may
+    /// administer
     volume: String,
     /// For people: 1 to 64 bytes
     #[arg(long, value_name = "NAME")]
@@ -82,7 +84,8 @@ struct CreateArgs {
     /// The volume may be administered, tokens included
     #[arg(long, conflicts_with_all = ["read_only", "subtree"])]
     admin: bool,
-    /// Print a certificate with its key instead, which clients show with ?cert=FILE; on a machine of the volume
+    /// Print a certificate with its key instead, which clients show with ?cert=FILE; on a machine
+    /// of the volume
     #[arg(long)]
     certificate: bool,
     /// Print JSON, the token among it
@@ -96,7 +99,8 @@ struct CreateArgs {
   kestrel token list /data/vol --json
   kestrel token prune /data/vol")]
 struct ListArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may administer
+    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may
+    /// administer
     volume: String,
     /// Print JSON
     #[arg(long)]
@@ -109,7 +113,8 @@ struct ListArgs {
   kestrel token show /data/vol trainer
   kestrel token revoke /data/vol 9f86d081884c7d65")]
 struct OneArgs {
-    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may administer
+    /// The volume: a path, file:///path, or kestrel://host[:port]/NAME with a token that may
+    /// administer
     volume: String,
     /// The token's name or number
     token: String,

@@ -1,4 +1,5 @@
-//! What a volume is and holds. Of one that several nodes share each tells its part, and whoever asks adds them up.
+//! What a volume is and holds. Of one that several nodes share each tells its part, and whoever
+//! asks adds them up.
 
 use std::path::Path;
 
@@ -90,8 +91,8 @@ pub fn ask(url: &str) -> Result<Value, VolumeError> {
     add_up(remote::ask_each(url, &who, &question, kestrel_client::control::QUICK, &mut |_, _| ())?)
 }
 
-/// The status of the whole: that of the first node that answers, with the sums of all, and what each is like in `nodes`. Figures
-/// lack the part of nodes that do not answer, which `nodes` tells.
+/// The status of the whole: that of the first node that answers, with the sums of all, and what
+/// each is like in `nodes`. Figures lack the part of nodes that do not answer, which `nodes` tells.
 ///
 /// # Errors
 /// If none answers.

@@ -1,4 +1,5 @@
-//! The rows of all nodes as one engine to read from, as they are while they are read: for what looks at a few of them.
+//! The rows of all nodes as one engine to read from, as they are while they are read: for what
+//! looks at a few of them.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

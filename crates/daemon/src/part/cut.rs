@@ -19,8 +19,8 @@ use crate::control::Serving;
 /// Bytes of what was recorded in one answer.
 const PAGE_BYTES: usize = 384 << 10;
 
-/// The recording of a node, one at a time, and its number: a random one, so that nobody takes that of another, or of another start of the
-/// node, for his.
+/// The recording of a node, one at a time, and its number: a random one, so that nobody takes that
+/// of another, or of another start of the node, for his.
 #[derive(Default)]
 pub struct Cutting(Mutex<(u64, Option<Arc<Recording>>)>);
 

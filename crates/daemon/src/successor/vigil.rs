@@ -1,12 +1,17 @@
-//! When another node is taken over, and by whom: a function of what is seen, without clock and threads.
+//! When another node is taken over, and by whom: a function of what is seen, without clock and
+//! threads.
 //!
-//! All times are since the watching began. A node is looked at when nothing was heard of it for [`UNHEARD`]; the first live node after it
-//! in the cyclic order of numbers does so at once, each further one [`STEP`] later, in case that one does not. It is taken over if nobody
-//! holds its rows. Longer waits those
-//! - that nobody here has heard of yet ([`SLOW`]): the cluster is being started, and its nodes start one after the other;
-//! - that ended as they were told to ([`SLOW`]): somebody is about to start them again, or stops all;
-//! - that somebody still holds ([`HELD`]): a process that hangs, or was cut off from all others, keeps its session with the database. It
-//!   has no lease; that none of the others hears of it either is asked before ([`Deed::Ask`]).
+//! All times are since the watching began. A node is looked at when nothing was heard of it for
+//! [`UNHEARD`]; the first live node after it in the cyclic order of numbers does so at once, each
+//! further one [`STEP`] later, in case that one does not. It is taken over if nobody holds its
+//! rows. Longer waits those
+//! - that nobody here has heard of yet ([`SLOW`]): the cluster is being started, and its nodes
+//!   start one after the other;
+//! - that ended as they were told to ([`SLOW`]): somebody is about to start them again, or stops
+//!   all;
+//! - that somebody still holds ([`HELD`]): a process that hangs, or was cut off from all others,
+//!   keeps its session with the database. It has no lease; that none of the others hears of it
+//!   either is asked before ([`Deed::Ask`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,7 +30,8 @@ pub const SLOW: Duration = Duration::from_secs(30);
 /// How long one is waited for whose rows somebody holds.
 pub const HELD: Duration = Duration::from_secs(6);
 
-/// How long this node's own store must have answered: after a break all that had their rows open there come back, and not at the same time.
+/// How long this node's own store must have answered: after a break all that had their rows open
+/// there come back, and not at the same time.
 pub const CALM: Duration = Duration::from_secs(3);
 
 /// Time between two looks at a node that is not taken over.
@@ -87,7 +93,8 @@ impl Sight<'_> {
         self.unheard.iter().find(|(other, _)| *other == node).map(|(_, unheard)| *unheard)
     }
 
-    /// How many others come before this one in taking `node` over: live ones between the two, in cyclic order.
+    /// How many others come before this one in taking `node` over: live ones between the two, in
+    /// cyclic order.
     fn rank(&self, node: NodeId) -> u32 {
         let between = |other: &NodeId| match node < self.me {
             true => (node..self.me).contains(other),
@@ -122,7 +129,8 @@ impl Vigil {
         sight.unheard.iter().map(|(node, _)| *node).filter(|node| is_due(*node)).collect()
     }
 
-    /// What is to be done about one of them, after what was found. What is taken over is not looked at until [`Vigil::ended`].
+    /// What is to be done about one of them, after what was found. What is taken over is not looked
+    /// at until [`Vigil::ended`].
     pub fn judge(&mut self, sight: &Sight<'_>, node: NodeId, found: &Found) -> Deed {
         let deed = match found {
             Found::Free { left: true } if !sight.is_due(node, SLOW) => Deed::Wait,

@@ -55,8 +55,8 @@ impl<F: FileSystem> FileSystem for Arc<F> {
 
 /// A mounted file system and the threads that serve it.
 ///
-/// It ends when the file system is unmounted, by any process; [`join`](Session::join) waits for that.
-/// Dropping a session that has not ended unmounts by force.
+/// It ends when the file system is unmounted, by any process; [`join`](Session::join) waits for
+/// that. Dropping a session that has not ended unmounts by force.
 pub struct Session {
     threads: Vec<JoinHandle<io::Result<End>>>,
     workers: usize,

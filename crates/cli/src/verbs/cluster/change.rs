@@ -101,7 +101,8 @@ impl Target {
         })
     }
 
-    /// Makes `next` the table, with the version after the present one; returns when all nodes have it.
+    /// Makes `next` the table, with the version after the present one; returns when all nodes have
+    /// it.
     pub fn change(&self, next: &Placement, progress: &mut Progress) -> Result<(), Failure> {
         let question = json!({ "verb": "change", "table": to_hex(&next.encode()) });
         let mut show = |event: Value| {

@@ -48,7 +48,8 @@ pub struct RemoveNodeArgs {
     /// How long to wait for clients that have files open there, and for nodes that are not up
     #[arg(long, value_name = "TIME", value_parser = duration_arg, default_value = "10m")]
     pub timeout: Duration,
-    /// It stays after all: take back that it is leaving. `kestrel cluster balance` gives it a part again
+    /// It stays after all: take back that it is leaving. `kestrel cluster balance` gives it a part
+    /// again
     #[arg(long)]
     pub undo: bool,
     /// Print JSON
@@ -175,7 +176,8 @@ impl Leave<'_> {
         self.begun.elapsed() >= self.args.timeout
     }
 
-    /// Makes the table what `next` says of the present one, until that is done; nothing if it says so. The table that is in force then.
+    /// Makes the table what `next` says of the present one, until that is done; nothing if it says
+    /// so. The table that is in force then.
     fn change(
         &self,
         step: &str,
@@ -222,7 +224,8 @@ impl Leave<'_> {
         }
     }
 
-    /// Who has a session with the node, but for who asks this. No connection stays, since that would be one more.
+    /// Who has a session with the node, but for who asks this. No connection stays, since that
+    /// would be one more.
     fn clients(&self) -> Result<Vec<String>, String> {
         let (node, who) = (self.args.node, kestrel_daemon::who(VERB));
         let panel = Panel::connect_to(&self.args.url, &who, |_, other| other == node);
