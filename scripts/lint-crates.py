@@ -187,6 +187,7 @@ def main():
         if wrong:
             return 1
         write(ROOT, LIST, new)
+        listed = parse(new)[1]
     page = read(ROOT, PAGE)
     marked = BEGIN in page and END in page
     if (args.update or args.accept) and marked:
