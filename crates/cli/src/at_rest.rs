@@ -194,7 +194,7 @@ pub fn dirs(
 /// All nodes of a volume, opened here.
 pub struct AtRest {
     verb: &'static str,
-    /// Who owns what.
+    /// The placement table.
     pub placement: Placement,
     /// Each node's part.
     pub parts: BTreeMap<NodeId, Volume>,

@@ -139,7 +139,7 @@ fn main() -> ExitCode {
     kestrel_client::remote::tell_waiting(kestrel_daemon::background::tell_waiting);
     if !matches!(verb, Verb::Mount(_) | Verb::NullFs(_) | Verb::Serve(_)) {
         // A reader that goes away (`kestrel fsck | head`) ends this program as it ends any other. A
-        // server must not end because somebody who asked it something went away. SAFETY: called
+        // server must not end because a client that asked it something went away. SAFETY: called
         // before other threads exist; SIG_DFL is a valid disposition.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     }

@@ -58,8 +58,8 @@ impl Target {
         Ok(Self::Here(dir))
     }
 
-    /// Asks whoever serves it; `None` if nobody has it open. `on_event` gets what is told
-    /// meanwhile, `limit` bounds the time between two lines of it.
+    /// Asks the process that serves it; `None` if no process has it open. `on_event` gets what is
+    /// told meanwhile, `limit` bounds the time between two lines of it.
     fn ask(
         &self,
         verb: &str,

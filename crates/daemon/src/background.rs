@@ -26,7 +26,8 @@ pub fn start(log: &Path) -> Result<u32, String> {
     launch(&args, Path::new("."), log).map(|child| child.id())
 }
 
-/// The same with other arguments, from the directory `dir`, and for whoever stays: the process.
+/// The same with other arguments, from the directory `dir`, and for a caller that stays: the
+/// process.
 ///
 /// # Errors
 /// As for [`start`].

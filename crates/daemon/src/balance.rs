@@ -239,7 +239,7 @@ impl Looker {
         loop {
             let (tell, told) = mpsc::channel();
             self.host.count_entries(Box::new(move |reports| {
-                // Whoever does not listen any more does not need it.
+                // A caller that does not listen any more does not need it.
                 let _ = tell.send(reports);
             }));
             let why = match self.wait(&told)? {

@@ -1,4 +1,4 @@
-//! The clients of a process that serves a volume over the network: who they are, what they do, and
+//! The clients of a process that serves a volume over the network: their names, what they do, and
 //! what they ask.
 
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ const SESSIONS_TOLD_MAX: usize = 1000;
 /// Characters of a question's verb in the log.
 const VERB_SHOWN: usize = 32;
 
-/// Who is served, and where.
+/// The clients that are served, and where.
 pub struct Clients {
     /// Name of the volume.
     pub name: String,
@@ -130,7 +130,7 @@ pub struct Questions {
 }
 
 impl Questions {
-    /// Who knows the answers.
+    /// What answers the questions.
     pub fn belong_to(&self, serving: &Arc<Serving>) {
         *self.serving.lock() = Arc::downgrade(serving);
     }
@@ -198,8 +198,8 @@ fn answer(serving: &Serving, question: &[u8], asker: &Asker) -> Result<Box<[u8]>
     Ok(answer?.to_string().into_bytes().into())
 }
 
-/// Whether who asks may: with a token if that may administer, but for what every client has to
-/// know; without one what does not make tokens, since anybody on this machine is let in without.
+/// Whether the asker may: with a token if that may administer, but for what every client has to
+/// know; without one what does not make tokens, since every user of this machine is let in without.
 fn may_ask(verb: &str, question: &Value, asker: &Asker) -> Result<(), String> {
     if let Some(why) = asker.ended() {
         return Err(why.reason.to_string());

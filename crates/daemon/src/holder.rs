@@ -9,7 +9,7 @@ use kestrel_client::volume::VolumeLock;
 /// How long a serving process may take to store what is left and end.
 pub const END_TIME_MAX: Duration = Duration::from_secs(120);
 
-/// Whoever holds the lock in a directory, and the process that held it when this was made.
+/// The holder of the lock in a directory, and the process that held it when this was made.
 pub struct Holder {
     dir: PathBuf,
     process: Option<OwnedFd>,

@@ -1,9 +1,9 @@
 //! Dumps into the block store (`kestrel_admin::dump::shelf`), on a schedule and when somebody asks
 //! for one.
 //!
-//! The store says when the last one was taken, so nothing about the schedule is kept elsewhere:
-//! whoever serves the volume next goes on with it. Of several nodes the coordinator takes them, of
-//! all nodes as they are at one moment.
+//! The store says when the last one was taken, so nothing about the schedule is kept elsewhere: the
+//! next process that serves the volume goes on with it. Of several nodes the coordinator takes
+//! them, of all nodes as they are at one moment.
 
 use std::cell::LazyCell;
 use std::io::{BufWriter, Write};

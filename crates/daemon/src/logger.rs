@@ -84,7 +84,7 @@ struct Logger;
 
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Libraries' messages about their internals are of no use to whoever runs a volume.
+        // Libraries' messages about their internals are of no use to the operator of a volume.
         // `lsm_tree` calls a merge that was told to stop an error; the engine reports those that
         // matter.
         metadata.target().starts_with("kestrel")

@@ -35,7 +35,7 @@ pub trait Asked: Send + Sync {
 
 /// The nodes of a volume that several share.
 pub trait Nodes: Asked {
-    /// Who owns what.
+    /// The placement table.
     fn placement(&self) -> &Placement;
 }
 

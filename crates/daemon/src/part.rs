@@ -17,7 +17,7 @@ use crate::metrics::to_json;
 
 /// Answers one question. What tells of rows, or changes them, is not done while another process may
 /// serve this node (`MemberHost::may_answer`), and not answered if that has come to be so
-/// meanwhile: whoever puts rows of all nodes together would have those of two moments.
+/// meanwhile: a process that puts rows of all nodes together would have those of two moments.
 ///
 /// # Errors
 /// In words.

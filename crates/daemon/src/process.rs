@@ -46,7 +46,7 @@ pub struct ProcessOptions {
 
 impl ProcessOptions {
     /// Runs `background` (which calls [`Self::start`]), or `serve` in this process if that is
-    /// wanted. Why it could not serve is told to whoever waits for it.
+    /// wanted. Why it could not serve is told to the process that waits for it.
     ///
     /// # Errors
     /// What the two say.
@@ -81,7 +81,7 @@ impl ProcessOptions {
         Ok((background::start(&log)?, log))
     }
 
-    /// Tells whoever waits that this process serves. From then on it keeps no directory busy.
+    /// Tells the waiting process that this one serves. From then on it keeps no directory busy.
     pub fn ready(&self) {
         if self.report_readiness {
             background::report_ready();

@@ -274,7 +274,7 @@ pub fn serve(config: &ServeConfig) -> Result<Verdict, Failure> {
     let plan = check(config)?;
     crate::limits::raise_descriptor_limit();
     let served = serve_volume(config, &plan);
-    // The volume is let go: whoever reads this may open it.
+    // The volume is let go: a process that reads this may open it.
     log::info!("{} closed", plan.volume.display());
     served
 }
@@ -285,7 +285,7 @@ fn serve_volume(config: &ServeConfig, plan: &Plan) -> Result<Verdict, Failure> {
     let wanted = Wanted { metadata_bytes: config.process.metadata_memory, ..Wanted::default() };
     let memory = Memory::divide("serve", Work::Serve, wanted)?;
     if config.replace || config.process.take_over {
-        // What can be wrong with the options must not end who serves.
+        // What can be wrong with the options must not end the process that serves.
         ServeTls::new(&config.tls, &plan.volume, plan.listen).map_err(fail)?;
         audit(config, plan)?;
     }
@@ -400,7 +400,7 @@ fn attend(
     questions.belong_to(&serving);
     let doors = Doors::open(&plan.volume, config.process.metrics, &serving).map_err(fail)?;
     crate::signals::on_signal(move |_| {
-        // Whoever does not wait any more is ending already.
+        // A process that does not wait any more is ending already.
         let _ = signalled.send(());
     });
     let limits = memory
@@ -508,7 +508,7 @@ fn watch(signal: &mpsc::Receiver<()>, look: Duration, serving: &Serving) -> Watc
         return Watch::Failed(why);
     }
     if host.has_left() {
-        // Who still has a session may ask what became of its calls.
+        // A client that still has a session may ask what became of its calls.
         let sessions = serving.clients.get().map_or(0, Clients::sessions);
         if sessions == 0 {
             log::info!("node {} has left the cluster: {LEFT_BEHIND}", node.node);

@@ -34,7 +34,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// A store that has not answered for so long is broken.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// How long another node may take to say whom it hears.
+/// How long another node may take to say which nodes it hears.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// Name of the log of a process that stands in, in its directory.
@@ -79,13 +79,13 @@ pub fn failover_arg(text: &str) -> Result<Failover, String> {
     }
 }
 
-/// Whom a node is taken from.
+/// The process that a node is taken from.
 enum From {
     /// Nobody serves it.
     Nobody,
-    /// Whoever serves it, who is asked to end first.
+    /// The process that serves it, which is asked to end first.
     Asked,
-    /// This one, of whom nobody hears; not from whoever may have taken it over meanwhile.
+    /// This one, of which no node hears; not from a process that may have taken it over meanwhile.
     Hanging(String),
 }
 
@@ -156,7 +156,7 @@ struct StandIn {
     since: Instant,
 }
 
-/// Who takes nodes over, and what came of that.
+/// The takeovers of this process, and what came of them.
 pub struct Succession {
     host: Weak<MemberHost>,
     descriptor: Descriptor,
@@ -237,7 +237,7 @@ impl Succession {
         self.host.upgrade().map(|host| host.placement()).ok_or("the node is shutting down".into())
     }
 
-    /// Looks who has a node's rows.
+    /// Looks which process has a node's rows.
     fn find(&self, node: NodeId) -> Found {
         let idle = match self.placement() {
             Ok(placement) => placement.is_idle(node),
@@ -263,8 +263,7 @@ impl Succession {
         if live.is_empty() {
             return false;
         }
-        // At the addresses of those of whom nothing is heard packets may just be lost: that takes
-        // seconds.
+        // At the addresses of silent nodes packets may just be lost: that takes seconds.
         if let Ok(table) = section.placement() {
             let is_near = |member: &&Member| member.id == section.node || live.contains(&member.id);
             let near: Vec<&str> =
@@ -362,7 +361,7 @@ impl Watcher {
         if host.node().engine().silence() >= SILENCE {
             self.broken = Instant::now();
         }
-        // Who has no lease does not know whether it is the others that are silent.
+        // A node that has no lease does not know whether it is the others that are silent.
         let Some(unheard) = host.unheard() else { return };
         let placement = host.placement();
         let members = placement.map.members().iter().map(|member| member.id);

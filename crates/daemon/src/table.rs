@@ -206,7 +206,7 @@ fn change(
 ) -> Result<Value, String> {
     let bytes = question["table"].as_str().and_then(from_hex).ok_or("the question has no table")?;
     let next = Placement::decode(&bytes).map_err(|why| why.to_string())?;
-    // Who asks has been told where nodes are; in the table they stay where they joined.
+    // The asker has been told where nodes are; in the table they stay where they joined.
     let joined: BTreeMap<NodeId, String> =
         host.placement().map.members().iter().map(|member| (member.id, member.address.clone())).collect();
     let next = next.at(&joined);
@@ -215,7 +215,7 @@ fn change(
     host.change(
         next,
         Box::new(move |result| {
-            // Whoever does not listen any more does not need it.
+            // A caller that does not listen any more does not need it.
             let _ = ended.send(result);
         }),
     );

@@ -26,7 +26,7 @@ pub struct TlsOptions {
 }
 
 impl TlsOptions {
-    /// Whether what is said of certificates has any effect on who listens there.
+    /// Whether what is said of certificates has any effect on a listener there.
     ///
     /// # Errors
     /// In words.
@@ -116,7 +116,7 @@ impl ServeTls {
     }
 }
 
-/// Whether somebody who connects to this address may have to encrypt.
+/// Whether a client that connects to this address may have to encrypt.
 fn is_wanted(mode: Mode, listen: IpAddr) -> bool {
     mode == Mode::On || (mode == Mode::Auto && !is_loopback(listen))
 }

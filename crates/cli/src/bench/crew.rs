@@ -1,4 +1,4 @@
-//! Who does the steps: threads of this process, or child processes with threads of their own.
+//! The workers of steps: threads of this process, or child processes with threads of their own.
 //!
 //! A child is this program again (`kestrel bench-worker`). It reads one JSON value a line: first
 //! its thread numbers, then steps. To a step it answers `"ready"`, waits for the line `"go"`, and
@@ -31,7 +31,7 @@ pub fn stop() {
     }
 }
 
-/// Those who do the steps.
+/// The workers of steps.
 pub enum Crew {
     /// Threads of this process.
     Here(Threads),

@@ -46,7 +46,7 @@ pub struct FormatArgs {
     pub new: NewVolumeArgs,
 }
 
-/// What a new volume is to be, whoever keeps its metadata.
+/// What a new volume is to be, wherever its metadata is.
 #[derive(Debug, Args)]
 pub struct NewVolumeArgs {
     /// Name of the volume; the directory's by default

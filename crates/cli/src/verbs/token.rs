@@ -158,7 +158,7 @@ pub fn run(args: &TokenArgs) -> Result<Verdict, Failure> {
     }
 }
 
-/// Asks whoever has the volume open, or opens it.
+/// Asks the process that has the volume open, or opens it.
 fn ask(volume: &str, mut question: Value) -> Result<Value, Failure> {
     question["verb"] = "token".into();
     let target = Target::of("token", volume)?;
@@ -181,7 +181,7 @@ fn create(args: &CreateArgs) -> Result<Verdict, Failure> {
         let time = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
         SystemClock.now().saturating_add(time)
     });
-    // Its key is seen by nobody but whoever asks: it does not travel.
+    // Only the asker sees its key: it does not travel.
     let authority = match (args.certificate, Target::of("token", &args.volume)?) {
         (false, _) => None,
         (true, Target::Here(dir)) => Some(Descriptor::authority_at(&dir).map_err(fail)?),
@@ -209,7 +209,8 @@ fn create(args: &CreateArgs) -> Result<Verdict, Failure> {
     let mut answer = ask(&args.volume, question)?;
     made.authority = answer["authority"].as_str().map(str::to_string);
     if let Some(authority) = authority {
-        // As long as the token, whose secret nobody has: who revokes it ends the certificate.
+        // As long as the token, which has a secret that nobody has: revoking it ends the
+        // certificate.
         let (now, until) = (SystemClock.now(), expires.unwrap_or(Nanos::MAX));
         let certificate = authority.issue(&made.id.to_string(), now, until).map_err(fail)?;
         if args.json {

@@ -36,7 +36,7 @@ pub struct UmountArgs {
 const FORCED_TIME_MAX: Duration = Duration::from_millis(800);
 
 /// Refuses, nothing being lost yet, if the volume is served and its server does not answer: the
-/// process would wait for it until its calls have met their deadline, and whoever unmounts with it.
+/// process would wait for it until its calls have met their deadline, and the caller with it.
 fn server_answers(args: &UmountArgs, entry: &MountEntry, dir: &Path) -> Result<(), Failure> {
     if !entry.source.to_str().is_some_and(RemoteUrl::is_one) {
         return Ok(());

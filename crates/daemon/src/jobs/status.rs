@@ -1,5 +1,5 @@
-//! What a volume is and holds. Of one that several nodes share each tells its part, and whoever
-//! asks adds them up.
+//! What a volume is and holds. Of one that several nodes share each tells its part, and the asker
+//! adds them up.
 
 use std::path::Path;
 
@@ -81,7 +81,7 @@ pub fn describe_part(
     Ok(out)
 }
 
-/// Asks whoever serves the volume: one node, or all.
+/// Asks the servers of the volume: one node, or all.
 ///
 /// # Errors
 /// If nobody answers.

@@ -38,7 +38,7 @@ impl<'a> NodesEngine<'a> {
         Ok(Self { nodes, table })
     }
 
-    /// Who may have rows of a table, or of one id of it.
+    /// The nodes that may have rows of a table, or of one id of it.
     fn owners(&self, table: Table, id: Option<u64>) -> Vec<NodeId> {
         match (table, id) {
             (

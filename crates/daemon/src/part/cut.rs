@@ -1,6 +1,6 @@
 //! This node's part in a cut of all nodes (`kestrel_admin::recording`), or the cut of the only one:
-//! whoever makes it asks all nodes to begin, reads their rows, asks all to
-//! hold, sees to it that there was a moment in all holds, ends them, and reads what was recorded.
+//! the process that makes it asks all nodes to begin, reads their rows, asks all to hold, sees to
+//! it that there was a moment in all holds, ends them, and reads what was recorded.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;

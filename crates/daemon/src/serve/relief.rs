@@ -198,7 +198,7 @@ fn ask_to_end(plan: &Plan) -> bool {
             let question = json!({ "verb": "yield", "by": process_word() });
             panel.map(|panel| panel.ask(node, &question, YIELD_TIME)).transpose()
         });
-        // Whoever waits no longer takes it by force.
+        // A process that waits no longer takes it by force.
         let _ = tell.send(asked.map_err(|why| why.to_string()));
     };
     // One that hangs takes connections and says nothing.

@@ -1,4 +1,4 @@
-//! When another node is taken over, and by whom: a function of what is seen, without clock and
+//! When another node is taken over, and by which: a function of what is seen, without clock and
 //! threads.
 //!
 //! All times are since the watching began. A node is looked at when nothing was heard of it for
@@ -49,7 +49,7 @@ pub struct Sight<'a> {
     pub now: Duration,
     /// How long this node's store has answered without a break.
     pub calm: Duration,
-    /// Who watches.
+    /// The node that watches.
     pub me: NodeId,
     /// The nodes that take others over, ascending; this one is among them.
     pub takers: &'a [NodeId],
@@ -73,7 +73,8 @@ pub enum Found {
 pub enum Deed {
     /// It is taken over.
     TakeOver,
-    /// So it is if none of the other nodes hears of it either, from whoever holds its rows.
+    /// So it is if none of the other nodes hears of it either, from the process that holds its
+    /// rows.
     Ask,
     /// Nothing now.
     Wait,
@@ -180,7 +181,8 @@ mod tests {
 
     #[test]
     fn the_next_live_node_takes_over_and_the_others_wait_their_turn() {
-        // Who is silent besides node `dead`, who watches, and after how many turns it looks.
+        // The nodes that are silent besides node `dead`, the node that watches, and after how many
+        // turns it looks.
         for (dead, silent, me, turns) in [
             (1, 0, 2, 0),
             (1, 0, 3, 1),
@@ -188,7 +190,7 @@ mod tests {
             (2, 0, 1, 1),
             (3, 0, 1, 0),
             (3, 0, 2, 1),
-            // Nobody comes before it whom nobody hears.
+            // No node comes before it that no node hears.
             (1, 2, 3, 0),
             (3, 1, 2, 0),
             // One that only coordinates is taken over, and takes nobody over.

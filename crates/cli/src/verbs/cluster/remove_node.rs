@@ -16,7 +16,7 @@ use crate::verbs::print_json;
 /// Time between two looks at what is waited for.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// How long the node may take to say who has a session there.
+/// How long the node may take to say which clients have a session there.
 const QUICK: Duration = Duration::from_secs(10);
 
 /// Clients that are named while they are waited for.
@@ -224,8 +224,8 @@ impl Leave<'_> {
         }
     }
 
-    /// Who has a session with the node, but for who asks this. No connection stays, since that
-    /// would be one more.
+    /// The clients that have a session with the node, but for the asker. No connection stays, since
+    /// that would be one more.
     fn clients(&self) -> Result<Vec<String>, String> {
         let (node, who) = (self.args.node, kestrel_daemon::who(VERB));
         let panel = Panel::connect_to(&self.args.url, &who, |_, other| other == node);
@@ -250,7 +250,8 @@ fn named(clients: &[String]) -> String {
     if more > 0 { format!("{first}, and {more} more") } else { first }
 }
 
-/// Who gets the part of a node that leaves: of those who stay the one that has inherited least.
+/// The node that gets the part of a node that leaves: of those that stay the one that has inherited
+/// least.
 fn heir(present: &Placement) -> Option<NodeId> {
     let inherited = |node: NodeId| present.former.iter().filter(|(_, heir)| *heir == node).count();
     let staying = present.serving().map(|member| member.id).filter(|node| !present.is_leaving(*node));

@@ -1,4 +1,4 @@
-//! The status of a volume that several nodes share: each tells its part, and whoever asks adds them
+//! The status of a volume that several nodes share: each tells its part, and the asker adds them
 //! up.
 
 use kestrel_client::remote::MOVED_OUT;
